@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from servers.faults import FaultServer
 from streamload_tools.main import app
 from typer.testing import CliRunner
@@ -305,6 +308,29 @@ def test_columns_are_added_to_those_that_there_are(folder: Path, tmp_path: Path)
     for column in ("json:score", "csv:twice"):
         assert CliRunner().invoke(app, ["index", str(place), "--columns", column]).exit_code == 0
     assert selected(place, where="score > 1 and twice == 604") == [302]
+
+
+def test_columns_of_parquet(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "shards"
+    shutil.copytree(folder, place)
+    for shard in range(9):
+        numbers = NUMBERS[shard * 60 : shard * 60 + 60][::-1]  # joined by key, in whatever order
+        columns = {
+            "key": [key(n) for n in numbers],
+            "third": [n / 3 if n % 2 else None for n in numbers],
+            "name": [f"n{n}" for n in numbers],
+        }
+        parquet.write_table(pyarrow.table(columns), place / f"shard-{shard:06d}.parquet")
+    command = ["index", str(place), "--columns", "parquet:third,parquet:name"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert selected(place, where="third >= 100 and third < 102") == [301, 303, 305]
+    assert selected(place, where='name in ("n7", "n302")') == [7, 302]
+    (place / "shard-000003.parquet").write_bytes(b"PAR1 and no more")
+    damaged = CliRunner().invoke(app, command)
+    assert (damaged.exit_code, "cannot be read as parquet" in damaged.output) == (2, True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    missing = CliRunner().invoke(app, command)
+    assert (missing.exit_code, "needs pyarrow: pip install 'streamload[parquet]'" in missing.output) == (2, True)
 
 
 def test_an_optional_number_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -160,10 +160,13 @@ def _parquet_rows(content: bytes, names: Sequence[str], url: str) -> dict[str, t
     try:
         from pyarrow import BufferReader, parquet
     except ImportError as exc:
-        raise UsageError("--columns parquet:... needs the package pyarrow: pip install pyarrow") from exc
-    file = parquet.ParquetFile(BufferReader(content))
-    _check_names(file.schema_arrow.names, names, url)
-    table = file.read(["key", *names])
+        raise UsageError("--columns parquet:... needs pyarrow: pip install 'streamload[parquet]'") from exc
+    try:
+        with parquet.ParquetFile(BufferReader(content)) as file:
+            _check_names(file.schema_arrow.names, names, url)
+            table = file.read(["key", *names], use_threads=False)
+    except (ValueError, OSError) as exc:  # what pyarrow raises for damage
+        raise UsageError(f"{url!r} cannot be read as parquet: {exc}") from exc
     keys, *columns = (table[name].to_pylist() for name in ("key", *names))
     return dict(zip(map(str, keys), zip(*columns, strict=True), strict=True))
 

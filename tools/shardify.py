@@ -41,6 +41,8 @@ Examples:
   shardify photos shards --resize 256                    smaller images, for faster training
   shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
   shardify photos.csv shards                             a table with columns path and label
+  shardify pairs.parquet shards --text-column caption    columns of paths and of texts
+  shardify data.npz shards                               each row of x, with the label in y
   shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
   shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
   shardify photos s3://bucket/photos                     to a bucket
@@ -67,6 +69,7 @@ def shardify(
     partition: options.Partition = None,
     path_column: options.PathColumn = None,
     label_column: options.LabelColumn = None,
+    text_column: options.TextColumn = None,
     labels_as_names: options.LabelsAsNames = False,
     keep_columns: options.KeepColumns = False,
     stems: options.Stems = None,
@@ -82,8 +85,7 @@ def shardify(
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
     Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls if they have
-    one. The same
-    files and options give the same bytes. Nothing is published unless everything could be packed.
+    one. The same files and options give the same bytes. Nothing is published unless everything could be packed.
 
     In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
     uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
@@ -96,7 +98,13 @@ def shardify(
             SourceOptions(
                 labels,
                 partition,
-                TableColumns(path_column, label_column, keep=keep_columns, as_names=labels_as_names),
+                TableColumns(
+                    tuple(path_column or ()),
+                    label_column,
+                    tuple(text_column or ()),
+                    keep=keep_columns,
+                    as_names=labels_as_names,
+                ),
                 follow_symlinks,
                 None if classes is None else _classes(classes, storage_option),
                 stems,

@@ -14,8 +14,8 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A folder with one folder of images per class, or with folders such as train and val of these; a folder "
-        "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv or .jsonl of paths and labels; or, "
-        "with --labels, a folder of .pt, .npy or image files.",
+        "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv, .jsonl or .parquet with columns of "
+        "paths, labels, texts; a .npz or .npy, by rows; or, with --labels, a folder of .pt, .npy or image files.",
     ),
 ]
 Dest = Annotated[
@@ -72,7 +72,7 @@ Labels = Annotated[
     typer.Option(
         metavar="FILE",
         help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
-        "label. Default: labels.json (.csv, .tsv, .jsonl) in SOURCE.",
+        "label. Default: labels.json (or a table of that name) in SOURCE.",
     ),
 ]
 Classes = Annotated[
@@ -88,10 +88,22 @@ Partition = Annotated[
     typer.Option(metavar="FILE", help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.'),
 ]
 PathColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The table's column of paths or IDs. Default: found by its name.")
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="The table's column of paths or IDs; several times for several files in a sample. Default: found by its "
+        "name.",
+    ),
 ]
 LabelColumn = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The table's column of labels. Default: found by its name.")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The column of labels in a table, or array of a .npz. Default: found by its name."
+    ),
+]
+TextColumn = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A column of the table to store as txt, such as captions; may be repeated."),
 ]
 LabelsAsNames = Annotated[
     bool,
@@ -105,7 +117,7 @@ Stems = Annotated[
     typer.Option(
         "--stems/--no-stems",
         help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png, and 0.cls "
-        "with its label. Default: if the folder holds no other folders, or files that are no images share names.",
+        "with its label. Default: if the folder holds no folders, or most images have other files of their name.",
     ),
 ]
 FollowSymlinks = Annotated[

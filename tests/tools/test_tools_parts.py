@@ -74,6 +74,13 @@ def test_a_split_takes_every_class_in_its_share(labels: list[int], weights: list
             assert all(counts[name][label] for name in wanted)
 
 
+def test_samples_without_a_label_are_divided_like_those_of_a_class() -> None:
+    labels = [0, None] * 20
+    for seed in range(5):
+        chosen = split_by_class(labels, {"a": 0.5, "b": 0.5}, seed)
+        assert [sum(labels[n] is None for n in positions) for positions in chosen.values()] == [10, 10]
+
+
 def test_splits_and_orders_depend_on_the_seed_and_stay_the_same() -> None:
     assert split_by_class([0] * 8, {"a": 0.5, "b": 0.5}, 0) != split_by_class([0] * 8, {"a": 0.5, "b": 0.5}, 1)
     assert sorted(order_of(50, 3).tolist()) == list(range(50))

@@ -121,11 +121,11 @@ def test_a_table_that_cannot_be_understood(photos: Path, name: str, text: str | 
 
 
 def test_a_file_that_a_table_names_and_that_is_not_there(photos: Path, tmp_path: Path) -> None:
-    (photos / "t.csv").write_text("path,label\na.jpg,1\ngone.jpg,2\nx.txt,1\n")
+    (photos / "t.csv").write_text("path,label\na.jpg,1\ngone.jpg,2\nx,1\n")
     status, _, err = pack(photos / "t.csv", tmp_path / "dest")
     assert status == 1
     assert "gone.jpg: it cannot be read: No such file or directory" in err
-    assert "x.txt: its extension is not that of an image" in err
+    assert "/x: it has no extension to name its field" in err
 
 
 def tensors(folder: Path, count: int = 6) -> Path:

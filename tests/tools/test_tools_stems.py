@@ -17,6 +17,7 @@ from streamload_tools.packing import work
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamload import StreamLoader
+from streamload.write.shard_file import ShardFile
 
 
 def depths() -> bytes:
@@ -94,6 +95,7 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
+        (["a/0.jpg", "a/0.txt", "b/1.jpg", "b/2.jpg"], [], "0.txt: its extension is not that of an image"),
         (["a/0.jpg", "a/0.txt"], ["--no-stems"], "0.txt: its extension is not that of an image"),
         (["0.jpg", "0.JPEG"], [], "would both be the field 'jpg' of one sample; rename or remove one of them"),
         (["0.jpg", "0.__key__"], [], "'__key__' cannot be a field of a sample"),
@@ -173,13 +175,16 @@ def test_a_stopped_run_is_resumed_with_the_same_bytes_unless_a_member_changed(
     with monkeypatch.context() as patch:
         patch.setattr(work, "keep", interrupted)
         assert pack(source, dest, "--max-count", 3)[0] == 130
+    before = os.stat(source / "5.txt").st_mtime_ns
     os.utime(source / "5.txt", ns=(1, 1))
     status, _, err = pack(source, dest, "--max-count", 3, "--resume")
     assert (status, "1 file changed since, such as" in err) == (2, True)
+    os.utime(source / "5.txt", ns=(before, before))
+    packed: list[str] = []
+    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
+    assert pack(source, dest, "--max-count", 3, "--resume")[0] == 0
+    assert [os.path.basename(path) for path in packed] == ["shard-000002.tar", "shard-000003.tar"]
     assert pack(source, tmp_path / "whole", "--max-count", 3, "--workers", 2)[0] == 0
-    (source / "5.txt").touch()
-    status, _, err = pack(source, dest, "--max-count", 3, "--overwrite")
-    assert status == 0
     assert files_below(dest) == files_below(tmp_path / "whole")
 
 

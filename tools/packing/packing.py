@@ -23,7 +23,7 @@ from streamload_tools.packing.workforce import Workforce
 from streamload_tools.progress import open_progress
 from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
-from streamload_tools.sources.source import Source
+from streamload_tools.sources.source import ArrayRow, Source, SourceFile
 
 from streamload.errors import ShardFormatError
 from streamload.tar.header_writer import END_OF_ARCHIVE
@@ -174,6 +174,10 @@ def _fewest_tasks(count: int, listing: Listing, options: PackOptions) -> int:
     return max(by_bytes, -(-count // (options.max_count or count)))
 
 
+def _size(member: SourceFile | ArrayRow, size_of: Mapping[str, int]) -> int:
+    return member.size if isinstance(member, ArrayRow) else size_of[member.path]
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     source: Source
@@ -316,7 +320,7 @@ class _Run:
     def _tasks(self, name: str, numbers: Sequence[int], size_of: Mapping[str, int]) -> Iterator[PackTask]:
         """One task per shard of a part, or per piece if sizes are not known yet."""
         samples = [self.source.samples[number] for number in numbers]
-        sizes = [tuple([size_of[member.path] for member in sample.members]) for sample in samples]
+        sizes = [tuple([_size(member, size_of) for member in sample.members]) for sample in samples]
         if self.options.resizing is None:
             stored = list(map(sample_bytes, samples, sizes))
             largest = max(range(len(stored)), key=stored.__getitem__, default=None)

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -65,6 +66,8 @@ def source_to_shards(
         raise UsageError(
             f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
         )
+    if found.in_memory:
+        options = replace(options, workers=1)
     _report_notes(found)
     splits = list(options.fractions or found.parts or [""])
     remembered = _remembered(source, options)
@@ -106,7 +109,7 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
         staging.abandon()
         are, s = ("is", "") if len(faults) == 1 else ("are", "s")
         kind = f"no whole image{s}" if found.noun == "image" else "damaged or of another kind"
-        advice = other_kinds_advice([fault.path for fault in faults]) or "repair or remove them"
+        advice = _advice(found, faults) or "repair or remove them"
         say(
             f"error: {len(faults):,} of {counted(len(listing.paths), 'file')} {are} {kind}, so nothing was published; "
             f"{advice}, or leave them out with --skip-bad"
@@ -114,10 +117,16 @@ def _packed(found: Source, listing: Listing, options: PackOptions, staging: Stag
         raise typer.Exit(1)
     if not _not_empty(parts):
         staging.abandon()
-        kinds = other_kinds_advice([fault.path for fault in faults])
+        kinds = _advice(found, faults)
         say(f"error: no {found.noun} is left to pack, so nothing was published{f'; {kinds}' if kinds else ''}")
         raise typer.Exit(1)
     return parts
+
+
+def _advice(found: Source, faults: Sequence[Fault]) -> str | None:
+    """How to pack files of kinds that do not belong in this source, if there are any among the faults."""
+    refused = {member.path for sample in found.samples for member in sample.members if member.field is None}
+    return other_kinds_advice([fault.path for fault in faults if fault.path in refused])
 
 
 def _not_empty(parts: Sequence[Part]) -> list[Part]:

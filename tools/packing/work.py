@@ -23,9 +23,10 @@ from streamload_tools.packing.planning import Span, table_sample_bytes
 from streamload_tools.packing.records import Finished, keep, kept
 from streamload_tools.packing.resizing import Resizing
 from streamload_tools.reading import scanned_table
+from streamload_tools.sources.arrays import ArrayReader
 from streamload_tools.sources.listing import meaning_of
 from streamload_tools.sources.loading import ANY_SIZE, Fault, load
-from streamload_tools.sources.source import SourceSample, is_image
+from streamload_tools.sources.source import ArrayRow, SourceSample, is_image
 
 from streamload.errors import ShardFormatError, StreamloadError
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
@@ -205,10 +206,11 @@ class _Counter:
 
 def _check(samples: Sequence[SourceSample], counter: _Counter) -> tuple[Fault, ...]:
     faults: list[Fault] = []
-    for sample in samples:
-        contents, wrong = _read(sample, [ANY_SIZE] * len(sample.members), None)
-        faults += wrong
-        counter.count(1, sum(len(data) for _, data in contents))
+    with ArrayReader() as arrays:
+        for sample in samples:
+            contents, wrong = _read(sample, [ANY_SIZE] * len(sample.members), None, arrays)
+            faults += wrong
+            counter.count(1, sum(len(data) for _, data in contents))
     counter.report()
     return tuple(faults)
 
@@ -217,14 +219,15 @@ def _pack(task: PackTask, counter: _Counter) -> Finished:
     faults: list[Fault] = []
     shard = ShardFile(task.path)
     try:
-        for sample, sizes in zip(task.samples, task.sizes, strict=True):
-            writing = task.skip_faults or not faults
-            contents, wrong = _read(sample, sizes, task.resizing if writing else None)
-            counter.count(1, sum(sizes))
-            if wrong:
-                faults += wrong
-            elif writing:
-                shard.append(sample.key, _members(sample, contents), sample.label)
+        with ArrayReader() as arrays:
+            for sample, sizes in zip(task.samples, task.sizes, strict=True):
+                writing = task.skip_faults or not faults
+                contents, wrong = _read(sample, sizes, task.resizing if writing else None, arrays)
+                counter.count(1, sum(sizes))
+                if wrong:
+                    faults += wrong
+                elif writing:
+                    shard.append(sample.key, _members(sample, contents), sample.label)
         if not len(shard) or (faults and not task.skip_faults):
             return Finished(task.path, None, tuple(faults))
         return Finished(task.path, shard.publish(replace=True, durable=task.sync), tuple(faults))
@@ -280,14 +283,17 @@ def _failed_input(number: int, given: object, exc: Exception) -> StreamloadError
 
 
 def _read(
-    sample: SourceSample, sizes: Sequence[int], resizing: Resizing | None
+    sample: SourceSample, sizes: Sequence[int], resizing: Resizing | None, arrays: ArrayReader
 ) -> tuple[list[tuple[str, bytes]], list[Fault]]:
     """The fields of a sample's members and their content, and what is wrong with them."""
     contents: list[tuple[str, bytes]] = []
     faults: list[Fault] = []
     for member, size in zip(sample.members, sizes, strict=True):
+        if isinstance(member, ArrayRow):
+            contents.append((member.field, arrays.content(member)))
+            continue
         data, reason = load(member, size)
-        field = str(member.field)
+        field = member.field or ""
         if reason is None and resizing is not None:
             try:
                 field, data = _resized(field, data, resizing)

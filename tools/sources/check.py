@@ -6,11 +6,13 @@ import io
 import json
 import warnings
 import zipfile
+from collections.abc import Callable
+from functools import cache
 
 from streamload_tools.sources.source import is_image
 
 from streamload.decode.array_files import npy_layout
-from streamload.images.files import check_image
+from streamload.images.files import check_image, readable_jpeg_header
 
 __all__ = ["fault_of"]
 
@@ -29,14 +31,17 @@ def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
         data: the content.
         decodable: it is a fault of an image too if loaders do not decode it by default.
     """
-    extension = field.rpartition(".")[2]
-    if extension == "npy":
-        return _fault_of_npy(data)
-    if extension in ("pt", "pth"):
-        return _fault_of_torch(data)
-    if extension in ("json", "jsn"):
-        return _fault_of_json(data)
-    return fault_of_image(data, decodable=decodable) if is_image(field) else None
+    check = _check_of(field)
+    if check is fault_of_image:
+        return fault_of_image(data, decodable=decodable)
+    return None if check is None else check(data)
+
+
+@cache
+def _check_of(field: str) -> Callable[[bytes], str | None] | None:
+    if is_image(field):
+        return fault_of_image
+    return _CHECKS.get(field.rpartition(".")[2])
 
 
 def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
@@ -50,7 +55,7 @@ def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
     if not data:
         return "it is empty"
     if data.startswith(b"\xff\xd8\xff"):
-        return _fault_of_jpeg(data) or (_refusal(data) if decodable else None)
+        return _fault_of_jpeg(data, decodable=decodable)
     kind = _kind(data)
     if kind is None:
         return "its content is not an image of a known kind"
@@ -62,8 +67,12 @@ def _refusal(data: bytes) -> str | None:
     try:
         check_image(memoryview(data))
     except ValueError as exc:
-        return f"loaders refuse it: {exc} (--stems or a table packs it as it is)"
+        return _refused(exc)
     return None
+
+
+def _refused(reason: ValueError) -> str:
+    return f"loaders refuse it: {reason} (--stems or a table packs it as it is)"
 
 
 def _kind(data: bytes) -> str | None:
@@ -78,7 +87,20 @@ def _kind(data: bytes) -> str | None:
     return "TIFF" if data.startswith(_TIFF) else None
 
 
-def _fault_of_jpeg(data: bytes) -> str | None:
+def _fault_of_jpeg(data: bytes, *, decodable: bool) -> str | None:
+    try:
+        header = readable_jpeg_header(memoryview(data))
+    except ValueError as exc:
+        if decodable:
+            return _refused(exc)
+        header = None
+    if header is None:
+        return _fault_of_unusual_jpeg(data) or (_refusal(data) if decodable else None)
+    return None if data.endswith(_END_OF_IMAGE) else _fault_of_end(data)
+
+
+def _fault_of_unusual_jpeg(data: bytes) -> str | None:
+    """What is wrong with a JPEG whose header may be one that only Pillow reads."""
     import simplejpeg
 
     try:
@@ -87,8 +109,12 @@ def _fault_of_jpeg(data: bytes) -> str | None:
         return _fault_for_pillow(data, "JPEG")
     except ValueError as exc:
         return f"its JPEG header cannot be read: {exc}"
+    return _fault_of_end(data) if height and width else "its JPEG header holds no image"
+
+
+def _fault_of_end(data: bytes) -> str | None:
     scan = _scan_offset(data)
-    if not height or not width or scan is None:
+    if scan is None:
         return "its JPEG header holds no image"
     # In the scan a 0xFF of the data is followed by a zero, so this pair can only be the end of the image. Data that
     # cameras append is harmless; a preview in the header has a marker of its own, so the search starts at the scan.
@@ -176,3 +202,11 @@ def _verify(data: bytes, kind: str) -> None:
 
 class _DamagedError(Exception):
     """Pillow refused an image."""
+
+
+_CHECKS = {
+    "npy": _fault_of_npy,
+    **dict.fromkeys(("pt", "pth"), _fault_of_torch),
+    **dict.fromkeys(("json", "jsn"), _fault_of_json),
+}
+"""By the last extension of a field that is no image."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from streamload_tools.sources.image_folders import visible_files
 from streamload_tools.sources.source import (
+    COLUMNS_FIELD,
     SAMPLE_FIELDS,
     SPLIT_NAME,
     KeyedSamples,
@@ -24,7 +25,8 @@ from streamload_tools.sources.source import (
     numbered_labels,
     other_kinds_advice,
 )
-from streamload_tools.sources.table import TABLE_EXTENSIONS, Row, TableColumns, read_table
+from streamload_tools.sources.table import Row, TableColumns, read_table
+from streamload_tools.sources.table_file import TABLE_EXTENSIONS
 
 from streamload.text import counted
 
@@ -80,14 +82,14 @@ def files_by_id(
     _refuse("ID", f"of {labels_file!r} without a file in {source!r}", [name for name in rows if name not in by_id])
     names = sorted(by_id)
     numbers, names_of_classes = numbered_labels(
-        [rows[name].label for name in names],
+        [label for name in names if (label := rows[name].label) is not None],
         lambda position: f"{labels_file!r}: the label of {names[position]!r}",
         as_names=columns.as_names,
         classes=classes,
     )
     keyed = KeyedSamples(SAMPLE_FIELDS)
     samples = tuple(
-        keyed.sample(by_id[name], os.path.relpath(by_id[name], source), number, rows[name].values)
+        keyed.sample(by_id[name], os.path.relpath(by_id[name], source), number, _kept_columns(rows[name]))
         for name, number in zip(names, numbers, strict=True)
     )
     if strays:
@@ -96,11 +98,15 @@ def files_by_id(
     return Source(samples, names_of_classes, "file", tuple(notes), parts)
 
 
+def _kept_columns(row: Row) -> tuple[tuple[str, bytes], ...]:
+    return () if row.columns is None else ((COLUMNS_FIELD, row.columns),)
+
+
 def _labels(path: str, columns: TableColumns) -> dict[str, Row]:
     """The row of each ID."""
     if path.lower().endswith(TABLE_EXTENSIONS):
         found: dict[str, Row] = {}
-        for row in read_table(path, columns).rows:
+        for row in read_table(path, columns, needs_label=True).rows:
             name = _without_extension(row.path)  # tables often contain file names instead of IDs
             if name in found:
                 raise SourceError(f"{path!r}, line {row.line}: the ID {name!r} stands in line {found[name].line} too")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from streamload_tools.sources.arrays import ARRAYS_EXTENSIONS, rows_of_arrays
 from streamload_tools.sources.id_folder import files_by_id
 from streamload_tools.sources.image_folders import (
     LIKE_SPLITS,
@@ -16,7 +18,8 @@ from streamload_tools.sources.image_folders import (
 )
 from streamload_tools.sources.source import SAMPLE_FIELDS, Source, SourceError, field_of
 from streamload_tools.sources.stems import samples_by_stem, share_stems, stem_of
-from streamload_tools.sources.table import TABLE_EXTENSIONS, TableColumns, files_of_table
+from streamload_tools.sources.table import TableColumns, files_of_table
+from streamload_tools.sources.table_file import TABLE_EXTENSIONS
 
 __all__ = ["SourceOptions", "open_source"]
 
@@ -47,11 +50,11 @@ class SourceOptions:
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
-    """List a source: a table of files, a folder of files with IDs and labels, an ImageFolder, or files by stem.
+    """List a source: a table, arrays, a folder of files with IDs and labels, an ImageFolder, or files by stem.
 
-    There may be one ImageFolder per split. A folder that contains samples and a `labels.json` (or `.csv`, `.tsv`,
-    `.jsonl`) is one of files with IDs. One without folders in it, or with files of several kinds that share a stem, has
-    a sample for each stem; unless all of these are images, which are samples of their class each.
+    There may be one ImageFolder per split. A folder that contains samples and a `labels.json` (or table of that
+    name) is one of files with IDs. One without folders in it, or in which most images have files of other kinds
+    beside them that share their stem, has a sample for each stem.
 
     Raises:
         SourceError: the source does not exist or cannot be packed as it is; the message says what to do.
@@ -59,20 +62,28 @@ def open_source(source: str, options: SourceOptions) -> Source:
     """
     if not os.path.exists(source):
         raise SourceError(f"{source!r} does not exist{_guess(source)}")
-    if not os.path.isdir(source):
-        if not source.lower().endswith(TABLE_EXTENSIONS):
-            raise SourceError(
-                f"{source!r} is a file; give the folder that holds one folder for each class, or a .csv, .tsv or "
-                ".jsonl of paths and labels"
-            )
-        if options.labels is not None or options.partition is not None:
-            raise SourceError(
-                "--labels and --partition belong to a folder of files; a table has its labels in a column"
-            )
-        if options.stems:
-            raise SourceError("--stems is for a folder of files, and a table lists them")
-        return files_of_table(source, options.columns, options.classes)
-    return _open_folder(source, options)
+    return _open_folder(source, options) if os.path.isdir(source) else _open_file(source, options)
+
+
+def _open_file(source: str, options: SourceOptions) -> Source:
+    arrays = source.lower().endswith(ARRAYS_EXTENSIONS)
+    if not arrays and not source.lower().endswith(TABLE_EXTENSIONS):
+        raise SourceError(
+            f"{source!r} is a file; give the folder that holds one folder for each class, a .csv, .tsv, .jsonl or "
+            ".parquet of paths and labels, or a .npz or .npy of rows"
+        )
+    if options.labels is not None or options.partition is not None:
+        raise SourceError("--labels and --partition belong to a folder of files; others have their labels in a column")
+    if options.stems:
+        raise SourceError("--stems is for a folder of files")
+    columns = options.columns
+    if not arrays:
+        return files_of_table(source, columns, options.classes)
+    if columns.paths or columns.texts or columns.keep:
+        raise SourceError(
+            "--path-column, --text-column and --keep-columns are for tables; all arrays of a file are packed"
+        )
+    return rows_of_arrays(source, columns.label, as_names=columns.as_names, classes=options.classes)
 
 
 def _open_folder(source: str, options: SourceOptions) -> Source:
@@ -111,10 +122,12 @@ def _open_folder(source: str, options: SourceOptions) -> Source:
 
 
 def _others_share_stems(images: Source) -> bool:
-    """Whether a file that is no image has the stem of another one."""
+    """Whether most images have another file beside them; one among many is a mistake."""
     odd = {stem_of(sample.members[0].path) for sample in images.samples if sample.members[0].field is None}
-    paths = (sample.members[0].path for sample in images.samples)
-    return bool(odd) and share_stems(path for path in paths if stem_of(path) in odd)
+    if not odd:
+        return False
+    files = Counter(stem_of(sample.members[0].path) for sample in images.samples)
+    return 2 * sum(files[stem] > 1 for stem in odd) >= len(files)
 
 
 def _by_stem(source: str, options: SourceOptions, hint: str = "") -> Source:

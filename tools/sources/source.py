@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, TypeGuard
 
 from streamload.text import counted
@@ -16,11 +17,13 @@ __all__ = [
     "IMAGE_FIELDS",
     "SAMPLE_FIELDS",
     "SPLIT_NAME",
+    "ArrayRow",
     "KeyedSamples",
     "Source",
     "SourceError",
     "SourceFile",
     "SourceSample",
+    "field_named",
     "field_of",
     "is_image",
     "is_label",
@@ -72,6 +75,24 @@ class SourceFile(NamedTuple):
     decodable: bool = True
 
 
+class ArrayRow(NamedTuple):
+    """A row of an array that is a member of a sample, stored as npy.
+
+    Attributes:
+        path: the file of the array.
+        field: the field that it is stored as.
+        array: the name of the array in its file, "" if it has none.
+        row: its number.
+        size: the bytes of its npy file.
+    """
+
+    path: str
+    field: str
+    array: str
+    row: int
+    size: int
+
+
 class SourceSample(NamedTuple):
     """One sample, whose content is read when it is packed.
 
@@ -83,7 +104,7 @@ class SourceSample(NamedTuple):
     """
 
     key: str
-    members: tuple[SourceFile, ...]
+    members: tuple[SourceFile | ArrayRow, ...]
     label: int | None = None
     values: tuple[tuple[str, bytes], ...] = ()
 
@@ -100,6 +121,7 @@ class Source:
         parts: the positions in `samples` of each split that the user defined, or None.
         fields: what a sample has besides label and columns: for each of its members the fields that it may be stored
             as. None if each sample has one member.
+        in_memory: whether each process that packs has to hold all of it in memory.
     """
 
     samples: tuple[SourceSample, ...]
@@ -108,6 +130,7 @@ class Source:
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Sequence[int]] | None = field(default=None)
     fields: tuple[tuple[str, ...], ...] | None = None
+    in_memory: bool = False
 
 
 class KeyedSamples:
@@ -139,6 +162,16 @@ class KeyedSamples:
 def field_of(path: str, fields: Mapping[str, str]) -> str | None:
     """The field for a file's extension, or None."""
     return fields.get(os.path.splitext(path)[1][1:].lower())
+
+
+@cache
+def field_named(extension: str) -> str | None:
+    """The field for an extension of any kind, such as `JPEG` or `mask.png`, or None if there can be none."""
+    pieces = extension.lower().split(".")
+    pieces[-1] = IMAGE_FIELDS.get(pieces[-1], pieces[-1])
+    field = ".".join(pieces)
+    reserved = field.startswith("__") and field.endswith("__")
+    return field if all(pieces) and field.isprintable() and not reserved else None
 
 
 def is_image(field: str) -> bool:

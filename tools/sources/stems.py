@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 from streamload_tools.sources.image_folders import visible_files
 from streamload_tools.sources.loading import read_regular
@@ -20,6 +19,7 @@ from streamload_tools.sources.source import (
     SourceError,
     SourceFile,
     SourceSample,
+    field_named,
     key_of,
 )
 
@@ -96,7 +96,7 @@ def _samples_in(folder: str, follow_links: bool) -> tuple[list[SourceSample], li
         if not extension:
             strays.append(path)
             continue
-        field = _field_of(extension)
+        field = field_named(extension)
         if field is None:
             raise SourceError(f"{path!r}: {extension!r} cannot be a field of a sample; rename or remove the file")
         members = files.setdefault(place + slash + stem, {})
@@ -110,16 +110,6 @@ def _samples_in(folder: str, follow_links: bool) -> tuple[list[SourceSample], li
         notes.append(f"skipped {counted(len(strays), 'file')} without an extension, such as {strays[0]!r}")
     keyed = KeyedSamples(IMAGE_FIELDS)
     return [_sample(keyed.unique(key_of(stem)), members) for stem, members in files.items()], notes
-
-
-@cache
-def _field_of(extension: str) -> str | None:
-    """The field for what follows the first dot of a name, or None if there can be none."""
-    pieces = extension.lower().split(".")
-    pieces[-1] = IMAGE_FIELDS.get(pieces[-1], pieces[-1])
-    field = ".".join(pieces)
-    reserved = field.startswith("__") and field.endswith("__")
-    return field if all(pieces) and field.isprintable() and not reserved else None
 
 
 def _sample(key: str, members: dict[str, str]) -> SourceSample:

@@ -1,0 +1,154 @@
+"""Arrays in `.npz` and `.npy` files, which `shardify` packs row by row."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from image_folders import files_below, pack, packed_samples, without_options
+from streamload_tools.packing import work, workforce
+
+from streamload import ShardWriter, StreamLoader
+from streamload.write.shard_file import ShardFile
+
+X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
+Y = np.arange(10) % 3
+
+
+def npy(row: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, row)
+    return buffer.getvalue()
+
+
+def test_rows_are_what_a_shard_writer_writes_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "data.npz", X=X, y=Y, weight=np.linspace(0, 1, 10), name=np.array([f"n{n}" for n in range(10)]))
+    with ShardWriter(tmp_path / "written", max_count=4) as writer:
+        arrays = dict(np.load(tmp_path / "data.npz"))
+        writer.write_arrays(X=arrays["X"], weight=arrays["weight"], name=arrays["name"], cls=arrays["y"])
+    monkeypatch.setattr(np, "load", None)  # nothing is read as a whole
+    status, out, err = pack(tmp_path / "data.npz", tmp_path / "dest", "--no-shuffle", "--max-count", 4)
+    assert status == 0, err
+    assert "note: labels are taken from the array 'y'" in err
+    assert 'fields=("x.npy", "weight.npy", "name.npy", "cls"))' in out
+    assert without_options(files_below(tmp_path / "dest")) == files_below(tmp_path / "written")
+    with StreamLoader(tmp_path / "dest", 10, fields=("x.npy", "cls"), num_workers=0) as loader:
+        values, labels = next(iter(loader))
+    assert (values.numpy() == X).all()
+    assert labels.tolist() == Y.tolist()
+
+
+@pytest.mark.parametrize("form", ["compressed", "by_columns", "npy", "npy_by_columns", "big_endian"])
+def test_other_forms_give_the_same_rows(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ("data.npy" if form.startswith("npy") else "data.npz")
+    array = X.astype(">f4") if form == "big_endian" else np.asfortranarray(X) if form.endswith("columns") else X
+    if path.suffix == ".npy":
+        np.save(path, array)
+    elif form == "compressed":
+        np.savez_compressed(path, x=array, labels=Y)
+    else:
+        np.savez(path, x=array, labels=Y)
+    in_memory = form in ("compressed", "by_columns", "npy_by_columns")
+    if in_memory:
+        monkeypatch.setattr(workforce, "launch", None)  # no process is started
+    status, _, err = pack(path, tmp_path / "dest", "--workers", 2, "--max-count", 3)
+    assert status == 0, err
+    assert ("held in memory, by one process" in err) == in_memory
+    samples = packed_samples(tmp_path / "dest")
+    expected = array if form == "big_endian" else X
+    if path.suffix == ".npy":
+        assert "there are no labels; --label-column names their array" in err
+        assert samples == {f"{n:09d}": {"npy": npy(expected[n])} for n in range(10)}
+    else:
+        assert samples == {f"{n:09d}": {"x.npy": npy(expected[n]), "cls": b"%d" % Y[n]} for n in range(10)}
+
+
+def test_names_of_classes_and_a_split(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=X, kind=np.array(["bee", "ant"] * 5), y=Y)
+    options = ["--label-column", "kind", "--split", "a=0.6,b=0.4"]
+    assert pack(tmp_path / "data.npz", tmp_path / "dest", *options)[0] == 0
+    assert json.loads((tmp_path / "dest" / "a" / "classes.json").read_text())["classes"] == ["ant", "bee"]
+    found = [packed_samples(tmp_path / "dest" / name) for name in "ab"]
+    assert [sorted(sample["cls"] for sample in part.values()) for part in found] == [
+        [b"0"] * 3 + [b"1"] * 3,
+        [b"0"] * 2 + [b"1"] * 2,
+    ]
+    assert all("y.npy" in sample for part in found for sample in part.values())
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return (pickle.loads, (b"not reached",))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        ({"x": X, "y": Y[:9]}, [], "its arrays differ in their number of rows (x 10, y 9); save those that belong"),
+        ({"x": np.array([Bomb()] * 10)}, [], "the array 'x' cannot be used: the npy file holds Python objects"),
+        ({"y": Y, "x": np.array([Bomb()] * 10)}, ["--label-column", "x"], "holds Python objects"),
+        ({"x": X, "scale": np.float32(3)}, [], "the array 'scale' is a single value and has no rows"),
+        ({"x": X[:0]}, [], "holds no row"),
+        ({}, [], "holds no array"),
+        ({"y": Y}, [], "holds labels alone"),
+        ({"x": X, "X": X}, [], "differ only in case"),
+        ({"x": X}, ["--label-column", "z"], "has no array 'z' (--label-column); it has 'x'"),
+        ({"x": X}, ["--label-column", "x"], "has float32 of shape (10, 2, 3), and labels are integers"),
+        ({"x": X}, ["--classes", "{0}/c.json"], "has no array of labels, which --classes numbers"),
+        ({"x": X}, ["--keep-columns"], "--keep-columns are for tables"),
+        ({"x": X}, ["--labels", "{0}/c.json"], "belong to a folder of files"),
+        ({"x": X}, ["--stems"], "--stems is for a folder"),
+        ({"x": X}, ["--resize", "8"], "--resize is for images"),
+    ],
+)
+def test_arrays_that_are_no_samples(tmp_path: Path, arrays: dict[str, Any], options: list[str], message: str) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    (tmp_path / "c.json").write_text(json.dumps({"classes": ["a"]}))
+    status, out, err = pack(tmp_path / "data.npz", tmp_path / "dest", *(option.format(tmp_path) for option in options))
+    assert (status, out) == (2, "")
+    assert message in err
+    assert not (tmp_path / "dest").exists()
+
+
+def test_files_that_are_cut_short_or_hold_other_things(tmp_path: Path) -> None:
+    np.savez(tmp_path / "whole.npz", x=X)
+    np.save(tmp_path / "whole.npy", X)
+    for name in ("whole.npz", "whole.npy"):
+        path = tmp_path / f"cut-{name}"
+        path.write_bytes((tmp_path / name).read_bytes()[:-30])
+        status, _, err = pack(path, tmp_path / "dest")
+        assert (status, "is no whole file of arrays" in err or "is cut short" in err) == (2, True)
+    np.savez_compressed(tmp_path / "bad.npz", x=np.random.default_rng(0).integers(0, 255, (10, 4000), np.uint8))
+    content = bytearray((tmp_path / "bad.npz").read_bytes())
+    content[20_000] ^= 255
+    (tmp_path / "bad.npz").write_bytes(content)
+    status, _, err = pack(tmp_path / "bad.npz", tmp_path / "dest")
+    assert (status, "the array 'x' is damaged" in err) == (1, True)
+    assert not (tmp_path / "dest").exists()
+
+
+def test_a_stopped_run_is_resumed_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "data.npz", x=X, y=Y)
+    real, calls = work.keep, []
+
+    def interrupted(*finished: object) -> None:
+        calls.append(finished)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        real(*finished)  # type: ignore[arg-type]
+
+    arguments = [tmp_path / "data.npz", tmp_path / "dest", "--max-count", 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "keep", interrupted)
+        assert pack(*arguments)[0] == 130
+    packed: list[str] = []
+    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
+    assert pack(*arguments, "--resume")[0] == 0
+    assert len(packed) == 3, "of five"
+    assert pack(tmp_path / "data.npz", tmp_path / "whole", "--max-count", 2)[0] == 0
+    assert files_below(tmp_path / "dest") == files_below(tmp_path / "whole")
