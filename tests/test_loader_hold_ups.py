@@ -12,6 +12,7 @@ import psutil
 import pytest
 from hanging import HUNG, hang_in_c, hang_in_python, slowly
 from matrix import exhaustive
+from processes import children
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter, StreamLoader
@@ -51,13 +52,11 @@ def test_a_hung_function_is_named_with_its_sample_and_its_line(
     assert re.search(rf'File ".*hanging.py", line ({line}|{line - 1}) in {function.__name__}', message)
 
 
-def stopped(loader: StreamLoader, generations: int) -> str:
+def stopped(loader: StreamLoader, module: str) -> str:
     """Stop one of the loader's processes after its first batch; what the loop gets then."""
     batches = iter(loader)
     next(batches)
-    target = psutil.Process()
-    for _ in range(generations):
-        (target,) = target.children()
+    (target,) = children(module)
     os.kill(target.pid, signal.SIGSTOP)
     try:
         with pytest.raises(WorkerError) as caught:
@@ -72,8 +71,7 @@ def stopped(loader: StreamLoader, generations: int) -> str:
 def test_a_stopped_process_is_named(folder: Path, which: str) -> None:
     options: dict[str, Any] = {"fields": ("cls",), "num_workers": 1, "timeout": 4, "transform": {"cls": slowly}}
     with StreamLoader(folder, 5, **options) as loader:
-        generations = 1 if which == "the feeder" else 2
-        message = stopped(loader, generations)
+        message = stopped(loader, "streamload.feeder" if which == "the feeder" else "streamload.workers")
         assert f"{which} (process PID) is stopped, by a signal (SIGSTOP) or a debugger" in message
 
 

@@ -52,7 +52,10 @@ def _fetching(prerequisites: Prerequisites) -> str:
     fetcher = prerequisites.fetcher
     slowest, counts = fetcher.slowest(), fetcher.counts
     if slowest is None:
-        return prerequisites.loading_now()
+        asked = fetcher.asked_version()
+        if asked is None:
+            return prerequisites.loading_now()
+        return f"the storage does not answer which version of {without_secrets(asked)!r} it has"
     failed = counts.broken + counts.throttled
     return (
         f"the storage: a request for {without_secrets(slowest.url)!r} from byte {slowest.start} on has taken "

@@ -169,6 +169,10 @@ class Fetcher:
         """The part that has been in flight for the longest time; None where there is none."""
         return None if self._part_fetcher is None else self._part_fetcher.slowest()
 
+    def asked_version(self) -> str | None:
+        """The shard whose version has been requested for the longest time; None where none is."""
+        return None if self._part_fetcher is None else self._part_fetcher.asked_version()
+
     def take_closed(self) -> list[int]:
         """The shards whose memory has been closed since the last call, and that have no other one now."""
         return self._shards.take_closed()

@@ -93,6 +93,10 @@ class PartFetcher:
         """See `Transfers.slowest`."""
         return self._transfers.slowest()
 
+    def asked_version(self) -> str | None:
+        """The shard whose version has been requested for the longest time, for the disk cache; None where none is."""
+        return next(iter(self._openings.asked), None)
+
     @property
     def counts(self) -> TransferCounts:
         """What has happened to requests so far."""

@@ -122,7 +122,7 @@ def test_a_sidecar_holds_the_new_fields_alone_and_is_joined(source: Path, tmp_pa
         (lambda sample: {**sample, "txt": b"other"}, {}, "samples have a field 'txt' already.*sample '000'"),
         (lambda sample: {"__key__": "x", "a.txt": "a"}, {}, "it gave the key 'x' for '000'"),
         (lambda sample: [sample, sample], {}, "it gave 2 samples for 1; for a sidecar it gives one for each"),
-        (lambda samples: samples[:1], {"batch_size": 4}, "it gave 1 samples for 4"),
+        (lambda samples: samples[:1], {"batch_size": 4}, "it gave 1 sample for 4"),
         (lambda sample: sample, {}, "has no field"),
         (lambda _: "text", {}, "it gave a str"),
         (with_vector, {"max_count": 5}, "leave out max_bytes and max_count"),

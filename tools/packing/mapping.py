@@ -23,6 +23,7 @@ from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_storage import local_path
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
+from streamload.text import counted
 from streamload.trainer.feeder_client import FeederClient, named_places
 
 __all__ = ["map_shards"]
@@ -179,7 +180,8 @@ def _only_new(function: Function, given: Any, batch: Sequence[Sample]) -> Iterat
     made = _as_list(function(given), of_one=given is not batch)
     if len(made) != len(batch):
         raise ValueError(
-            f"it gave {len(made)} samples for {len(batch)}; for a sidecar it gives one for each, or None in its place"
+            f"it gave {counted(len(made), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None in "
+            "its place"
         )
     for before, sample in zip(batch, made, strict=True):
         if sample is None:

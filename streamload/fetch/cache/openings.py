@@ -29,11 +29,15 @@ class CacheOpenings:
     Args:
         cache: the cache; None if there is none, and then no shard is in it.
         storages: have the version of a shard, which the cache must know.
+
+    Attributes:
+        asked: the shards whose version is being requested, the longest first.
     """
 
     def __init__(self, cache: DiskCache | None, storages: Storages) -> None:
         self._cache = cache
         self._storages = storages
+        self.asked: dict[str, None] = {}
         self._asking = asyncio.Semaphore(SMALL_REQUESTS)
         self._opening = asyncio.Semaphore(_AT_ONCE)
 
@@ -66,8 +70,12 @@ class CacheOpenings:
         The answer tells as much as that to a HEAD. But some urls are signed for reading only; and it is requested as
         patiently as all other bytes, and given up as soon as nobody waits for it.
         """
-        async with self._asking:
-            await download(self._storages.for_url(url), url, 0, 1, _drop, pin=pin, retries=self._storages.retries)
+        self.asked[url] = None
+        try:
+            async with self._asking:
+                await download(self._storages.for_url(url), url, 0, 1, _drop, pin=pin, retries=self._storages.retries)
+        finally:
+            self.asked.pop(url, None)
 
 
 async def on_thread(work: Callable[[], _Done], undo: Callable[[_Done], object] = lambda _: None) -> _Done:
