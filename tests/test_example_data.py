@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -20,8 +19,10 @@ _EXAMPLES = Path(__file__).parent.parent / "examples"
         ("sound.py", "15 of 15 recordings right"),
     ],
 )
-def test_an_example_does_what_it_says(tmp_path: Path, name: str, said: str) -> None:
-    command = [sys.executable, os.fspath(_EXAMPLES / name)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == said
+def test_an_example_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(_EXAMPLES / name), run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[-1] == said

@@ -67,7 +67,7 @@ def stopped(loader: StreamLoader, module: str) -> str:
     return str(caught.value).replace(str(target.pid), "PID")
 
 
-@pytest.mark.parametrize("which", ["worker 0", exhaustive(("the feeder",))])
+@pytest.mark.parametrize("which", list(map(exhaustive, [("worker 0",), ("the feeder",)])))
 def test_a_stopped_process_is_named(folder: Path, which: str) -> None:
     options: dict[str, Any] = {"fields": ("cls",), "num_workers": 1, "timeout": 4, "transform": {"cls": slowly}}
     with StreamLoader(folder, 5, **options) as loader:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import exhaustive
 from servers.faults import FaultServer
 from streamload_tools.main import app
 from typer.testing import CliRunner
@@ -106,8 +107,9 @@ def test_shards_without_an_index_are_joined_too(dataset: Path, tmp_path: Path) -
         assert check(list(rows(loader))) == numbers_of(dataset / "shards")
 
 
-@pytest.mark.parametrize("main_is_remote", [True, False])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("main_is_remote", "workers"), [(True, 2), (False, 0), *map(exhaustive, [(True, 0), (False, 2)])]
+)
 def test_shards_and_sidecars_may_lie_in_different_places(dataset: Path, main_is_remote: bool, workers: int) -> None:
     with FaultServer(dataset) as server:
         remote = f"{server.url}/{{}}/shard-{{{{000000..000005}}}}.tar".format
