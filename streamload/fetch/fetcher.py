@@ -204,8 +204,9 @@ class Fetcher:
                 if self.window.need_before(self._parts_before(state, number), key):
                     continue  # decompressing goes through these first, so they are next now
             size_bytes = end - start if self._part_fetcher.takes_memory(state) else 0
-            if not self._make_room(shard, size_bytes):
-                self._missing = shard, size_bytes
+            needed_bytes = size_bytes + self._part_fetcher.opening_bytes(state)
+            if not self._make_room(shard, needed_bytes):
+                self._missing = shard, needed_bytes
                 if self._shards.to_close(shard, self.window) is not None:
                     self._part_fetcher.make_room(state, self._shards.in_memory())
                 return
@@ -219,8 +220,8 @@ class Fetcher:
         if self._missing is None or self._has_room(*self._missing):
             return False
         in_flight = {shard_and_number(key)[0] for key in self.window.in_flight()}
-        ends_some = self._part_fetcher is not None and self._part_fetcher.ends_some
-        return not ends_some and all(self.state_of(shard).waits_for_room for shard in in_flight)
+        goes_on = self._part_fetcher is not None and self._part_fetcher.is_decompressing
+        return not goes_on and all(self.state_of(shard).waits_for_room for shard in in_flight)
 
     def stop_caching(self) -> bool:
         """Keep nothing for the disk cache, for somebody waits; whether what is being written there may make room."""

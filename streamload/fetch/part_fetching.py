@@ -13,6 +13,7 @@ from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.filling import CacheFilling, FillingEvents
 from streamload.fetch.cache.openings import CacheOpenings
 from streamload.fetch.compressed_bodies import CompressedBodies
+from streamload.fetch.compressed_body import COMPRESSED_BYTES_HELD
 from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import part_edges
@@ -107,6 +108,12 @@ class PartFetcher:
         """What fetching takes besides the parts."""
         return self._bodies.held_bytes
 
+    def opening_bytes(self, state: FetchedShard) -> int:
+        """What fetching a part of this shard takes besides it, where a decompression begins beside another one."""
+        begins = state.compression is not None and state.decompressing is None
+        is_beside = any(not decompressing.over for _, decompressing in self._decompressions)
+        return COMPRESSED_BYTES_HELD if begins and is_beside else 0
+
     def takes(self, state: FetchedShard) -> bool:
         """Whether a part of this shard can be fetched now."""
         if self._is_unknown(state):
@@ -168,9 +175,9 @@ class PartFetcher:
         return True
 
     @property
-    def ends_some(self) -> bool:
-        """Whether decompressions are ending and still hold memory."""
-        return any(decompressing.ends for _, decompressing in self._decompressions)
+    def is_decompressing(self) -> bool:
+        """Whether decompressions go on, or are ending; when one waits for room or has ended, `has_room` is called."""
+        return any(not each.over and (each.ends or not each.waits_for_room) for _, each in self._decompressions)
 
     def release_parts(self) -> bool:
         """Keep nothing for the disk cache, for somebody waits for room; whether there may be room because of it."""

@@ -35,6 +35,7 @@ from streamload.text import counted, listed
 __all__ = [
     "COLUMNS_FILE",
     "KEY",
+    "KEY_HASH",
     "LABEL",
     "PRESENT",
     "SIZE",
@@ -45,7 +46,9 @@ __all__ = [
 ]
 
 COLUMNS_FILE = "columns.npz"
-KEY, LABEL, SIZE, PRESENT = "key", "label", "size.", "has."
+KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
+_NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
+_HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
 """Names of columns that no file is needed for; after the last two the field follows."""
 
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
@@ -115,7 +118,7 @@ def read_columns(
 async def _read(
     listing: Listing, storages: Storages, names: Sequence[str], strict: bool
 ) -> tuple[Columns, NDArray[np.int64]]:
-    stored = [name for name in names if name not in (KEY, LABEL) and not name.startswith((SIZE, PRESENT))]
+    stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
     try:
         found = await asyncio.to_thread(_stored, listing, storages, stored) if stored else {}
@@ -135,7 +138,7 @@ async def _read(
         counts, *values = zip(*await asyncio.gather(*map(of_shard, range(len(listing.shards)))), strict=True)
     finally:
         await storages.aclose()
-    for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in (KEY, LABEL)):
+    for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in _NOT_OF_FIELDS):
         if field not in fields:
             raise DatasetIndexError(
                 f"where= asks for the field {field!r}, which no sample has; there are {listed(sorted(fields))}",
@@ -169,6 +172,8 @@ def _scan(url: str, *, strict: bool) -> ShardTable:
 def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
     if name == KEY:
         return np.array(table.keys(), dtype=object)
+    if name == KEY_HASH:
+        return _key_hashes(table)
     if name == LABEL:
         if table.labels is None and len(table):
             raise DatasetIndexError(
@@ -184,6 +189,17 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
     sizes = np.full(len(table), np.nan)
     sizes[present] = table.member_size[members[present]]
     return sizes
+
+
+def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
+    """For each key the polynomial of its bytes at an odd number, modulo 2**64, without a string for each of them."""
+    lengths = np.diff(table.key_start)
+    if not len(lengths):
+        return np.empty(0, np.uint64)
+    within = np.arange(len(table.key_bytes)) - np.repeat(table.key_start[:-1], lengths)
+    powers = np.cumprod(np.full(int(lengths.max()) + 1, _HASH_BASE))
+    terms = np.append((table.key_bytes.astype(np.uint64) + np.uint64(1)) * powers[within], np.uint64(0))
+    return np.add.reduceat(terms, table.key_start[:-1]) * (lengths > 0)
 
 
 def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import as_python
-from streamload.index.columns import KEY, LABEL
+from streamload.index.columns import KEY, KEY_HASH, LABEL
 from streamload.order.sampling import mixed_words
 from streamload.sampling.expression import CLASS_NAME, FRACTION, Expression
 from streamload.text import counted, listed
@@ -62,7 +61,7 @@ class ColumnsOf:
             if name == CLASS_NAME:
                 self._found[name] = self._named(self._found[LABEL])
             elif name.partition(".")[0] == FRACTION:
-                self._found[name] = _fractions(self._found[KEY], int(name.partition(".")[2] or 0))
+                self._found[name] = _fractions(self._found[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def _named(self, labels: NDArray[np.int64]) -> NDArray[Any]:
         names = self._class_names()
@@ -208,11 +207,10 @@ def digest(selected: NDArray[np.bool_]) -> str:
 
 
 def _stored_name(name: str) -> str:
-    return LABEL if name == CLASS_NAME else KEY if name.partition(".")[0] == FRACTION else name
+    return LABEL if name == CLASS_NAME else KEY_HASH if name.partition(".")[0] == FRACTION else name
 
 
-def _fractions(keys: NDArray[Any], seed: int) -> NDArray[np.float64]:
+def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
     """For each key a number in [0, 1) that it alone decides, so a split stays when samples are added."""
-    crc32s = np.fromiter((zlib.crc32(key.encode("utf-8", "surrogateescape")) for key in keys), np.uint64, len(keys))
-    words = mixed_words(mixed_words(crc32s) + np.uint64(seed % (1 << 64)))
+    words = mixed_words(mixed_words(key_hashes) + np.uint64(seed % (1 << 64)))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
