@@ -291,3 +291,13 @@ def test_a_sidecar_among_the_shards_is_warned_of(
     caplog.clear()
     list(StreamLoader(dataset / "shards", 50, fields=("__key__",), join=dataset / "emb", num_workers=0))
     assert not caplog.records
+
+
+def test_a_sidecar_of_other_shards_is_warned_of(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_sidecar(tmp_path / "others", SAMPLES)
+    samples = TarDataset(dataset / "shards", fields=("emb.npy?",), join=tmp_path / "others")
+    assert [values for (values,) in samples] == [None] * SAMPLES
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "shard-000000.tar' has no field of any sample of its shard" in message

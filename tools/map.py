@@ -44,8 +44,8 @@ def map_command(
 ) -> None:
     """Write what a function makes of each sample: a new sample, several, or None to leave it out.
 
-    A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; each shard becomes one, unless
-    --max-bytes or --max-count cuts them anew. Nothing is published before everything is done.
+    A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; each shard becomes one of its name,
+    unless --max-bytes or --max-count cuts them anew. Nothing is published before everything is done.
     Example: `streamload map filters:large_enough shards/train shards/large`.
     """
     with reported_errors("nothing was published; run the same command with --resume to go on"):

@@ -91,25 +91,27 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """A name such as `shard-%06d.tar`, taken apart.
+    """A name such as `shard-%06d.tar`, taken apart; or, without a number, any visible name such as `*.tar`.
 
     Attributes:
         before: the text before the number.
-        digits: the least number of digits.
+        digits: the least number of digits; None where any text takes the number's place.
         after: the text after the number.
     """
 
     before: str
-    digits: int
+    digits: int | None
     after: str
 
     def name(self, number: int) -> str:
-        """The name of one shard."""
+        """The name of one shard, where names are numbered."""
         return f"{self.before}{number:0{self.digits}d}{self.after}"
 
     def matches(self, name: str) -> bool:
         """Whether a name has this form."""
         number = name[len(self.before) : len(name) - len(self.after)]
+        if self.digits is None:
+            return name == f"{self.before}{number}{self.after}" and not name.startswith(".")
         return (
             name == f"{self.before}{number}{self.after}"
             and len(number) >= max(1, self.digits)

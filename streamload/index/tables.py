@@ -82,7 +82,7 @@ class Tables:
         for number, owner in enumerate(listing.sidecars.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)
         self._first_keys: dict[tuple[str, str], int] = {}  # by folder and key
-        self._warned = False
+        self._warned = self._warned_of_unmatched = False
         self._joined: dict[int, _Joined[ShardTable]] = {}
         self._matches: dict[int, _Joined[NDArray[np.int64]]] = {}
         self.held_bytes = 0
@@ -352,7 +352,22 @@ class Tables:
                     url=self.url(number),
                 )
             known = self._matches[number] = _Joined((table, other), matched_samples(table, other, self.url(number)))
+            self._warn_of_unmatched(number, known.result, other)
         return known.result
+
+    def _warn_of_unmatched(self, number: int, matched: NDArray[np.int64], other: ShardTable) -> None:
+        """Warn, once, where a sidecar has samples, and none of them is one of its shard's."""
+        owner = self.owner(number)
+        if self._warned_of_unmatched or self.is_growing(owner) or not len(other) or not len(matched):
+            return
+        if (matched == MISSING).all():
+            self._warned_of_unmatched = True
+            _log.warning(
+                "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
+                "their names, or by their order where the names differ",
+                without_secrets(self.url(number)),
+                without_secrets(self.url(owner)),
+            )
 
     def _drop_oldest(self) -> None:
         """Drop tables until the others fit: those that nobody has looked for yet, then the longest unused."""

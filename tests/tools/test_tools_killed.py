@@ -1,4 +1,4 @@
-"""SIGKILL of `shardify` and of a ShardWriter at any moment: readers see a whole dataset or are refused."""
+"""SIGKILL of `shardify`, `map_shards` and a ShardWriter at any moment: readers see a whole dataset or are refused."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ for owner, names in ((os, ("replace", "unlink", "link")), (ObjectStorage, ("writ
         kill_before(owner, name)
 """
 SHARDIFY = KILLED + "shardify.main()"
+MAP = (
+    KILLED
+    + """
+import json
+from streamload import map_shards
+
+def with_length(sample):
+    return {**sample, "length.cls": len(sample["cls"])}
+
+map_shards(with_length, sys.argv[1], sys.argv[2], workers=1, resume=True, **json.loads(sys.argv[3]))
+"""
+)
 WRITER = (
     KILLED
     + """
@@ -99,6 +111,15 @@ def check(urls: Sequence[str], wholes: Sequence[set[str]], shown: Sequence[str],
     return refused
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def shards_of(found: dict[str, bytes]) -> dict[str, bytes]:
+    """The shards alone: what a command wrote into the index, such as times and ETags, differs."""
+    return {name: content for name, content in found.items() if name.endswith(".tar")}
+
+
 def sources(tmp_path: Path) -> tuple[Path, Path, list[set[str]]]:
     """Two ImageFolders, and the keys of each."""
     names = [[f"{name}/{kind}{n}.jpg" for name in ("bee", "cat") for n in range(2)] for kind in ("old", "new")]
@@ -127,6 +148,8 @@ def test_a_local_folder(tmp_path: Path, moment: int, over: bool) -> None:
     if was_killed:
         assert pack(new, dest, *SPLIT, "--resume", *(["--overwrite"] if over else []))[0] == 0
     assert not check(urls, wholes[-1:], (), {})
+    assert pack(new, tmp_path / "whole", *SPLIT)[0] == 0
+    assert shards_of(files(dest)) == shards_of(files(tmp_path / "whole"))
 
 
 @at_moments(32)
@@ -146,6 +169,30 @@ def test_a_bucket(tmp_path: Path, rclone_s3: S3Server, moment: int, over: bool) 
         status, _, err = pack(new, *arguments, "--resume", *(["--overwrite"] if over else []))
         assert status == 0, err
     assert not check(urls, wholes[-1:], bucket.options, bucket.storage_options)
+    assert not [name for name in bucket.files() if "unfinished" in name or "packing" in name]
+    assert pack(new, tmp_path / "whole", *SPLIT)[0] == 0
+    assert shards_of(files(bucket.folder / "set")) == shards_of(files(tmp_path / "whole"))
+
+
+@at_moments()
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_map_into_a_bucket(tmp_path: Path, rclone_s3: S3Server, moment: int, sidecar: bool) -> None:
+    bucket = new_place(rclone_s3, tmp_path)
+    with ShardWriter(tmp_path / "source", max_count=2) as writer:
+        for number in range(12):
+            writer.write({"__key__": f"{number:02d}", "cls": number})
+
+    def arguments(dest: object, options: dict[str, str]) -> tuple[object, ...]:
+        return tmp_path / "source", dest, json.dumps({"sidecar": sidecar, "storage_options": options})
+
+    remote = arguments(f"{bucket.url}/set", bucket.storage_options)
+    assert not killed(MAP, 1000, *arguments(tmp_path / "whole", {}))
+    was_killed = killed(MAP, moment, *remote)
+    found = keys_or_refusal(f"{bucket.url}/set", bucket.storage_options)
+    assert isinstance(found, str) == was_killed
+    if was_killed:
+        assert not killed(MAP, 1000, *remote)
+    assert shards_of(files(bucket.folder / "set")) == shards_of(files(tmp_path / "whole"))
     assert not [name for name in bucket.files() if "unfinished" in name or "packing" in name]
 
 

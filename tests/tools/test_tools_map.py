@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from remote_places import new_place
 from servers.faults import FaultServer
+from servers.rclone import S3Server
 from streamload_tools.main import app
 from typer.testing import CliRunner
 from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -23,6 +26,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from streamload import ShardWriter, StreamLoader, TarDataset, map_shards
 from streamload.errors import StreamloadError
 from streamload.index.listing import list_shards
+from streamload.storage.storages import Storages
 
 Sample = dict[str, Any]
 COUNT = 60
@@ -67,7 +71,9 @@ def test_samples_are_left_out_and_get_fields_in_order_and_small_shards_are_merge
 
 
 @pytest.mark.parametrize("kind", ["local", "tar.gz", "remote"])
-def test_each_shard_becomes_one_by_the_same_bytes_as_a_writer_gives(source: Path, tmp_path: Path, kind: str) -> None:
+def test_each_shard_becomes_one_of_its_name_by_the_same_bytes_as_a_writer_gives(
+    source: Path, tmp_path: Path, kind: str
+) -> None:
     urls: Any = source
     if kind == "tar.gz":
         urls = [tmp_path / f"{number}.tar.gz" for number in range(6)]
@@ -77,11 +83,38 @@ def test_each_shard_becomes_one_by_the_same_bytes_as_a_writer_gives(source: Path
         if kind == "remote":
             urls = f"{server.url}/shard-{{000000..000005}}.tar"
         map_shards(lambda sample: sample, urls, tmp_path / "copied", workers=2 if kind == "local" else 1)
-    assert content(tmp_path / "copied") == content(source)
+    names = [f"{number}.tar" for number in range(6)] if kind == "tar.gz" else list(content(source))
+    assert content(tmp_path / "copied") == dict(zip(names, content(source).values(), strict=True))
     assert list_shards(tmp_path / "copied").counts == (10,) * 6
     if kind == "local":
         map_shards(long_enough, source, tmp_path / "fewer", workers=1, where="label != 1")
-        assert list_shards(tmp_path / "fewer").counts == (6, 7, 7, 6, 7)  # of the first shard nothing is left
+        assert list_shards(tmp_path / "fewer").counts == (6, 7, 7, 6, 7)
+        assert list(content(tmp_path / "fewer")) == names[1:]  # of the first shard nothing is left
+
+
+def test_shards_of_one_name_in_several_folders_are_numbered_and_may_hold_the_same_keys(
+    source: Path, tmp_path: Path
+) -> None:
+    for name in "ab":
+        shutil.copytree(source, tmp_path / name)
+    urls = [tmp_path / "a", tmp_path / "b"]
+    map_shards(with_vector, urls, tmp_path / "vectors", sidecar=True, workers=1)
+    assert list(content(tmp_path / "vectors")) == [f"shard-{number:06d}.tar" for number in range(12)]
+    joined = TarDataset(urls, fields=("__key__", "vector.npy?"), join=tmp_path / "vectors")
+    assert [key for key, _ in joined] == 2 * [f"{n:03d}" for n in range(COUNT)]
+    assert all(vector is None or vector[0] == int(key) for key, vector in joined)
+    assert sum(vector is None for _, vector in joined) == 20
+    with pytest.raises(ValueError, match="two samples have the key '000'"):
+        map_shards(with_vector, urls, tmp_path / "one", workers=1, max_count=1000)
+
+
+def test_shards_of_other_names_in_the_destination_are_in_the_way(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    shutil.copy(source / "shard-000000.tar", tmp_path / "new" / "old.tar")
+    with pytest.raises(ValueError, match="holds 1 shard already"):
+        map_shards(even_with_length, source, tmp_path / "new", workers=1)
+    map_shards(even_with_length, source, tmp_path / "new", workers=1, overwrite=True)
+    assert list(content(tmp_path / "new")) == list(content(source))
 
 
 def with_vector(sample: Sample) -> Sample | None:
@@ -112,8 +145,30 @@ def test_a_sidecar_holds_the_new_fields_alone_and_is_joined(source: Path, tmp_pa
         (f"{n:03d}", f"text {n}", None if vector is None else int(vector[0])) for n, (_, _, vector) in enumerate(rows)
     ]
     map_shards(vectors, source, tmp_path / "all", sidecar=True, batch_size=4, workers=1)
-    joined = TarDataset(source, fields=("__key__", "vector.npy"), join=tmp_path / "all")
-    assert [(key, vector.tolist()) for key, vector in joined] == [(f"{n:03d}", [n] * 3) for n in range(COUNT)]
+    expected = [(f"{n:03d}", [n] * 3) for n in range(COUNT)]
+    assert vectors_of(source, tmp_path / "all") == expected
+    map_shards(lambda sample: sample, source, tmp_path / "last", where="key >= '025'", workers=1)
+    assert vectors_of(tmp_path / "last", tmp_path / "all") == expected[25:], "the shards keep their names"
+    turned = [source / f"shard-{number:06d}.tar" for number in (3, 0, 5)]
+    map_shards(vectors, turned, tmp_path / "three", sidecar=True, batch_size=10, workers=1)
+    assert vectors_of(turned[1:2], tmp_path / "three") == expected[:10]
+
+
+def vectors_of(shards: Any, sidecar: Path) -> list[tuple[str, list[int]]]:
+    joined = TarDataset(shards, fields=("__key__", "vector.npy"), join=sidecar)
+    return [(key, vector.tolist()) for key, vector in joined]
+
+
+def test_webdataset_reads_shards_and_sidecars_of_which_one_is_empty(source: Path, tmp_path: Path) -> None:
+    map_shards(even_with_length, source, tmp_path / "new", workers=1)
+    map_shards(with_vector, source, tmp_path / "vectors", sidecar=True, workers=1)
+    for folder, keys in (("new", range(0, COUNT, 2)), ("vectors", [*range(10), *range(20, COUNT)])):
+        with ExitStack() as opened:
+            shards = [opened.enter_context(path.open("rb")) for path in sorted((tmp_path / folder).glob("*.tar"))]
+            files = tar_file_expander([{"url": shard.name, "stream": shard} for shard in shards])
+            found = [(sample["__key__"], set(sample) - {"__key__", "__url__"}) for sample in group_by_keys(files)]
+        fields = {"txt", "cls", "length.cls"} if folder == "new" else {"vector.npy"}
+        assert [(key, names - {"__local_path__"}) for key, names in found] == [(f"{n:03d}", fields) for n in keys]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +210,28 @@ def test_a_source_that_changed_is_not_gone_on_with(source: Path, tmp_path: Path)
     os.utime(shard, ns=(0, shard.stat().st_mtime_ns - 1))
     map_shards(until_050, copied, tmp_path / "new", workers=1, resume=True)
     assert content(tmp_path / "new") == content(source)
+
+
+def test_a_source_that_changed_in_a_bucket_is_not_gone_on_with(
+    source: Path, tmp_path: Path, rclone_s3: S3Server
+) -> None:
+    bucket = new_place(rclone_s3, tmp_path)
+    storage = Storages(bucket.storage_options).for_url(bucket.url)
+    for name, data in content(source).items():
+        storage.write(f"{bucket.url}/{name}", data)
+
+    def until_050(sample: Sample) -> Sample:
+        if sample["__key__"] == "050":
+            raise ValueError("not yet")
+        return sample
+
+    options: dict[str, Any] = {"workers": 1, "storage_options": bucket.storage_options}
+    with pytest.raises(StreamloadError, match="not yet"):
+        map_shards(until_050, bucket.url, tmp_path / "new", **options)
+    changed = content(source)["shard-000001.tar"].replace(b"text 1", b"TEXT 1")
+    storage.write(f"{bucket.url}/shard-000001.tar", changed)
+    with pytest.raises(ValueError, match="cannot be resumed"):
+        map_shards(until_050, bucket.url, tmp_path / "new", resume=True, **options)
 
 
 def test_batches_of_one_shard_each_and_a_condition(source: Path, tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from types import CellType, CodeType
-from typing import Any, Literal
+from typing import Any
 
 import cloudpickle
 import numpy as np
 from streamload_tools.failures import UsageError
 from streamload_tools.packing.packing import PackOptions, pack_calls, pack_shards
-from streamload_tools.packing.publishing import Part
+from streamload_tools.packing.publishing import ANY_NAMES, NAMES, Part
 from streamload_tools.packing.remote_staging import RemoteStaging
 from streamload_tools.packing.staging import Run, Staging, is_being_published, open_staging
 from streamload_tools.packing.targets import Place, Start, check_destination, refuse_shards
@@ -99,11 +99,13 @@ def pack_inputs(
     overwrite: bool,
     sync: bool,
     storages: Storages,
-    shards: Literal["cut", "one for each", "one for each, also empty"] = "cut",
+    names: Sequence[str] | None = None,
+    may_be_empty: bool = False,
 ) -> None:
     """`pack` with inputs that are pickled and listed already; what a later run compares is in the listing.
 
-    Shards are cut by `max_bytes` and `max_count`, or each input has one of its own. All else is as for `pack`.
+    Shards are cut by `max_bytes` and `max_count`, unless there are `names`, one for the shard of each input, which may
+    be of any size, and where it `may_be_empty` is written without a sample too. All else is as for `pack`.
 
     Raises:
         ValueError, StreamloadError, OSError: as `pack`.
@@ -121,17 +123,20 @@ def pack_inputs(
         workers=workers or available_processors(),
         sync=sync,
     )
-    sizes = {"max_bytes": options.max_bytes, "max_count": max_count} if shards == "cut" else {"shards": shards}
-    remembered = {"function": _code_of(function), **sizes, "streamload": version("streamload")}
-    place = (
-        Place(dest, None, None) if storages.is_local(dest) else Place(dest.rstrip("/"), storages.for_url(dest), None)
-    )
+    remembered: dict[str, Any] = {"function": _code_of(function), "streamload": version("streamload")}
+    packing: Packing
+    if names is None:
+        remembered |= {"max_bytes": options.max_bytes, "max_count": max_count}
+        packing, naming = pack_calls, NAMES
+    else:
+        remembered |= {"shards": "one for each, also empty" if may_be_empty else "one for each"}
+        packing, naming = partial(pack_shards, names=names, may_be_empty=may_be_empty), ANY_NAMES
+    if storages.is_local(dest):
+        place = Place(dest, None, None, naming)
+    else:
+        place = Place(dest.rstrip("/"), storages.for_url(dest), None, naming)
     try:
-        run = Run(place.dest, remembered, listing, resume, overwrite, sync)
-        if shards == "cut":
-            packing: Packing = pack_calls
-        else:
-            packing = partial(pack_shards, may_be_empty=shards != "one for each")
+        run = Run(place.dest, remembered, listing, resume, overwrite, sync, naming)
         _run(partial(packing, cloudpickle.dumps(function), inputs), len(inputs), options, place, run)
     except UsageError as exc:
         raise ValueError(_in_python(str(exc))) from exc

@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from streamload_tools.packing.calling import check_counts, pack_inputs
+from streamload_tools.packing.publishing import ANY_NAMES, NAMES
 from streamload_tools.packing.source_shard import Decode, SourceShard, samples_of
 from streamload_tools.sources.listing import Listing as InputListing
 
+from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_storage import local_path
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
+from streamload.tar.decompression import without_compression
 from streamload.text import counted
 from streamload.trainer.feeder_client import FeederClient, named_places
 
@@ -51,9 +54,10 @@ def map_shards(
 ) -> None:
     """Write a dataset of what a function makes of another one's samples, in their order and with their keys.
 
-    Each shard becomes one new shard, unless `max_bytes` or `max_count` says how they are cut anew, which merges small
-    ones. What `pack` promises holds: the same bytes for any number of workers and after a kill and `resume=True`, and
-    nothing is published before everything is done.
+    Each shard becomes one new shard of the same name (numbered, where two shards of different folders share a name),
+    unless `max_bytes` or `max_count` says how they are cut anew, which merges small ones. What `pack` promises holds:
+    the same bytes for any number of workers and after a kill and `resume=True`, and nothing is published before
+    everything is done.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; gives the new sample (which
@@ -71,7 +75,8 @@ def map_shards(
         max_bytes: no new shard is larger; if `max_count` is given, by default 256 MB.
         max_count: no new shard has more samples.
         resume: go on with an interrupted run.
-        overwrite: replace the shards that are there, or discard an interrupted run.
+        overwrite: replace the shards that are there (unless they are cut anew, all `.tar` files in the destination), or
+            discard an interrupted run.
         sync: flush everything to the disk.
         storage_options: of the shards and the destination.
 
@@ -101,7 +106,8 @@ def map_shards(
         overwrite=overwrite,
         sync=sync,
         storages=storages,
-        shards="cut" if is_cut else "one for each, also empty" if sidecar else "one for each",
+        names=None if is_cut else _names(listing),
+        may_be_empty=sidecar,
     )
 
 
@@ -112,6 +118,14 @@ def _refuse_source(destination: str, listing: Listing, storages: Storages) -> No
     target = place(destination)
     if any(place(folder) == target for folder in {shard.folder for shard in listing.shards}):
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
+
+
+def _names(listing: Listing) -> list[str]:
+    """What the shards are called that are made of each one: as that; numbered where two would have one name."""
+    names = [without_compression(shard.name) for shard in listing.shards]
+    if len(set(names)) == len(names) and all(map(is_plain_name, names)) and all(map(ANY_NAMES.matches, names)):
+        return names
+    return [NAMES.name(number) for number in range(len(names))]
 
 
 def _source_shards(

@@ -130,23 +130,23 @@ def pack_shards(
     options: PackOptions,
     staging: Staging,
     *,
+    names: Sequence[str],
     may_be_empty: bool,
 ) -> Part:
-    """Pack the samples that a pickled function gives of each pickled input into a shard of their own, in their order.
+    """Pack the samples that a pickled function gives of each pickled input into a shard of the given name.
 
-    Shards may be of any size. An input without samples gives none, unless they `may_be_empty`.
+    Shards may be of any size, and two of them may hold the same keys, as those that are read may. An input without
+    samples gives none, unless they `may_be_empty`.
 
     Raises:
-        StreamloadError, ValueError, OSError: as `pack_calls`.
+        StreamloadError, OSError: as `pack_calls`.
     """
     tasks = [
-        CallTask(staging.path("shards", "all", NAMES.name(number)), function, (given,), number, may_be_empty)
-        for number, given in enumerate(inputs)
+        CallTask(staging.path("shards", "all", name), function, (given,), number, may_be_empty)
+        for number, (name, given) in enumerate(zip(names, inputs, strict=True))
     ]
     with Workforce(options.workers, staging.lock) as force:
-        shards = _Run(Source((), None, "input"), listing, options, staging, force).call_for_shards(tasks)
-        _refuse_equal_keys(shards, staging)
-        return Part("", shards)
+        return Part("", _Run(Source((), None, "input"), listing, options, staging, force).call_for_shards(tasks))
 
 
 def _refuse_equal_keys(pieces: Sequence[Finished], staging: Staging) -> None:

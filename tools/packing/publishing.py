@@ -23,9 +23,12 @@ from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, 
 from streamload.storage.local_files import replace_file
 from streamload.write.shard_file import sync_folder
 
-__all__ = ["CLASSES", "NAMES", "Part", "classes_content", "publish"]
+__all__ = ["ANY_NAMES", "CLASSES", "NAMES", "Part", "classes_content", "final_name", "publish"]
 
 NAMES = ShardNaming("shard-", 6, ".tar")
+"""Of shards that are numbered in their order."""
+ANY_NAMES = ShardNaming("", None, ".tar")
+"""Of shards that keep the names that they have in the staging folder; all shards of a folder are of the set."""
 CLASSES = "classes.json"
 _HALF_WRITTEN = re.compile(
     r"\.(classes\.json|index\.json|shardify\.json|\.streamload-unfinished\.json|tables-[0-9a-f]{16}\.bin)\.[0-9a-f]{16}\.tmp"
@@ -53,12 +56,18 @@ class Part:
         return sum(shard.table.shard_bytes for shard in self.shards if shard.table is not None)
 
 
+def final_name(naming: ShardNaming, path: str, number: int) -> str:
+    """The name of a finished shard in the destination: by its number in its part, or as in the staging folder."""
+    return os.path.basename(path) if naming.digits is None else naming.name(number)
+
+
 def publish(
     parts: Sequence[Part],
     destination: str,
     classes: Sequence[str] | None,
     options: Mapping[str, Any],
     *,
+    naming: ShardNaming = NAMES,
     sync: bool = False,
     again: bool = False,
 ) -> None:
@@ -71,6 +80,7 @@ def publish(
         destination: their folder, or the parent of one folder per part.
         classes: the names of the classes, or None.
         options: which these shards were packed with.
+        naming: what the shards are called.
         sync: flush shards, names and index to disk.
         again: an earlier run was stopped within this; remove its temporary files.
 
@@ -78,25 +88,25 @@ def publish(
         OSError, StreamloadError: something cannot be written.
     """
     places = [(part, os.path.join(destination, part.name) if part.name else destination) for part in parts]
-    changed = [(part, folder) for part, folder in places if part.shards or _holds_shards(folder)]
+    changed = [(part, folder) for part, folder in places if part.shards or _holds_shards(folder, naming)]
     # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
     for _, folder in changed:
         os.makedirs(folder, exist_ok=True)
-        mark_unfinished(folder, UnfinishedSet(NAMES, SHARDIFY), durable=sync)
+        mark_unfinished(folder, UnfinishedSet(naming, SHARDIFY), durable=sync)
         if again:
             _remove_half_written(folder)
             _remove_half_written(os.path.join(folder, INDEX_FOLDER))
     for _, folder in changed:
-        remove_local_entries(folder, NAMES)
+        remove_local_entries(folder, naming)
     for part, folder in changed:
-        _move_shards(folder, part.shards, sync)
+        _move_shards(folder, part.shards, naming, sync)
     for part, folder in changed:
         _write_classes(os.path.join(folder, CLASSES), classes if part.shards else None, sync)
     for part, folder in changed:
-        _write_index(folder, part.shards, sync)
+        _write_index(folder, part.shards, naming, sync)
         _write_options(folder, options if part.shards else None, sync)
     for part, folder in changed:
-        mark_finished(folder, NAMES, durable=sync)
+        mark_finished(folder, naming, durable=sync)
         if not part.shards:
             _remove_empty(folder)
         if sync and os.path.isdir(folder):
@@ -105,29 +115,29 @@ def publish(
         _sync_parents(destination)
 
 
-def _holds_shards(folder: str) -> bool:
+def _holds_shards(folder: str, naming: ShardNaming) -> bool:
     """Whether there are shards of an earlier run, or a run was stopped while it replaced them."""
-    return bool(NAMES.existing(folder)) or os.path.exists(mark_path(folder))
+    return bool(naming.existing(folder)) or os.path.exists(mark_path(folder))
 
 
-def _move_shards(folder: str, shards: Sequence[Finished], sync: bool) -> None:
+def _move_shards(folder: str, shards: Sequence[Finished], naming: ShardNaming, sync: bool) -> None:
     """Move the shards, replacing those of the same names, and remove all others."""
-    names = [NAMES.name(number) for number in range(len(shards))]
+    names = [final_name(naming, shard.path, number) for number, shard in enumerate(shards)]
     places = [os.path.join(folder, name) for name in names]
     if sync:
         _sync_shards(shards, places)
     for place, shard in zip(places, shards, strict=True):
         if os.path.exists(shard.path):  # else it was moved before
             os.replace(shard.path, place)
-    for name in set(NAMES.existing(folder)) - set(names):
+    for name in set(naming.existing(folder)) - set(names):
         os.unlink(os.path.join(folder, name))
     if sync:
         sync_folder(folder)  # before the index, which refers to them
 
 
-def _write_index(folder: str, shards: Sequence[Finished], sync: bool) -> None:
+def _write_index(folder: str, shards: Sequence[Finished], naming: ShardNaming, sync: bool) -> None:
     entries = [
-        (IndexedShard.of(NAMES.name(number), shard.table), shard.table)
+        (IndexedShard.of(final_name(naming, shard.path, number), shard.table), shard.table)
         for number, shard in enumerate(shards)
         if shard.table is not None
     ]

@@ -18,7 +18,7 @@ from typing import Any
 from streamload_tools.failures import UsageError
 from streamload_tools.output import shown_bytes
 from streamload_tools.packing.finished_options import options_content, options_path
-from streamload_tools.packing.publishing import CLASSES, NAMES, Part, classes_content
+from streamload_tools.packing.publishing import CLASSES, Part, classes_content, final_name
 from streamload_tools.packing.records import DONE, TABLE, Finished
 from streamload_tools.packing.run_records import PackingRecords, UploadedShard
 from streamload_tools.packing.staging import LISTING, RUN, Run, Staging, clear, has_finished, remove_unfinished
@@ -96,7 +96,7 @@ class RemoteStaging(Staging):
             StorageError: this or an earlier upload failed.
         """
         key = self._key(path)
-        name = None if finished.table is None else NAMES.name(len(self._taken[part]))
+        name = None if finished.table is None else final_name(self.run.naming, path, len(self._taken[part]))
         if name is not None:
             self._taken[part].append((key, name))
         before, task = self._known.get(key), fingerprint()
@@ -159,8 +159,8 @@ class RemoteStaging(Staging):
         if self._begun or self._known:
             for split in self._splits:
                 folder = self._folder(split)
-                remove_entries(self._index(folder), NAMES.matches)
-                for name in existing_names(self._storage, folder, NAMES):
+                remove_entries(self._index(folder), self.run.naming.matches)
+                for name in existing_names(self._storage, folder, self.run.naming):
                     self._storage.delete(f"{folder}/{name}")
             self._unmark()
         self._records.remove()
@@ -175,12 +175,14 @@ class RemoteStaging(Staging):
         """Mark the folders as unfinished, and remove the index entries and then the shards of an earlier dataset."""
         # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
         for split in self._splits:
-            mark_remote_unfinished(self._storage, self._folder(split), UnfinishedSet(NAMES, SHARDIFY))
+            mark_remote_unfinished(self._storage, self._folder(split), UnfinishedSet(self.run.naming, SHARDIFY))
         kept = {(self._folder_of_key(key), shard.name) for key, (shard, _) in self._known.items()}
-        there = {folder: existing_names(self._storage, folder, NAMES) for folder in map(self._folder, self._splits)}
+        there = {
+            folder: existing_names(self._storage, folder, self.run.naming) for folder in map(self._folder, self._splits)
+        }
         for folder, existing in there.items():
             if not any(place == folder for place, _ in kept):
-                remove_entries(self._index(folder), NAMES.matches)
+                remove_entries(self._index(folder), self.run.naming.matches)
                 if existing:
                     self._storage.delete(f"{folder}/{CLASSES}")
                     self._storage.delete(options_path(folder))
@@ -191,7 +193,7 @@ class RemoteStaging(Staging):
 
     def _unmark(self) -> None:
         for split in self._splits:
-            mark_remote_finished(self._storage, self._folder(split), NAMES)
+            mark_remote_finished(self._storage, self._folder(split), self.run.naming)
 
     def _upload(self, part: str, key: str, name: str | None, task: str, finished: Finished) -> None:
         etag = None

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamload_tools.failures import UsageError
-from streamload_tools.packing.publishing import Part, publish
+from streamload_tools.packing.publishing import NAMES, Part, publish
 from streamload_tools.packing.records import DONE, Finished, kept
 from streamload_tools.sources.listing import Listing
 
+from streamload.index.shard_names import ShardNaming
 from streamload.index.unfinished import STAGING
 from streamload.storage.local_files import replace_file
 
@@ -61,6 +62,7 @@ class Run:
         resume: keep what an earlier run finished.
         overwrite: discard it.
         sync: flush to disk what is published.
+        naming: what the shards are called.
     """
 
     destination: str
@@ -69,6 +71,7 @@ class Run:
     resume: bool
     overwrite: bool
     sync: bool
+    naming: ShardNaming = NAMES
 
     def document(self) -> dict[str, Any]:
         """The record of this run, with an identity of its own."""
@@ -184,7 +187,8 @@ class Staging:
         again = self.noted(_PUBLISHING) is not None
         if not again:
             self.note(_PUBLISHING, {part.name: [shard.path for shard in part.shards] for part in parts})
-        publish(parts, self.run.destination, classes, self.run.options, sync=self.run.sync, again=again)
+        run = self.run
+        publish(parts, run.destination, classes, run.options, naming=run.naming, sync=run.sync, again=again)
 
     def abandon(self) -> None:
         """Keep nothing for a later run, which could not use it."""

@@ -16,6 +16,7 @@ from streamload_tools.packing.remote_staging import local_folder
 from streamload_tools.packing.run_records import PackingRecords
 from streamload_tools.packing.staging import is_being_published, is_unfinished, remove_remains
 
+from streamload.index.shard_names import ShardNaming
 from streamload.index.unfinished import STAGING
 from streamload.storage.protocol import Storage
 from streamload.text import counted
@@ -32,11 +33,13 @@ class Place:
         dest: a path, or a url without a trailing slash.
         storage: its storage, if it is remote.
         staging: the local folder to pack in, if it is remote; None is the system's folder for temporary files.
+        naming: what the shards are called.
     """
 
     dest: str
     storage: Storage | None
     staging: str | None
+    naming: ShardNaming = NAMES
 
     def staging_folder(self) -> str:
         """The folder that runs into this destination pack in. Raises OSError, UsageError."""
@@ -132,7 +135,9 @@ def _folders(dest: str, splits: Sequence[str]) -> list[str]:
 
 def _existing(place: Place, folder: str) -> list[str]:
     """The names of the shards in a folder."""
-    return NAMES.existing(folder) if place.storage is None else existing_names(place.storage, folder, NAMES)
+    if place.storage is None:
+        return place.naming.existing(folder)
+    return existing_names(place.storage, folder, place.naming)
 
 
 def _other_folders(place: Place) -> list[str]:
