@@ -39,6 +39,9 @@ class SourceShard(NamedTuple):
     url: str
     samples: NDArray[np.int64] | None
 
+    def __repr__(self) -> str:
+        return f"the shard {without_secrets(self.url)!r}"
+
 
 def samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterator[dict[str, Any]]:
     """The samples as dicts of their fields, with "__key__" and "__url__".

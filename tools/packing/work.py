@@ -52,6 +52,8 @@ __all__ = [
 
 _REPORT_INTERVAL_S = 0.1
 _COPY_BYTES = 1 << 22
+_SHOWN = reprlib.Repr()
+_SHOWN.maxother = 200
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Report = Callable[[int, int], None]
@@ -272,7 +274,7 @@ def _samples_of(result: object) -> Iterable[Mapping[str, object]]:
 
 
 def _failed_input(number: int, given: object, exc: Exception) -> StreamloadError:
-    shown = reprlib.repr(given)
+    shown = _SHOWN.repr(given)
     notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", ()))
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if frame.filename != __file__]
     where = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
