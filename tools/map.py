@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def map_command(
     Example: `streamload map filters:large_enough shards/train shards/large`.
     """
     with reported_errors("nothing was published; run the same command with --resume to go on"):
-        map_shards(
+        inspect.unwrap(map_shards)(  # its errors name options, those of `map_shards` arguments
             _loaded(function),
             source,
             dest,

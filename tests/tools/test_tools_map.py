@@ -372,3 +372,23 @@ def test_the_command(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wrong = CliRunner().invoke(app, ["map", function, str(source), "other"])
         assert wrong.exit_code == 2
         assert message in " ".join(wrong.output.split())
+
+
+def test_the_command_names_options_and_the_call_arguments(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "unchanged_here.py").write_text("def same(sample):\n    return sample\n")
+    map_shards(even_with_length, source, tmp_path / "new", workers=1)
+    command = ["map", "unchanged_here:same", str(source), "new"]
+    for options, arguments, option, argument in (
+        ([], {}, "--overwrite", "overwrite=True"),
+        (["--sidecar", "--max-count", "3"], {"sidecar": True, "max_count": 3}, "--max-count", "max_count"),
+    ):
+        said = " ".join(CliRunner().invoke(app, [*command, *options]).output.split())
+        assert option in said
+        assert argument not in said
+        with pytest.raises(ValueError, match=argument) as raised:
+            map_shards(even_with_length, source, tmp_path / "new", **arguments)
+        assert option not in str(raised.value)

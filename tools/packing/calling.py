@@ -6,11 +6,12 @@ import hashlib
 import inspect
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import version
 from types import CellType, CodeType
-from typing import Any
+from typing import Any, ParamSpec
 
 import cloudpickle
 import numpy as np
@@ -24,13 +25,41 @@ from streamload_tools.sources.listing import Listing
 
 from streamload.arguments import parse_bytes
 from streamload.environment.launchers import available_processors
+from streamload.errors import StreamloadError
 from streamload.storage.storages import Storages
 
-__all__ = ["check_counts", "pack", "pack_inputs"]
+__all__ = ["check_counts", "naming_arguments", "pack", "pack_inputs"]
 
+_SWITCH = re.compile(r"--(resume|overwrite|sidecar)\b")
+_NUMBER = re.compile(r"--(max-bytes|max-count|workers)\b")
+
+_Arguments = ParamSpec("_Arguments")
 Packing = Callable[[bytes, Sequence[bytes], Listing, PackOptions, Staging], Part]
 
 
+def naming_arguments(call: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
+    """A function whose errors name arguments where those of the command that it stands for name options.
+
+    A command calls what is wrapped (`inspect.unwrap`).
+    """
+
+    @wraps(call)
+    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        try:
+            call(*args, **kwargs)
+        except UsageError as exc:
+            raise ValueError(_in_python(str(exc), call.__name__)) from exc
+        except BaseException as exc:
+            if isinstance(exc, StreamloadError):
+                exc.message = _in_python(exc.message, call.__name__)
+            if hasattr(exc, "__notes__"):
+                exc.__notes__ = [_in_python(note, call.__name__) for note in exc.__notes__]
+            raise
+
+    return called
+
+
+@naming_arguments
 def pack(
     function: Callable[[Any], Any],
     inputs: Iterable[Any],
@@ -108,7 +137,7 @@ def pack_inputs(
     be of any size, and where it `may_be_empty` is written without a sample too. All else is as for `pack`.
 
     Raises:
-        ValueError, StreamloadError, OSError: as `pack`.
+        UsageError, ValueError, StreamloadError, OSError: as `pack`, in the words of a command.
     """
     check_counts(workers=workers, max_count=max_count)
     dest = os.fspath(destination)
@@ -135,15 +164,8 @@ def pack_inputs(
         place = Place(dest, None, None, naming)
     else:
         place = Place(dest.rstrip("/"), storages.for_url(dest), None, naming)
-    try:
-        run = Run(place.dest, remembered, listing, resume, overwrite, sync, naming)
-        _run(partial(packing, cloudpickle.dumps(function), inputs), len(inputs), options, place, run)
-    except UsageError as exc:
-        raise ValueError(_in_python(str(exc))) from exc
-    except BaseException as exc:
-        if hasattr(exc, "__notes__"):
-            exc.__notes__ = [_in_python(note) for note in exc.__notes__]
-        raise
+    run = Run(place.dest, remembered, listing, resume, overwrite, sync, naming)
+    _run(partial(packing, cloudpickle.dumps(function), inputs), len(inputs), options, place, run)
 
 
 def check_counts(**numbers: int | None) -> None:
@@ -234,11 +256,9 @@ def _text_of(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, code.co_varnames, values))
 
 
-def _in_python(text: str) -> str:
-    """A message of the command in the words of the call."""
-    return (
-        text.replace("run the same command with --resume", "call pack again with resume=True")
-        .replace("--resume", "resume=True")
-        .replace("--overwrite", "overwrite=True")
-        .replace("--max-bytes", "max_bytes")
-    )
+def _in_python(text: str, name: str) -> str:
+    """A message of a command in the words of a call of this function."""
+    text = text.replace("run the same command with --resume", f"call {name} again with resume=True")
+    text = text.replace("run the same command again, with or without --resume", f"call {name} again")
+    text = re.sub(r"\bDEST\b", "destination", text)
+    return _SWITCH.sub(r"\1=True", _NUMBER.sub(lambda found: found[1].replace("-", "_"), text))

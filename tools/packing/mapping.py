@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from streamload_tools.packing.calling import check_counts, pack_inputs
+from streamload_tools.failures import UsageError
+from streamload_tools.packing.calling import check_counts, naming_arguments, pack_inputs
 from streamload_tools.packing.publishing import ANY_NAMES, NAMES
 from streamload_tools.packing.source_shard import Decode, SourceShard, samples_of
 from streamload_tools.sources.listing import Listing as InputListing
@@ -35,6 +36,7 @@ _SHARD_BYTES = 256_000_000
 Sample = dict[str, Any]
 
 
+@naming_arguments
 def map_shards(
     function: Callable[[Any], Any],
     urls: Urls,
@@ -86,7 +88,7 @@ def map_shards(
     check_counts(batch_size=batch_size, workers=workers, max_count=max_count)
     is_cut = max_bytes is not None or max_count is not None
     if sidecar and is_cut:
-        raise ValueError("sidecar=True writes a shard for each shard; leave out max_bytes and max_count")
+        raise UsageError("--sidecar writes a shard for each shard; leave out --max-bytes and --max-count")
     storages = Storages(storage_options)
     with closing(FeederClient(storages, named_places([Portion(urls, 1.0)]))) as client:
         listing = client.list_shards(urls, None)
