@@ -28,6 +28,7 @@ __all__ = [
     "MOST_KEPT_SLOTS",
     "MOST_REQUESTS",
     "MOST_TABLES_BYTES",
+    "MOST_WORKERS_PER_PROCESSOR",
     "PARTS_PROPORTION",
     "REQUESTS_BYTES",
     "REQUESTS_PROPORTION",
@@ -121,6 +122,11 @@ WORKER_SHARDS_SHARE = 4
 
 CALLER_SHARDS_SHARE = 6
 """The caller's process in place of a worker: its own descriptors are open there too."""
+
+# -- processors -----------------------------------------------------------------------------------------------------
+
+MOST_WORKERS_PER_PROCESSOR = 4
+"""Workers beyond that take long to start, and are hardly ever faster, unless they sleep."""
 
 # -- requests at once -------------------------------------------------------------------------------------------------
 

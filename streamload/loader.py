@@ -6,7 +6,8 @@ import difflib
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from types import TracebackType
@@ -25,8 +26,10 @@ from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.selection import Keys, Samples, Where
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
+from streamload.storage.local_files import replace_file
 from streamload.storage.urls import Urls
 from streamload.text import counted
+from streamload.trace import trace_json
 from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.device import Mover, device_for
@@ -83,7 +86,8 @@ class StreamLoader(NamedClasses):
         pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the
             same number of batches and samples; and give another batch for one of which every sample has failed, see
             `on_error`. False adds nothing: every sample exactly once, for evaluation.
-        num_workers: worker processes; "auto" is this rank's share of the processors, 0 makes batches in the caller's
+        num_workers: worker processes; "auto" begins with this rank's share of the processors, and takes more where
+            that pays, as where functions sleep, and fewer where some are idle; 0 makes batches in the caller's
             thread, and one process fetches what has to be fetched; more than four for each processor are warned of.
         prefetch_batches: batches that are made ahead. More are in flight, two for each worker, where a batch is made by
             one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
@@ -211,7 +215,7 @@ class StreamLoader(NamedClasses):
         self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(on_error, max_errors, fills_up=self._options.fills_up)
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
-        self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter()
+        self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter(self._options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -436,6 +440,32 @@ class StreamLoader(NamedClasses):
     def statistics(self) -> Statistics:
         """What the loader has done so far, and what limits it."""
         return self._meter.statistics(skipped_samples=self._batch_builder.n_skipped)
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Record what happens within a `with` block, and write it to a file for ui.perfetto.dev or chrome://tracing.
+
+        It shows the loop's steps and waits, the workers' tasks and scans, and what was fetched, each on a line of its
+        own, with the durations that `statistics()` adds up. Written also where the block raises.
+
+        Args:
+            path: of the file, which is replaced; some hundred bytes an event.
+
+        Raises:
+            OSError: the file cannot be written.
+            RuntimeError: a trace of this loader is being recorded.
+        """
+        if self._meter.events is not None:
+            raise RuntimeError("a trace of this loader is being recorded already")
+        replace_file(os.fspath(path), lambda file: file.write(trace_json(()).encode()), durable=False)
+        self._meter.events = []
+        self._link.trace(on=True)
+        try:
+            yield
+        finally:
+            events, self._meter.events = self._meter.events, None
+            self._link.trace(on=False)
+            replace_file(os.fspath(path), lambda file: file.write(trace_json(events).encode()), durable=False)
 
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Idempotent."""

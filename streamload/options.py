@@ -24,6 +24,7 @@ from streamload.environment.launchers import found_rank, local_ranks, processors
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import shards_folder
 from streamload.fetch.fetch_options import Fetching
+from streamload.limits import MOST_WORKERS_PER_PROCESSOR
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
 from streamload.order.plan import OrderOptions
 from streamload.schedule.scheduler import PipelineSettings
@@ -36,7 +37,6 @@ __all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 
 
 _MOST_BATCH_SIZE = 1 << 40
-_MOST_WORKERS_PER_PROCESSOR = 4
 DEFAULT_WINDOW = 10_000
 """Samples: mixes about eleven shards of a thousand samples."""
 
@@ -108,7 +108,7 @@ class Options:
     def _warn_of_workers(self) -> None:
         """Each worker takes memory, and seconds of a processor to start."""
         processors = processors_of_rank()
-        if self.num_workers != "auto" and self.num_workers > _MOST_WORKERS_PER_PROCESSOR * processors:
+        if self.num_workers != "auto" and self.num_workers > MOST_WORKERS_PER_PROCESSOR * processors:
             warn_at_caller(
                 f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
                 f"{counted(processors, 'processor')} for this process: so many workers take long to start, and are no "
@@ -186,6 +186,16 @@ class Options:
             self._expansion_limit_bytes(own_transforms, existing),
             self.optional_fields,
         )
+
+    def most_workers(self, existing: Sequence[str]) -> int | None:
+        """With "auto", how many workers there may become: no more where fields share their room among them. Else None.
+
+        Args:
+            existing: the fields that the first shards have.
+        """
+        if self.num_workers != "auto" or not self.workers:
+            return None
+        return self.workers * (1 if self._expanding(existing) else MOST_WORKERS_PER_PROCESSOR)
 
     def _expanding(self, existing: Sequence[str]) -> int:
         """How many fields of a sample may expand; one where nobody knows which fields there are."""

@@ -1,20 +1,26 @@
-"""What each stage of a run did and what it waited for, and the verdict: what limits this run."""
+"""What a loader has done so far, stage by stage, and what limits it."""
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import perf_counter, process_time
 
-from streamload.decode.tasks import RowsDone, ScanDone
+from streamload.environment.launchers import processors_of_rank
+from streamload.storage.local_files import replace_file
 from streamload.text import counted
+from streamload.totals import Totals, duration_bucket, quantile_s
+from streamload.trace import Event
+from streamload.verdict import Limit, Machine, find_limit
 
-__all__ = ["FeederTotals", "Meter", "Statistics"]
+__all__ = ["Meter", "Statistics"]
 
-_SHORT_S = 2.0
-_FEW_BATCHES = 20
-_SHORT_WITH_FEW_BATCHES_S = 10.0
-"""Until then, starting processes and filling the pipeline is so much of a run that nothing can be said of the rest."""
+_PER_SECOND_OF_STAT = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_DURATIONS = ("wait", "step", "task")
+_QUANTILES = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,124 +31,186 @@ class Stage:
     waited_s: float
 
 
-@dataclass(slots=True)
-class FeederTotals:
-    """What a feeder adds up."""
-
-    payload_bytes: int = 0
-    plan_s: float = 0.0
-    scan_s: float = 0.0
-    decode_s: float = 0.0
-    transform_s: float = 0.0
-    collate_s: float = 0.0
-    workers_waited_s: float = 0.0
-    restarted_workers: int = 0
-    fetched_bytes: int = 0
-    requests: int = 0
-    failed_requests: int = 0
-    skipped_members: Mapping[str, int] = field(default_factory=dict)
-
-    def add(self, done: RowsDone | ScanDone) -> None:
-        """Take in a finished task."""
-        seconds = done.seconds
-        if isinstance(done, RowsDone):
-            self.payload_bytes += done.payload_bytes
-        self.scan_s += seconds.scan
-        self.decode_s += seconds.decode
-        self.transform_s += seconds.transform
-        self.collate_s += seconds.collate
-        self.workers_waited_s += seconds.waited
-
-    def plus(self, other: FeederTotals) -> FeederTotals:
-        """What two feeders, one after the other, have added up; members that both have skipped are the same ones."""
-        names = {each.name for each in fields(self)} - {"skipped_members"}
-        reasons = {**self.skipped_members, **other.skipped_members}
-        return FeederTotals(
-            **{name: getattr(self, name) + getattr(other, name) for name in names},
-            skipped_members={
-                reason: max(self.skipped_members.get(reason, 0), other.skipped_members.get(reason, 0))
-                for reason in reasons
-            },
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a loader has done so far.
+    """What a loader has done so far, or since other statistics of it.
 
     Attributes:
-        samples: delivered to the loop.
-        batches: delivered to the loop.
-        payload_bytes: bytes of the fields that were read, as stored.
-        stages: by name. "plan" (the feeder: order and index), "scan" (reading tar headers), "decode", "transform" and
-            "collate" (the workers, added up; they wait for tasks), "loop" (the user's own code between two batches;
-            its `waited_s` is what it waited for batches).
-        first_batch_s: what the loop waited for the very first batch, part of `stages["loop"].waited_s`; the verdict
-            leaves it out.
+        totals: everything that adds up, by name, with its unit at the end of the name: what `as_dict` returns, and
+            counts of durations.
+        settled: the same without the first batch, for which processes were started: what the verdict judges.
         skipped_members: members of shards that are no part of a sample, by reason, for shards scanned in this run.
-        skipped_samples: samples that failed and were left out or replaced (`on_error`).
-        restarted_workers: workers that died and were replaced; a feeder that died counts as one.
-        fetched_bytes: what has arrived from remote storage, before it was decompressed.
-        requests: for ranges of shards.
-        failed_requests: how many of these failed and were made again.
+        machine: where the loader runs.
     """
 
-    samples: int
-    batches: int
-    payload_bytes: int
-    stages: Mapping[str, Stage]
-    first_batch_s: float
+    totals: Totals
+    settled: Totals
     skipped_members: Mapping[str, int]
-    skipped_samples: int
-    restarted_workers: int
-    fetched_bytes: int
-    requests: int
-    failed_requests: int
+    machine: Machine
+
+    @property
+    def samples(self) -> int:
+        """Samples delivered to the loop."""
+        return int(self.totals["samples"])
+
+    @property
+    def batches(self) -> int:
+        """Batches delivered to the loop."""
+        return int(self.totals["batches"])
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the fields that were read, as stored."""
+        return int(self.totals["payload_bytes"])
+
+    @property
+    def first_batch_s(self) -> float:
+        """What the loop waited for the very first batch, part of `stages["loop"].waited_s`."""
+        return self.totals["first_batch_s"]
+
+    @property
+    def skipped_samples(self) -> int:
+        """Samples that failed and were left out or replaced (`on_error`)."""
+        return int(self.totals["skipped_samples"])
+
+    @property
+    def restarted_workers(self) -> int:
+        """Workers that died and were replaced; a feeder that died counts as one."""
+        return int(self.totals["restarted_workers"])
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What has arrived from remote storage, before it was decompressed."""
+        return int(self.totals["fetched_bytes"])
+
+    @property
+    def requests(self) -> int:
+        """Requests for ranges of shards."""
+        return int(self.totals["requests"])
+
+    @property
+    def failed_requests(self) -> int:
+        """How many of these failed and were made again."""
+        return int(self.totals["throttled_requests"] + self.totals["broken_requests"])
+
+    @property
+    def stages(self) -> Mapping[str, Stage]:
+        """Seconds by stage: "plan" (the feeder: order and index), "fetch" (connections, added up), "scan" (reading tar
+        headers), "decode", "transform" and "collate" (the workers, added up, which wait for tasks), and "loop" (the
+        user's own code between two batches, which waits for batches).
+        """
+        totals = self.totals
+        return {
+            "plan": Stage(totals["plan_s"], 0.0),
+            "fetch": Stage(totals["connection_s"] - totals["answer_s"], totals["answer_s"]),
+            "scan": Stage(totals["scan_s"], 0.0),
+            "decode": Stage(totals["decode_s"], totals["workers_waited_s"]),
+            "transform": Stage(totals["transform_s"], 0.0),
+            "collate": Stage(totals["collate_s"], 0.0),
+            "loop": Stage(totals["loop_worked_s"], totals["loop_waited_s"]),
+        }
+
+    @property
+    def limit(self) -> Limit:
+        """What limits this run: its stage, and what the remedy would gain."""
+        if not self.batches:
+            return Limit("unknown", "nothing yet: no batch has been delivered")
+        return find_limit(self.settled, self.machine)
 
     @property
     def verdict(self) -> str:
         """What limits this run, in one sentence, with what to do about it."""
-        loop = self.stages["loop"]
-        waited_s = loop.waited_s - self.first_batch_s
-        total_s = loop.worked_s + waited_s
-        if not self.batches:
-            return "nothing yet: no batch has been delivered"
-        if total_s < (_SHORT_WITH_FEW_BATCHES_S if self.batches < _FEW_BATCHES else _SHORT_S):
-            few = counted(self.batches, "batch")
-            return (
-                f"nothing that shows yet: {few} in {total_s:.1f} s are too short a run to judge, as starting is in it"
-            )
-        share = waited_s / total_s
-        if share < 0.05:
-            return f"the training loop: after the first batch it waits for data {share:.1%} of its time"
-        waits = f"after the first batch the loop waits {share:.1%} of its time"
-        work = {name: self.stages[name].worked_s for name in ("scan", "decode", "transform", "collate")}
-        busiest = max(work, key=lambda name: work[name])
-        if self.stages["decode"].waited_s > sum(work.values()):
-            where = "fetching" if self.requests else "the feeder or the storage"
-            return f"{where}: {waits}, and the workers wait as well"
-        return f"the workers: {waits}, most of the work is {busiest}; use more workers"
+        return self.limit.sentence
+
+    def since(self, earlier: Statistics) -> Statistics:
+        """What has happened since earlier statistics of the same loader, such as those of the last epoch."""
+        return Statistics(
+            self.totals.since(earlier.totals),
+            self.settled.since(earlier.settled),
+            self.skipped_members,
+            self.machine,
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """All of it as flat numbers by name, as TensorBoard, Weights & Biases or a log take them.
+
+        Names end in their unit. They are sums over the loader's life, so `now.since(before).as_dict()` has those of an
+        interval; "wait", "step" and "task" with "p50_s", "p95_s" and "max_s" are durations of the waits for batches,
+        of the loop's steps and of the workers' tasks, at most a fifth too long.
+        """
+        numbers = {name: value for name, value in self.totals.items() if "_durations/" not in name}
+        for kind in _DURATIONS:
+            for name, quantile in _QUANTILES:
+                numbers[f"{kind}_{name}_s"] = quantile_s(self.totals, kind, quantile)
+        return dict(sorted(numbers.items()))
+
+    def prometheus(self, **labels: str) -> str:
+        """The same as text in Prometheus' exposition format, for a file that its node exporter reads.
+
+        Args:
+            **labels: of every line, such as `rank="0"`.
+        """
+        return "".join(f"{line}\n" for line in self._exposed(labels))
+
+    def write_prometheus(self, path: str, **labels: str) -> None:
+        """Replace a file by `prometheus()`; who reads it sees the old one or the new one."""
+        replace_file(path, lambda file: file.write(self.prometheus(**labels).encode()), durable=False)
+
+    def _exposed(self, labels: Mapping[str, str]) -> Iterator[str]:
+        said: set[str] = set()
+        for name, value in self.as_dict().items():
+            metric, _, part = name.partition("/")
+            is_gauge = any(metric == f"{kind}_{each}_s" for kind in _DURATIONS for each, _ in _QUANTILES)
+            exposed = f"streamload_{metric.removesuffix('_s')}{'_seconds' if metric.endswith('_s') else ''}"
+            exposed += "" if is_gauge else "_total"
+            if part:
+                exposed = exposed.replace("_seconds_total", "_by_name_seconds_total")
+            if exposed not in said:
+                said.add(exposed)
+                yield f"# TYPE {exposed} {'gauge' if is_gauge else 'counter'}"
+            of_line = {**labels, **({"name": part} if part else {})}
+            shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in of_line.items())
+            yield f"{exposed}{{{shown}}} {value:.9g}" if shown else f"{exposed} {value:.9g}"
 
     def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
         given = f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch')}"
-        lines = [f"{given}, {self.payload_bytes / 1e6:.1f} MB read"]
-        lines += [
-            f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s"
-            for name, stage in self.stages.items()
-        ]
-        if self.first_batch_s:
-            lines[-1] += f", {self.first_batch_s:.3f} s of it for the first batch"
+        yield f"{given}, {self.payload_bytes / 1e6:.1f} MB read"
+        for name, stage in self.stages.items():
+            if name == "fetch" and not self.requests:
+                continue
+            first = f", {self.first_batch_s:.3f} s of it for the first batch" if name == "loop" else ""
+            yield f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s{first}"
+            for part, seconds in list(self.totals.parts(f"{name}_s").items())[:3]:
+                yield f"    {part:<8} {seconds:15.3f} s"
+        totals = self.totals
+        names = ("trainer", "feeder", "workers")
+        used = ", ".join(f"{name} {totals[f'{name}_processor_s']:.3f} s" for name in names)
+        yield f"  processors {used}"
         if self.requests:
             failed = f", {self.failed_requests} of them failed" if self.failed_requests else ""
-            lines.append(f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}")
+            yield f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}"
         if self.skipped_members:
-            lines.append("  members skipped: " + ", ".join(f"{n} {r}" for r, n in self.skipped_members.items()))
+            yield "  members skipped: " + ", ".join(f"{n} {reason}" for reason, n in self.skipped_members.items())
         if self.skipped_samples:
-            lines.append(f"  samples skipped: {self.skipped_samples}")
+            yield f"  samples skipped: {self.skipped_samples}"
         if self.restarted_workers:
-            lines.append(f"  workers restarted: {self.restarted_workers}")
-        lines.append(f"  limited by {self.verdict}")
-        return "\n".join(lines)
+            yield f"  workers restarted: {self.restarted_workers}"
+        yield f"  limited by {self.verdict}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _machine_processor_s() -> float:
+    """Seconds for which the processors of this machine have been busy since it was started; 0 where that is unknown."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/stat", "rb") as stat:
+        user, nice, system, _, _, irq, softirq, steal = map(int, stat.readline().split()[1:9])
+        return (user + nice + system + irq + softirq + steal) / _PER_SECOND_OF_STAT
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -150,53 +218,70 @@ class Meter:
     """What the trainer's side adds up over all passes.
 
     Attributes:
-        totals: of the present feeder.
-        earlier: of those before it.
+        workers: of the loader, at its start.
+        totals: of the trainer itself.
+        events: of a trace, while one is recorded.
     """
 
-    samples: int = 0
-    batches: int = 0
-    loop_worked_s: float = 0.0
-    loop_waited_s: float = 0.0
-    first_batch_s: float = 0.0
-    restarted_feeders: int = 0
-    totals: FeederTotals = field(default_factory=FeederTotals)
-    earlier: FeederTotals = field(default_factory=FeederTotals)
+    workers: int = 0
+    totals: Totals = field(default_factory=Totals)
+    events: list[Event] | None = None
+    _of_feeder: Totals = field(default_factory=Totals)
+    _of_earlier_feeders: Totals = field(default_factory=Totals)
+    _first: Totals | None = None
+    _skipped: Mapping[str, int] = field(default_factory=dict)
     _feeder: weakref.ref[object] | None = None
+    _processor_s: float = field(default_factory=process_time)
+    _machine_s: float = field(default_factory=_machine_processor_s)
 
-    def note_totals(self, totals: FeederTotals, feeder: object) -> None:
+    def note_totals(self, totals: Totals | None, skipped_members: Mapping[str, int], feeder: object) -> None:
         """Note what a feeder has added up so far."""
         if self._feeder is None or self._feeder() is not feeder:
-            self.earlier, self._feeder = self.earlier.plus(self.totals), weakref.ref(feeder)
-        self.totals = totals
+            self._of_earlier_feeders = self._of_earlier_feeders.plus(self._of_feeder)
+            self._of_feeder, self._feeder = Totals(), weakref.ref(feeder)
+        if totals is not None:
+            self._of_feeder = Totals(totals)
+        if skipped_members:  # those that two feeders have skipped are the same ones
+            before = self._skipped
+            self._skipped = {**before, **{r: max(n, before.get(r, 0)) for r, n in skipped_members.items()}}
+
+    def add_batch(self, samples: int) -> None:
+        """The loop gets a batch."""
+        self.totals["samples"] += samples
+        self.totals["batches"] += 1
+
+    def add_step(self, worked_s: float) -> None:
+        """The loop has worked so long on the batch before."""
+        self.totals["loop_worked_s"] += worked_s
+        self._add_event("step", worked_s)
+        self.totals[duration_bucket("step", worked_s)] += 1
 
     def add_wait(self, waited_s: float) -> None:
         """The loop has got a batch, which is counted already, and has waited so long for it."""
-        self.loop_waited_s += waited_s
-        if self.batches == 1:
-            self.first_batch_s = waited_s
+        self.totals["loop_waited_s"] += waited_s
+        self._add_event("wait", waited_s)
+        if self._first is None:
+            self.totals["first_batch_s"] = waited_s
+            self._first = self._now()
+        else:
+            self.totals[duration_bucket("wait", waited_s)] += 1
+
+    def _add_event(self, kind: str, seconds: float) -> None:
+        """The loop has done something until now."""
+        if self.events is not None:
+            batch = int(self.totals["batches"]) - 1
+            self.events.append(Event(kind, "loop", perf_counter() - seconds, seconds, {"batch": batch}))
 
     def statistics(self, skipped_samples: int) -> Statistics:
         """The figures as the user gets them."""
-        totals = self.earlier.plus(self.totals)
-        stages = {
-            "plan": Stage(totals.plan_s, 0.0),
-            "scan": Stage(totals.scan_s, 0.0),
-            "decode": Stage(totals.decode_s, totals.workers_waited_s),
-            "transform": Stage(totals.transform_s, 0.0),
-            "collate": Stage(totals.collate_s, 0.0),
-            "loop": Stage(self.loop_worked_s, self.loop_waited_s),
-        }
-        return Statistics(
-            samples=self.samples,
-            batches=self.batches,
-            payload_bytes=totals.payload_bytes,
-            stages=stages,
-            first_batch_s=self.first_batch_s,
-            skipped_members=dict(totals.skipped_members),
-            skipped_samples=skipped_samples,
-            restarted_workers=totals.restarted_workers + self.restarted_feeders,
-            fetched_bytes=totals.fetched_bytes,
-            requests=totals.requests,
-            failed_requests=totals.failed_requests,
-        )
+        self.totals["skipped_samples"] = skipped_samples
+        now = self._now()
+        settled = now.since(self._first) if self._first is not None else Totals()
+        workers = round(settled["worker_s"] / settled["feeder_s"]) if settled["feeder_s"] else self.workers
+        machine = Machine(workers if self.workers else 0, processors_of_rank(), os.cpu_count() or 1)
+        return Statistics(now, settled, dict(self._skipped), machine)
+
+    def _now(self) -> Totals:
+        self.totals["trainer_processor_s"] = process_time() - self._processor_s
+        self.totals["machine_processor_s"] = _machine_processor_s() - self._machine_s
+        return self.totals.plus(self._of_earlier_feeders).plus(self._of_feeder)

@@ -1,73 +1,112 @@
-"""The verdict on a run: what limits it, or that it is too early to say."""
+"""What a loader measures of itself, in its parts and as text for other programs."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamload import ShardWriter, StreamLoader, TarDataset
-from streamload.statistics import FeederTotals, Meter
+from streamload.statistics import Meter
+from streamload.totals import TimeIntegral, Totals, duration_bucket, quantile_s
 
 
-def verdict(batches: int, worked_s: float, waited_s: float, first_batch_s: float = 0.0, **totals: Any) -> str:
-    meter = Meter(
-        samples=8 * batches,
-        batches=batches,
-        loop_worked_s=worked_s,
-        loop_waited_s=waited_s,
-        first_batch_s=first_batch_s,
-        totals=FeederTotals(**totals),
-    )
-    return meter.statistics(skipped_samples=0).verdict
+def shards(folder: Path, samples: int) -> Path:
+    with ShardWriter(folder / "some") as writer:
+        for number in range(samples):
+            writer.write({"__key__": str(number), "cls": number})
+    return folder / "some"
 
 
-@pytest.mark.parametrize(
-    ("batches", "worked_s", "waited_s", "begins"),
-    [
-        (0, 0.0, 0.0, "nothing yet"),
-        (1, 0.0, 0.8, "nothing that shows yet: 1 batch in 0.8 s"),
-        (500, 0.5, 0.7, "nothing that shows yet: 500 batches in 1.2 s"),
-        (10, 0.5, 4.0, "nothing that shows yet: 10 batches in 4.5 s"),
-        (500, 4.0, 0.1, "the training loop"),
-        (10, 40.0, 1.0, "the training loop"),
-        (500, 1.0, 9.0, "the feeder or the storage"),
-    ],
-)
-def test_a_run_is_judged_when_there_is_enough_of_it(
-    batches: int, worked_s: float, waited_s: float, begins: str
-) -> None:
-    assert verdict(batches, worked_s, waited_s, decode_s=0.2, workers_waited_s=9.0).startswith(begins)
-
-
-def test_what_limits_a_long_run_is_named() -> None:
-    assert verdict(500, 1.0, 9.0, decode_s=9.0, transform_s=2.0).startswith("the workers")
-    assert verdict(500, 1.0, 9.0, workers_waited_s=9.0, requests=7).startswith("fetching")
-
-
-def test_the_wait_for_the_first_batch_is_no_reason_to_blame_anything() -> None:
-    assert verdict(240, 12.0, 0.9, first_batch_s=0.85, workers_waited_s=9.0).startswith(
-        "the training loop: after the first batch it waits for "
-    )
-    assert verdict(240, 12.0, 0.9, first_batch_s=0.05, workers_waited_s=9.0).startswith("the feeder or the storage")
-    assert verdict(240, 1.0, 9.5, first_batch_s=9.4, workers_waited_s=9.0).startswith("nothing that shows yet")
+def slow(value: Any) -> Any:
+    time.sleep(0.002)
+    return value
 
 
 def test_the_table_says_how_much_of_the_wait_was_for_the_first_batch() -> None:
     """Otherwise the share of the verdict contradicts the table above it."""
-    meter = Meter(samples=80, batches=240, loop_worked_s=12.0, loop_waited_s=3.9, first_batch_s=3.7)
+    meter = Meter()
+    for batch in range(240):
+        if batch:
+            meter.add_step(0.05)
+        meter.add_batch(8)
+        meter.add_wait(3.7 if batch == 0 else 0.001)
     lines = str(meter.statistics(skipped_samples=0)).splitlines()
     (loop,) = [line for line in lines if line.startswith("  loop")]
-    assert loop.endswith("waited    3.900 s, 3.700 s of it for the first batch")
-    assert lines[-1] == "  limited by the training loop: after the first batch it waits for data 1.6% of its time"
+    assert loop.endswith("waited    3.939 s, 3.700 s of it for the first batch")
+    assert lines[-1] == "  limited by the training step: after the first batch it waits for data 2.0% of its time"
+
+
+def test_a_run_adds_up(tmp_path: Path) -> None:
+    with StreamLoader(shards(tmp_path, 200), 10, transform={"cls": slow}, num_workers=2) as loader:
+        before = loader.statistics()
+        began_s = time.perf_counter()
+        for _ in loader:
+            pass
+        wall_s = time.perf_counter() - began_s
+        once = loader.statistics()
+        list(loader)
+        twice = loader.statistics()
+    totals = once.totals
+    assert before.totals["samples"] == 0
+    assert (once.samples, once.batches, twice.since(once).samples) == (200, 20, 200)
+    assert totals["transform_s"] == pytest.approx(totals["transform_s/cls: slow"])
+    assert totals["decode_s"] == pytest.approx(totals["decode_s/cls"])
+    stages_s = totals["decode_s"] + totals["transform_s"] + totals["collate_s"]
+    assert 200 * 0.002 <= stages_s <= totals["workers_busy_s"] <= totals["worker_s"] <= 2 * (wall_s + 60)
+    assert totals["workers_processor_s"] < totals["workers_busy_s"], "they sleep"
+    assert totals["loop_worked_s"] + totals["loop_waited_s"] <= wall_s
+    waits = sum(amount for name, amount in totals.items() if name.startswith("awaited_s/"))
+    assert 0 < waits <= totals["feeder_s"]
+    assert sum(totals.parts("wait_durations").values()) == 19, "the first batch is apart"
+    assert once.as_dict()["task_max_s"] >= 0.002
+
+
+def test_a_dict_is_flat_and_prometheus_reads_the_text(tmp_path: Path) -> None:
+    with StreamLoader(shards(tmp_path, 20), 10, transform={"cls": slow}, num_workers=0) as loader:
+        list(loader)
+        statistics = loader.statistics()
+    numbers = statistics.as_dict()
+    assert numbers["samples"] == 20
+    assert all(isinstance(value, int | float) for value in numbers.values())
+    assert not [name for name in numbers if "durations" in name]
+    statistics.write_prometheus(str(tmp_path / "streamload.prom"), rank="0")
+    lines = (tmp_path / "streamload.prom").read_text().splitlines()
+    assert 'streamload_samples_total{rank="0"} 20' in lines
+    assert "# TYPE streamload_samples_total counter" in lines
+    (transform,) = [line for line in lines if line.startswith("streamload_transform_by_name_seconds_total{")]
+    assert 'name="cls: slow"' in transform
+    kinds = [line for line in lines if line.startswith("#")]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_quantiles_are_at_most_a_fifth_too_long() -> None:
+    durations = np.random.default_rng(0).lognormal(-5, 2, 1000)
+    totals = Totals()
+    for seconds in durations:
+        totals[duration_bucket("some", seconds)] += 1
+    for quantile in (0.5, 0.95, 1.0):
+        exact = np.quantile(durations, quantile, method="inverted_cdf")
+        assert exact <= quantile_s(totals, "some", quantile) <= 1.19 * exact
+    assert quantile_s(totals, "others", 0.5) == 0
+
+
+def test_an_integral_over_time() -> None:
+    now_s = 10.0
+    integral = TimeIntegral(lambda: now_s)
+    integral.set(2)
+    now_s = 13.0
+    assert integral.now() == 6
+    integral.set(0)
+    now_s = 99.0
+    assert integral.now() == 6
 
 
 def test_what_the_first_batch_took_is_measured_once(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "some") as writer:
-        for number in range(40):
-            writer.write({"__key__": str(number), "cls": number})
-    with StreamLoader(tmp_path / "some", 10, num_workers=1) as loader:
+    with StreamLoader(shards(tmp_path, 40), 10, num_workers=1) as loader:
         next(iter(loader))
         first = loader.statistics()
         assert first.first_batch_s == first.stages["loop"].waited_s > 0

@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("limits", "text", "arguments", "warn_at_caller", "log_records"),
+    ("limits", "text", "arguments", "totals", "trace", "warn_at_caller", "log_records"),
     ("errors",),
     ("memory",),
     ("tar", "storage", "order", "images", "environment"),
@@ -28,6 +28,7 @@ LEVELS = (
     ("fetch", "write", "sampling"),
     ("decode",),
     ("workers",),
+    ("verdict",),
     ("statistics",),
     ("schedule",),
     ("options",),

@@ -33,6 +33,7 @@ from streamload.decode.field_reader import Progress, ShardReader
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
 from streamload.decode.rows import RowMaker
 from streamload.decode.seeding import RowRandomness
+from streamload.decode.task_clock import TaskClock
 from streamload.decode.tasks import (
     Failure,
     Job,
@@ -42,7 +43,6 @@ from streamload.decode.tasks import (
     RowsDone,
     RowTask,
     StoredValues,
-    WorkSeconds,
 )
 from streamload.decode.values import ValueBlock, dump_values
 from streamload.memory.slots import SlotMemory
@@ -79,15 +79,16 @@ class BatchMaker:
         """Set the layout of all later batches of rows."""
         self._layout = pickle.loads(layout)
 
-    def run(self, task: RowTask, shards: ShardReader, progress: Progress, waited_s: float = 0.0) -> RowsDone:
+    def run(self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock | None = None) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
+        clock = clock or TaskClock()
         try:
-            return self._run(task, shards, progress, waited_s, may_stay_stored=True)
+            return self._run(task, shards, progress, clock, may_stay_stored=True)
         except UnreadableError:  # reading one by one, it is the failure of a row
-            return self._run(task, shards, progress, waited_s, may_stay_stored=False)
+            return self._run(task, shards, progress, clock, may_stay_stored=False)
 
     def _run(
-        self, task: RowTask, shards: ShardReader, progress: Progress, waited_s: float, *, may_stay_stored: bool
+        self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock, *, may_stay_stored: bool
     ) -> RowsDone:
         random = self._random(task.epoch)
         with self.rows.seeds.whole_task():
@@ -103,9 +104,10 @@ class BatchMaker:
             )
             started = perf_counter()
             pieces = self._collate(task, made.rows, made.failures, random)
-        seconds = WorkSeconds(made.decode_s, made.transform_s, perf_counter() - started, 0.0, waited_s)
+        collate_s = perf_counter() - started
+        costs = clock.costs(decode=made.decode_s, transform=made.transform_s, collate=collate_s, named=made.named_s)
         unseeded = self.rows.seeds.missed_torch
-        return RowsDone(task.number, pieces, len(task.table), made.payload_bytes, seconds, unseeded=unseeded)
+        return RowsDone(task.number, pieces, len(task.table), made.payload_bytes, costs, unseeded=unseeded)
 
     def _random(self, epoch: int) -> SampleRandomness:
         if self._randomness is None or self._randomness[0] != epoch:

@@ -117,6 +117,7 @@ class Work:
         failures: of the rows that have failed so far, by row.
         decode_s: seconds spent on decoding.
         transform_s: seconds spent in the user's functions.
+        named_s: seconds of both, by what took them.
         columns: of the table.
         row_shards: the number of each row's shard.
     """
@@ -129,12 +130,26 @@ class Work:
     failures: dict[int, RowFailure] = field(default_factory=dict)
     decode_s: float = 0.0
     transform_s: float = 0.0
+    named_s: dict[str, float] = field(default_factory=dict)
     columns: tuple[Column, ...] = field(init=False)
     row_shards: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.columns = self.table.columns()
         self.row_shards = self.table.shards.tolist()
+
+    def decoded(self, name: str, seconds: float) -> None:
+        """Note what it took to decode a field."""
+        self.decode_s += seconds
+        self._note(f"decode_s/{name}", seconds)
+
+    def transformed(self, name: str, seconds: float) -> None:
+        """Note what a function of the user's took."""
+        self.transform_s += seconds
+        self._note(f"transform_s/{name}", seconds)
+
+    def _note(self, name: str, seconds: float) -> None:
+        self.named_s[name] = self.named_s.get(name, 0.0) + seconds
 
     def shards_of(self, column: Column) -> list[int]:
         """The number of the shard in which a field of each row lies."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -88,7 +88,7 @@ class DatasetTransforms:
         return [bisect_right(self._first_shards, shard) - 1 for shard in shards]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Transformed:
     """A column that the user's functions transform.
 
@@ -97,12 +97,15 @@ class _Transformed:
         functions: for each dataset, by field.
         values: one for each row, to be filled in.
         places: for each row an array for its value, where a function may make it.
+        decode_s, transform_s: what it has taken so far.
     """
 
     column: Column
     functions: list[dict[str, UserFunction]]
     values: Values
     places: list[NDArray[Any]] | None
+    decode_s: float = 0.0
+    transform_s: float = 0.0
 
     @property
     def every_function(self) -> list[UserFunction]:
@@ -129,6 +132,7 @@ class MadeRows:
         failures: what went wrong, by row.
         decode_s: seconds spent on decoding.
         transform_s: seconds spent in the user's functions.
+        named_s: seconds of both, by what took them.
         payload_bytes: of the fields, as they are stored.
     """
 
@@ -136,6 +140,7 @@ class MadeRows:
     failures: dict[int, RowFailure]
     decode_s: float
     transform_s: float
+    named_s: dict[str, float]
     payload_bytes: int
 
 
@@ -208,7 +213,7 @@ class RowMaker:
         rows = self._rows(work, places, may_stay_stored=may_stay_stored)
         work.progress[0] = -1
         payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
-        return MadeRows(rows, work.failures, work.decode_s, work.transform_s, payload_bytes)
+        return MadeRows(rows, work.failures, work.decode_s, work.transform_s, work.named_s, payload_bytes)
 
     def _rows(self, work: Work, places: Places | None, *, may_stay_stored: bool) -> Rows:
         columns: list[Any] = []
@@ -225,7 +230,7 @@ class RowMaker:
             stored = self._reader.stored_bytes(work, column) if may_stay_stored else None
             at_once = partial(places_here, _COPIED_AT_ONCE_BYTES)
             columns.append(stored or self._reader.read(work, column, self._failed(work, column), at_once))
-            work.decode_s += perf_counter() - started
+            work.decoded(column.name, perf_counter() - started)
         if transformed:
             self._transform_fields(work, transformed)
         rows = self._as_samples(work, columns)
@@ -252,6 +257,10 @@ class RowMaker:
             return self._failed(work, current.column)(row, error)
 
         work.each_row(make, failed)
+        for field in transformed:
+            name = field.column.name
+            work.decoded(name, field.decode_s)
+            work.transformed(f"{name}: {_shown(field.every_function)}", field.transform_s)
 
     def _places(self, work: Work, number: int, places: Places | None, least_bytes: int) -> list[NDArray[Any]] | None:
         """Where the values of a column are wanted."""
@@ -278,13 +287,13 @@ class RowMaker:
             return self._reader.decoder(name)(data)
         if function.starts_from_encoded and self._reader.keeps_nothing(name):
             value = self._checked(function.from_encoded(memoryview(data), rng, out))
-            work.decode_s += perf_counter() - started
+            field.decode_s += perf_counter() - started
             return value
         value = self._reader.decoder(name)(data)
         decoded = perf_counter()
-        work.decode_s += decoded - started
+        field.decode_s += decoded - started
         value = self._checked(function(value, rng, out))
-        work.transform_s += perf_counter() - decoded
+        field.transform_s += perf_counter() - decoded
         return value
 
     def _checked(self, value: Any) -> Any:
@@ -311,7 +320,7 @@ class RowMaker:
 
         started = perf_counter()
         work.each_row(make, self._failed(work, None))
-        work.transform_s += perf_counter() - started
+        work.transformed(_shown(filter(None, functions)), perf_counter() - started)
         return Rows(work.count, values=values)
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
@@ -387,6 +396,11 @@ class RowMaker:
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
             sidecar=None if where is None or where.shards is None else int(where.shards[row]),
         )
+
+
+def _shown(functions: Iterable[UserFunction]) -> str:
+    """The names of functions, for people."""
+    return " or ".join(dict.fromkeys(function.name for function in functions))
 
 
 def _names(table: RowTable) -> list[tuple[int, int, int]]:

@@ -40,9 +40,9 @@ __all__ = [
     "StoredColumn",
     "StoredValues",
     "Task",
+    "TaskCosts",
     "Transform",
     "ValueKind",
-    "WorkSeconds",
     "WorkerMessage",
     "WorkerSetup",
     "WorkerStarted",
@@ -374,14 +374,33 @@ class PieceDone(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WorkSeconds:
-    """The seconds of a task, by what they were spent on."""
+class TaskCosts:
+    """What a task took of its worker.
+
+    Attributes:
+        decode, transform, collate, scan: seconds, by what they were spent on.
+        waited: seconds for which the worker had waited for the task.
+        whole: seconds from its start to its end.
+        processor: seconds of these on a processor.
+        delayed: seconds of these in which it was ready to run, and others had the processors.
+        disk_bytes: what was read from a disk for it, not from memory.
+        named: seconds of some stage by what took them, such as "decode_s/jpg".
+        started: when it began, by `perf_counter`.
+        process: the number of the worker's process.
+    """
 
     decode: float = 0.0
     transform: float = 0.0
     collate: float = 0.0
     scan: float = 0.0
     waited: float = 0.0
+    whole: float = 0.0
+    processor: float = 0.0
+    delayed: float = 0.0
+    disk_bytes: int = 0
+    named: Mapping[str, float] = field(default_factory=dict)
+    started: float = 0.0
+    process: int = 0
 
 
 @dataclass(frozen=True)
@@ -397,7 +416,7 @@ class RowsDone:
     pieces: tuple[PieceDone, ...]
     rows: int
     payload_bytes: int
-    seconds: WorkSeconds
+    costs: TaskCosts
     unseeded: bool = False
 
 
@@ -416,4 +435,4 @@ class ScanDone:
 
     number: int
     found: tuple[ScannedShard, ...]
-    seconds: WorkSeconds
+    costs: TaskCosts

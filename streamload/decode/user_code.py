@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -92,6 +93,7 @@ class UserFunction:
     """A transform, and how it is called.
 
     Attributes:
+        name: for people.
         takes_rng: it has a parameter named `rng`, for a `numpy.random.Generator`.
         uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function without
             `rng`, unless its own attribute of this name is false.
@@ -100,6 +102,7 @@ class UserFunction:
 
     def __init__(self, function: Any) -> None:
         self._function = function
+        self.name = _name_of(function)
         self._from_encoded: Callable[..., Any] | None = getattr(function, "from_encoded", None)
         # The rest of a chain: only its first operation decodes, and other operations may be the user's.
         rest = getattr(function, "after_first", None)
@@ -169,6 +172,13 @@ class _TorchvisionStart:
             f"torchvision's {self._name} does not take NumPy arrays, which images are decoded to; begin with "
             "ToPILImage(), as in Compose([ToPILImage(), ...])"
         )
+
+
+def _name_of(function: Any) -> str:
+    """What people call a function or a callable object."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", None) or type(function).__name__
 
 
 def _torchvision_start(function: object) -> _TorchvisionStart | None:

@@ -13,7 +13,9 @@ from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, Task
+from streamload.environment.launchers import processors_of_rank
 from streamload.feeder.calls import COUNT_SAMPLES
+from streamload.feeder.feeder_meter import FeederMeter
 from streamload.feeder.hold_up import what_holds_up
 from streamload.feeder.messages import (
     AbandonEpoch,
@@ -24,6 +26,7 @@ from streamload.feeder.messages import (
     EpochStart,
     Failed,
     Ready,
+    Tracing,
 )
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
@@ -45,10 +48,14 @@ from streamload.schedule.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
 from streamload.schedule.scan_feed import ScanFeed
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, Resources, RowBatcher
-from streamload.statistics import FeederTotals
+from streamload.totals import Totals
 from streamload.workers.protocol import Pool
+from streamload.workers.worker_number import WorkerNumber
 
 __all__ = ["Feeder"]
+
+_ADAPTS_EVERY_S = 1.0
+
 
 Send = Callable[[Any, Sequence[int]], None]
 
@@ -102,7 +109,9 @@ class Feeder:
         )
         self._feed = None if prerequisites is None else ScanFeed(self._scans, self._tables, prerequisites.fetcher)
         self._orphaned = OrphanedTasks(None if prerequisites is None else prerequisites.fetcher)
-        self._totals = FeederTotals()
+        self._totals = Totals()
+        self._owns_process = shards is None
+        self._adapting: asyncio.TimerHandle | None = None
         self._counting: int | None = None  # the number of the call that waits for all counts
         self._epochs = Epochs(
             self._begin,
@@ -112,9 +121,27 @@ class Feeder:
         if shards is None:
             shards = ResidentShards(listing.numbered, None if prerequisites is None else prerequisites.fetcher)
         self.pool = start_pool(self, shards)
+        fetcher = None if prerequisites is None else prerequisites.fetcher
+        self._meter = FeederMeter(self._totals, self.pool, epochs=self._epochs, scans=self._scans, fetcher=fetcher)
         self._resources = Resources(
             self._tables, self._scans, self.pool, self._slots, self._learned, self.prerequisites
         )
+
+        if configure.most_workers is not None:
+            self._adapt_later(
+                WorkerNumber(configure.workers, most=configure.most_workers, processors=processors_of_rank())
+            )
+
+    def _adapt_later(self, wanted: WorkerNumber) -> None:
+        """Adapt the number of workers to what they do, from now on."""
+        self._adapting = asyncio.get_running_loop().call_later(_ADAPTS_EVERY_S, self._adapt, wanted)
+
+    def _adapt(self, wanted: WorkerNumber) -> None:
+        with self._failing():
+            self.pool.resize(wanted.observe(self._meter.observe()))
+            self._meter.resized()
+            self._pump()
+        self._adapt_later(wanted)
 
     def handle(self, message: Any) -> None:
         """Take a message from the trainer, and do what can be done now. Whatever fails is sent, not raised."""
@@ -128,6 +155,8 @@ class Feeder:
                         self.prerequisites.fetcher.foresight.begin(order, counts, message.epoch, message.position)
                     self._epochs.request(message)
                     self.pool.abandon_unwanted()
+                case Tracing():
+                    self._meter.trace(on=message.on)
                 case AbandonEpoch():
                     self._epochs.abandon(message.number)
                     self.pool.abandon_unwanted()
@@ -143,7 +172,7 @@ class Feeder:
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task has come back from the pool."""
         with self._failing():
-            self._totals.add(done)
+            self._meter.add(done)
             self._orphaned.release(done.number)
             if isinstance(done, RowsDone):
                 self._epochs.on_done(done)
@@ -167,7 +196,7 @@ class Feeder:
 
     def on_restarted(self) -> None:
         """A worker has died and was replaced."""
-        self._totals.restarted_workers += 1
+        self._totals["restarted_workers"] += 1
 
     def on_broken(self, error: Exception) -> None:
         """The pool cannot go on."""
@@ -179,6 +208,8 @@ class Feeder:
 
     def close(self) -> None:
         """End the workers and close the slots. Idempotent. `prerequisites` is closed by whoever has the loop."""
+        if self._adapting is not None:
+            self._adapting.cancel()
         self.pool.close()
         self._slots.close()
 
@@ -216,6 +247,7 @@ class Feeder:
         with self._failing():
             assert self.prerequisites is not None
             self.prerequisites.pump()
+            self._meter.watch_transfers()
             self.pool.drop_shards(self.prerequisites.fetcher.take_closed())
             self._pump()
 
@@ -225,6 +257,11 @@ class Feeder:
         )
 
     def _pump(self) -> None:
+        self._schedule()
+        self._meter.note_state()
+        self._check_room()
+
+    def _schedule(self) -> None:
         self._epochs.pump()
         if self._feed is not None and self._feed.pump():
             self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
@@ -235,7 +272,6 @@ class Feeder:
         if self._counting is not None and self._tables.counts.complete:
             self._send(Answer(self._counting, tuple(self._tables.counts.values.tolist())), ())
             self._counting = None
-        self._check_room()
 
     def _check_room(self) -> None:
         """Go on fetching where batches were released.
@@ -270,25 +306,19 @@ class Feeder:
             descriptors = [self._slots.descriptor(slot) for slot in opened]
             retired = tuple(self._slots.take_retired())
             self.pool.forget_slots(retired)
-            self._note_totals()
+            ends = last and end >= len(batches)
             ready = Ready(
                 start.identity,
                 tuple(part),
                 opened,
                 retired,
-                last=last and end >= len(batches),
+                last=ends,
                 acknowledge_after=acknowledge_after,
-                totals=self._totals,
+                totals=self._meter.to_send(always=ends, in_own_process=self._owns_process),
+                skipped_members=self._tables.skipped,
+                events=self._meter.take_events(),
             )
             self._send(ready, descriptors)
-
-    def _note_totals(self) -> None:
-        totals = self._totals
-        totals.skipped_members = self._tables.skipped
-        if self.prerequisites is not None:
-            counts = self.prerequisites.fetcher.counts
-            totals.fetched_bytes, totals.requests = counts.received_bytes, counts.requests
-            totals.failed_requests = counts.throttled + counts.broken
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

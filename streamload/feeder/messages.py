@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamload.decode.tasks import Failure
@@ -11,7 +12,8 @@ from streamload.index.listing import Listing
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
 from streamload.schedule.scheduler import PipelineSettings
-from streamload.statistics import FeederTotals
+from streamload.totals import Totals
+from streamload.trace import Event
 
 __all__ = [
     "AbandonEpoch",
@@ -22,6 +24,7 @@ __all__ = [
     "EpochStart",
     "Failed",
     "Ready",
+    "Tracing",
 ]
 
 
@@ -69,6 +72,7 @@ class Configure:
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.
         descriptors: how many the trainer may have open where it makes the rows, else 0.
+        most_workers: how many workers there may become, by what they do; None if their number is fixed.
     """
 
     listing: Listing | None
@@ -80,6 +84,7 @@ class Configure:
     ends_at_failure: bool = False
     log_levels: tuple[tuple[str, int], ...] = ()
     descriptors: int = 0
+    most_workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,17 @@ class AbandonEpoch:
 
 
 @dataclass(frozen=True)
+class Tracing:
+    """The trainer records a trace, or does so no more.
+
+    Attributes:
+        on: whether it does.
+    """
+
+    on: bool
+
+
+@dataclass(frozen=True)
 class Ready:
     """Batches for the loop.
 
@@ -119,7 +135,9 @@ class Ready:
         last: whether all batches of the epoch have been sent now. Of an epoch that has not been requested yet, a later
             message says so.
         acknowledge_after: how many batches may be taken before they are acknowledged.
-        totals: so far.
+        totals: what the feeder has added up so far; None where that has been sent a moment ago.
+        skipped_members: so far, by reason.
+        events: for a trace, since the last message.
     """
 
     start: tuple[int, int, int]
@@ -128,7 +146,9 @@ class Ready:
     retired: tuple[int, ...]
     last: bool
     acknowledge_after: int
-    totals: FeederTotals
+    totals: Totals | None = None
+    skipped_members: Mapping[str, int] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True)

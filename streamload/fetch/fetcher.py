@@ -161,6 +161,11 @@ class Fetcher:
         return listed.bytes if shard in self.fetched and compression_of(listed.url) is None else -1
 
     @property
+    def lacks_room(self) -> bool:
+        """Whether what is wanted next waits for room in the budget."""
+        return self._missing is not None
+
+    @property
     def counts(self) -> TransferCounts:
         """What has happened to requests so far."""
         return TransferCounts() if self._part_fetcher is None else self._part_fetcher.counts

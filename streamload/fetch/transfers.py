@@ -14,6 +14,7 @@ from streamload.fetch.hedged_requests import HedgedRequests, download_with_secon
 from streamload.limits import MOST_REQUESTS
 from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, download
 from streamload.storage.retry_policy import Retries
+from streamload.totals import TimeIntegral
 
 __all__ = ["Part", "Source", "TransferCounts", "Transfers", "Waiting"]
 
@@ -67,6 +68,14 @@ class TransferCounts:
         broken: those that failed otherwise, also in the middle of a body.
         second: those that were sent beside one that took too long.
         received_bytes: what arrived, with what arrived twice.
+        answered: those whose answer has begun.
+        answer_s: seconds from these requests to the first bytes of their answers.
+        connection_s: seconds in flight of all parts together.
+        limit_s: the integral of how many parts may be in flight, over the seconds in which there were any.
+        full_s: seconds in which as many were in flight as may.
+        in_flight: parts now.
+        ended: what has been fetched, if that is to be noted: its url, its start, when it was begun and when it ended
+            by the loop's clock, and its bytes.
     """
 
     requests: int = 0
@@ -74,6 +83,13 @@ class TransferCounts:
     broken: int = 0
     second: int = 0
     received_bytes: int = 0
+    answered: int = 0
+    answer_s: float = 0.0
+    connection_s: float = 0.0
+    limit_s: float = 0.0
+    full_s: float = 0.0
+    in_flight: int = 0
+    ended: list[tuple[str, int, float, float, int]] | None = None
 
 
 class Transfers:
@@ -122,8 +138,8 @@ class Transfers:
 
     @property
     def counts(self) -> TransferCounts:
-        """What has happened since the start; goes on being updated."""
-        return self._steering.counts
+        """What has happened since the start."""
+        return self._steering.counted()
 
     def room(self) -> int:
         """How many more may be started now; 0 or more. It grows when a part ends."""
@@ -147,7 +163,7 @@ class Transfers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, part: Part, task: asyncio.Task[Downloaded]) -> None:
-        del self._steering.running[task]
+        self._steering.remove(task, part.end - part.start)
         error = None if task.cancelled() else task.exception()
         if self._closed or task.cancelled():
             return
@@ -166,14 +182,38 @@ class _Steering:
         self.counts = TransferCounts()
         self.running: dict[asyncio.Task[Downloaded], _Running] = {}
         self.loop = loop
+        self._in_flight, self._limit, self._full = (TimeIntegral(loop.time) for _ in range(3))
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, task: asyncio.Task[Downloaded], running: _Running) -> None:
-        """A part is in flight; whoever ends it removes it."""
+        """A part is in flight, until `remove`."""
         self.running[task] = running
+        self._note_in_flight()
         self.hedged_requests.started()
         if self._timer is None:
             self._timer = self.loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
+
+    def remove(self, task: asyncio.Task[Downloaded], part_bytes: int) -> None:
+        """A part is in flight no more."""
+        running = self.running.pop(task)
+        if self.counts.ended is not None:
+            now_s = self.loop.time()
+            waiting = running.waiting(now_s)
+            self.counts.ended.append((waiting.url, waiting.start, now_s - waiting.seconds, now_s, part_bytes))
+        self._note_in_flight()
+
+    def counted(self) -> TransferCounts:
+        """The counts until now."""
+        self.counts.connection_s, self.counts.limit_s = self._in_flight.now(), self._limit.now()
+        self.counts.full_s = self._full.now()
+        return self.counts
+
+    def _note_in_flight(self) -> None:
+        in_flight, limit = len(self.running), self.concurrency.limit
+        self.counts.in_flight = in_flight
+        self._in_flight.set(in_flight)
+        self._limit.set(limit if in_flight else 0)
+        self._full.set(in_flight >= limit)
 
     def _hedge_late_requests(self) -> None:
         """Request again what is late, and look at all again soon, as long as there is anything."""
@@ -257,6 +297,8 @@ class _ReportingWatch(Watch):
         """See `Watch.answered`."""
         if self.sent_s is not None:
             self._steering.hedged_requests.answered(now_s - self.sent_s)
+            self._steering.counts.answered += 1
+            self._steering.counts.answer_s += now_s - self.sent_s
         super().answered(now_s, requested_bytes)
 
     def completed(self, now_s: float) -> None:

@@ -27,7 +27,7 @@ from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.scheduler import PipelineSettings, Resources, RowBatch, RowBatcher, Scheduler
-from streamload.statistics import FeederTotals
+from streamload.totals import Totals
 
 __all__ = ["Epoch", "Epochs", "OrphanedTasks", "Part", "ReadyBatch"]
 
@@ -141,7 +141,7 @@ class Epoch:
         start: EpochStart,
         resources: Resources,
         *,
-        totals: FeederTotals,
+        totals: Totals,
         orphaned: OrphanedTasks,
         before: RowBatcher | None = None,
     ) -> None:
@@ -187,6 +187,11 @@ class Epoch:
         return not self.busy and self._scheduler.blocked
 
     @property
+    def full(self) -> bool:
+        """Whether as many batches are in flight, or wait for the loop, as may."""
+        return self._scheduler.full
+
+    @property
     def busy(self) -> bool:
         """Whether any task is in flight."""
         return bool(self._tasks)
@@ -210,7 +215,7 @@ class Epoch:
                 self._pool.submit(task)
             else:
                 self._scans.submit(task, self._pool)
-        self._totals.plan_s += self._scheduler.take_plan_s()
+        self._totals["plan_s"] += self._scheduler.take_plan_s()
         if self._scheduler.error is not None and not self.busy:
             raise self._scheduler.error
 
@@ -364,6 +369,17 @@ class Epochs:
     def blocked(self) -> bool:
         """Whether nothing can be done of the requested epoch before more bytes are resident; see `Epoch.blocked`."""
         return self._requested is not None and self._requested.blocked
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the trainer waits, as far as that is known here: it acknowledges some batches late."""
+        return self._requested is not None and not self.trainer_is_busy
+
+    @property
+    def full(self) -> bool:
+        """Whether the requested epoch is `Epoch.full`, or has no task left."""
+        epoch = self._requested
+        return epoch is not None and (epoch.exhausted or epoch.full)
 
     @property
     def busy(self) -> bool:

@@ -118,8 +118,8 @@ class Learned:
 
     def measure(self, done: RowsDone) -> None:
         """Learn from the time that a task took."""
-        seconds = done.seconds
-        row_s = (seconds.decode + seconds.transform + seconds.collate) / max(1, done.rows)
+        costs = done.costs
+        row_s = (costs.decode + costs.transform + costs.collate) / max(1, done.rows)
         self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
 
 
@@ -247,6 +247,11 @@ class Scheduler:
         batch would be written by two layouts.
         """
         return self._ahead.exhausted and self._scheduling is None and not self._waits_for_first_row
+
+    @property
+    def full(self) -> bool:
+        """Whether as many batches are in flight, or wait for the loop, as may."""
+        return self._batcher.outstanding >= self.outstanding
 
     @property
     def blocked(self) -> bool:

@@ -290,7 +290,7 @@ class EpochIterator(Iterator[Any]):
             if self._feeder_died:
                 raise second_death(died) from died
             self._feeder_died = True
-            self._meter.restarted_feeders += 1
+            self._meter.totals["restarted_workers"] += 1
             self._go_on_elsewhere()
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
@@ -344,7 +344,7 @@ class EpochIterator(Iterator[Any]):
             self._requested_at = perf_counter()
             self._waited_before_s = self.connection.waited_s
             if self._gave_at is not None:
-                self._meter.loop_worked_s += self._requested_at - self._gave_at
+                self._meter.add_step(self._requested_at - self._gave_at)
         return self._requested_at
 
     def _take(self) -> tuple[Any] | None:
@@ -361,8 +361,7 @@ class EpochIterator(Iterator[Any]):
             self._look_ahead()
             batch = batch.give()
         self._note_given(made.end)
-        self._meter.samples += made.samples
-        self._meter.batches += 1
+        self._meter.add_batch(made.samples)
         self._batches += 1
         return (batch,)
 
@@ -450,14 +449,16 @@ class EpochIterator(Iterator[Any]):
         match message:
             case Ready():
                 self.connection.forget(message.retired)  # not sooner: batches of earlier messages may lie there
-                self._meter.note_totals(message.totals, self.connection)
+                self._meter.note_totals(message.totals, message.skipped_members, self.connection)
+                if message.events and self._meter.events is not None:
+                    self._meter.events += message.events
                 if message.start == self._start.identity:
                     self._pending.extend(message.batches)
                     self._all_came = message.last
                     self._acknowledge_after = message.acknowledge_after
                 else:
                     self._release(message.batches)
-                self._batch_builder.skipped_members.look_at(message.totals.skipped_members)
+                self._batch_builder.skipped_members.look_at(message.skipped_members)
             case Failed(start=(number, _, _) as start) if (
                 start != self._start.identity and number <= self._start.number
             ):  # in work that nobody wants any more, and it does no other
@@ -528,10 +529,7 @@ class EpochIterator(Iterator[Any]):
         untaken, all_came = tuple(self._pending), self._all_came
         self.stop(why)
         if untaken:
-            totals = self._meter.totals
-            self.connection.put_back(
-                [Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1, totals=totals)]
-            )
+            self.connection.put_back([Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)])
         if not all_came:
             self.connection.abandon(self._start.number)
         if self._mover is not None:

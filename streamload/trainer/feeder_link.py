@@ -18,7 +18,7 @@ from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
-from streamload.feeder.messages import Configure
+from streamload.feeder.messages import Configure, Tracing
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.index.labels import Labels
 from streamload.index.listing import Listing, joined_listing
@@ -58,6 +58,7 @@ class FeederLink:
 
     Attributes:
         listing: the shards.
+        traces: whether feeders note events for a trace.
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
 
     Raises:
@@ -81,7 +82,7 @@ class FeederLink:
         self._client = FeederClient(
             options.storages, named_places(portions.values()), partial(_start_process, options, registry)
         )
-        self._closed = False
+        self._closed = self.traces = False
         self._configured: tuple[Configure, Job | None] | None = None
         self._classes_agree = False
         self._job: PickledJob | None = None
@@ -118,8 +119,16 @@ class FeederLink:
         with self._client.starting:
             check()
             connection = self.connect(lanes)
+            if self.traces:
+                connection.send_later(Tracing(on=True))
             (connection.send if at_once else connection.send_later)(start)
             return connection
+
+    def trace(self, *, on: bool) -> None:
+        """Have the feeder note events for a trace, or no more: the running one, and those after it."""
+        self.traces = on
+        if self._connection is not None and not self._connection.closed and self._connection.death is None:
+            self._connection.send_later(Tracing(on=on))
 
     def connect(self, lanes: int) -> Connection:
         """The connection to a configured feeder; in the place of one that has died, another one configured alike.
@@ -361,6 +370,7 @@ class FeederLink:
             settings=self.settings(lanes),
             job=b"" if self._job is None else self._job.data,
             workers=options.workers,
+            most_workers=options.most_workers(self._existing),
             fetching=options.fetching(self._existing),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise" and options.in_order,

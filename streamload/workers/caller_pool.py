@@ -46,6 +46,13 @@ class CallerPool:
         """Whether the caller holds no task."""
         return not self._link.tasks
 
+    def workers_with_tasks(self) -> tuple[int, int]:
+        """See `Pool.workers_with_tasks`."""
+        return 1, len(self._link.tasks)
+
+    def resize(self, number: int) -> None:
+        """Do nothing: there is one caller."""
+
     def submit(self, task: Task) -> None:
         """Send a task; it is done when the caller waits for a batch."""
         self._link.give(task)

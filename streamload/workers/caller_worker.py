@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, WorkSeconds
+from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, TaskCosts
 from streamload.memory.slots import HeapSlots
 from streamload.workers.task_runner import TaskRunner
 
@@ -59,7 +59,7 @@ class CallerWorker:
 
     def _do(self, task: RowTask | ScanTask) -> RowsDone | ScanDone | None:
         if isinstance(task, RowTask) and task.pass_number != self._pass_number:
-            return RowsDone(task.number, (), 0, 0, WorkSeconds())
+            return RowsDone(task.number, (), 0, 0, TaskCosts())
         done = self._runner.handle(task, (), [-1, -1])
         if isinstance(done, RowsDone) and any(piece.failures for piece in done.pieces):
             self._failed.append(done)  # exceptions that stay here are found again only while they are referred to

@@ -9,6 +9,7 @@ made in between, the pool gives up.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -184,6 +185,12 @@ class PoolWorker:
         """The task and the row (or -1) that the worker was last working on."""
         return int(self._progress[1]), int(self._progress[0])
 
+    def reap(self) -> bool:
+        """Whether the process has ended by itself; then nothing of it is left."""
+        if self._ended is None and self._child.wait(0) is not None:
+            self.end(0.0)
+        return self._ended is not None
+
     def end(self, grace_s: float) -> str:
         """Wait for the process up to `grace_s`, then kill it; returns how it ended, for a message."""
         if self._ended is not None:
@@ -222,7 +229,6 @@ class ProcessPool:
         log_levels: tuple[tuple[str, int], ...] = (),
         launched: Iterable[WorkerChild] = (),
     ) -> None:
-        self.capacity = workers * _TASKS_AHEAD
         self._job = job
         self._import_path = import_path
         self._log_levels = log_levels
@@ -241,12 +247,22 @@ class ProcessPool:
         most_open = max(1, descriptor_limit() // WORKER_SHARDS_SHARE)
         self._link = partial(WorkerLink, shards=shards, slots=slots, most_open=most_open)
         self._workers = [self._start(number, next(started, None)) for number in range(workers)]
+        self._retired: list[PoolWorker] = []
 
     # -- the Pool protocol -----------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """See `Pool.capacity`."""
+        return len(self._workers) * _TASKS_AHEAD
 
     def has_room(self) -> bool:
         """Whether some worker that has started holds fewer tasks than it may."""
         return not self._returned.tasks and self._least_busy() is not None
+
+    def workers_with_tasks(self) -> tuple[int, int]:
+        """See `Pool.workers_with_tasks`."""
+        return len(self._workers), sum(not worker.started or bool(worker.link.tasks) for worker in self._workers)
 
     def submit(self, task: Task) -> None:
         """Give a task to the worker with the fewest."""
@@ -302,9 +318,29 @@ class ProcessPool:
         found = [worker.activity(start) for worker, start in requested if worker in self._workers]
         return sorted(filter(None, found), key=lambda each: -1 if each.task is None else each.task.number)
 
+    def resize(self, number: int) -> None:
+        """Have another number of workers, at least one: new ones are started, and free ones end.
+
+        As long as there are not enough free ones, fewer end; calling again ends more.
+        """
+        taken = {worker.number for worker in self._workers}
+        free = (each for each in itertools.count() if each not in taken)
+        while len(self._workers) < number:
+            self._workers.append(self._start(next(free)))
+        for worker in [worker for worker in self._workers if worker.started and not worker.link.tasks]:
+            if len(self._workers) > max(1, number):
+                self._workers.remove(worker)
+                self._retire(worker)
+
+    def _retire(self, worker: PoolWorker) -> None:
+        """End a worker without tasks, without waiting for it."""
+        self._retired = [each for each in self._retired if not each.reap()]
+        worker.channel.close()
+        self._retired.append(worker)
+
     def close(self) -> None:
         """End all workers: at once where they wait for work, after a short grace period where user code runs."""
-        workers, self._workers = self._workers, []
+        workers, self._workers, self._retired = self._workers + self._retired, [], []
         for worker in workers:
             worker.channel.close()
         deadline_s = monotonic() + _GRACE_S  # for all together: there may be many, each in user code

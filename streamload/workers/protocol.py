@@ -53,11 +53,18 @@ class PoolEvents(Protocol):
 class Pool(Protocol):
     """Does tasks: worker processes, or the caller itself."""
 
-    capacity: int
-    """How many tasks it holds at most."""
+    @property
+    def capacity(self) -> int:
+        """How many tasks it holds at most."""
 
     def has_room(self) -> bool:
         """Whether it takes a task now."""
+
+    def workers_with_tasks(self) -> tuple[int, int]:
+        """How many workers there are, and how many of them have a task or are starting."""
+
+    def resize(self, number: int) -> None:
+        """Have another number of workers, where it can."""
 
     def submit(self, task: Task) -> None:
         """Take a task; its result comes as an event."""

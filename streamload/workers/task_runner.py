@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
+from dataclasses import replace
 from typing import Any
 
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.field_reader import Progress
 from streamload.decode.open_shards import OpenShards
+from streamload.decode.task_clock import DelayCounter, TaskClock
 from streamload.decode.tasks import (
     ForgetShards,
     ForgetSlots,
@@ -22,7 +23,6 @@ from streamload.decode.tasks import (
     ScanTask,
     ShardsOpened,
     SlotOpened,
-    WorkSeconds,
 )
 from streamload.memory.slots import HeapSlots, MappedSlots
 from streamload.tar.scan import scan_file, scan_prefix
@@ -30,11 +30,12 @@ from streamload.tar.scan import scan_file, scan_prefix
 __all__ = ["TaskRunner"]
 
 
-def scan(task: ScanTask, shards: OpenShards, waited_s: float = 0.0) -> ScanDone:
+def scan(task: ScanTask, shards: OpenShards, clock: TaskClock | None = None) -> ScanDone:
     """Read the headers of shards, or of the part of one that has arrived."""
-    started = perf_counter()
+    clock = clock or TaskClock()
     found = tuple(_scanned(task, shard, shards) for shard in task.shards)
-    return ScanDone(task.number, found, WorkSeconds(scan=perf_counter() - started, waited=waited_s))
+    costs = clock.costs()
+    return ScanDone(task.number, found, replace(costs, scan=costs.whole))
 
 
 def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
@@ -75,6 +76,7 @@ class TaskRunner:
         *,
         in_callers_process: bool = False,
     ) -> None:
+        self._delays = None if in_callers_process else DelayCounter()
         self._slots = MappedSlots()
         self._shards = OpenShards(maps=not in_callers_process)
         self.maker = BatchMaker(job, self._slots if heap is None else heap, in_callers_process=in_callers_process)
@@ -93,10 +95,10 @@ class TaskRunner:
         match message:
             case RowTask():
                 progress[1] = message.number
-                return self.maker.run(message, self._shards, progress, waited_s)
+                return self.maker.run(message, self._shards, progress, TaskClock(waited_s, self._delays))
             case ScanTask():
                 progress[0], progress[1] = -1, message.number
-                return scan(message, self._shards, waited_s)
+                return scan(message, self._shards, TaskClock(waited_s, self._delays))
             case ShardsOpened():
                 for opened, descriptor in zip(message.shards, descriptors, strict=True):
                     self._shards.add(opened, descriptor)
@@ -115,3 +117,5 @@ class TaskRunner:
         """Close all shards and slots. Idempotent."""
         self._shards.close()
         self._slots.close()
+        if self._delays is not None:
+            self._delays.close()

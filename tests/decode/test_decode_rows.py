@@ -550,8 +550,8 @@ def test_the_answer_says_what_was_done() -> None:
     shelf = Shelf(numbered(5))
     done, _ = run(job(fields=("cls",)), shelf, shelf.task(("cls",), number=17))
     assert (done.number, done.rows, done.payload_bytes) == (17, 5, 5)
-    assert done.seconds.decode > 0
-    assert done.seconds.collate > 0
+    assert done.costs.decode > 0
+    assert done.costs.collate > 0
 
 
 def test_failures_of_any_row_leave_the_others_right() -> None:

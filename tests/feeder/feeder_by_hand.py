@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, WorkSeconds
+from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, TaskCosts
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Acknowledge, Configure, EpochStart, Ready
 from streamload.fetch.budget import budget_for
@@ -54,6 +54,9 @@ class PoolByHand:
 
     def has_room(self) -> bool:
         return not self.returned and not self.full
+
+    def workers_with_tasks(self) -> tuple[int, int]:
+        return 2, min(2, len(self.tasks) + len(self.scans))
 
     def submit(self, task: Task) -> None:
         if isinstance(task, RowTask):
@@ -167,7 +170,7 @@ class FeederByHand:
         pieces = tuple(
             PieceDone(piece, layout=b"any", size_bytes=1, rows=piece.rows)._replace(**changes) for piece in task.pieces
         )
-        self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, WorkSeconds(decode=1.0)))
+        self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, TaskCosts(decode=1.0)))
 
     def scan(self, task: ScanTask) -> None:
         """Do a scan, of what has been fetched."""

@@ -92,7 +92,11 @@ class Epoch:
 
 def test_every_part_is_fetched_once_with_one_request_as_many_beside_each_other_as_allowed() -> None:
     epoch = Epoch(lambda _: USUAL, count=50, most=10)
-    assert epoch.run() == TransferCounts(requests=50, received_bytes=50 * PART_BYTES - 7)
+    counts = epoch.run()
+    assert (counts.requests, counts.received_bytes) == (50, 50 * PART_BYTES - 7)
+    assert (counts.answered, counts.throttled, counts.broken, counts.second, counts.in_flight) == (50, 0, 0, 0, 0)
+    assert 0 < counts.answer_s <= counts.connection_s <= counts.limit_s
+    assert counts.full_s <= counts.connection_s
     epoch.assert_whole()
     assert epoch.rooms[0] == max(epoch.in_flight) == 10
     assert epoch.took_s == pytest.approx(5 * USUAL_S)

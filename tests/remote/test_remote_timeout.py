@@ -14,7 +14,7 @@ from streamload.errors import SampleError
 from streamload.feeder.messages import Ready
 from streamload.order.epoch_start import EpochStart
 from streamload.schedule.epoch import ReadyBatch
-from streamload.statistics import FeederTotals, Meter
+from streamload.statistics import Meter
 from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.skipped_members import SkippedMembers
 
@@ -79,7 +79,7 @@ def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it(
 
     def ready(*ends: int, last: bool = False) -> Ready:
         batches = tuple(ReadyBatch(0, 0, None, 1, (), (), False, end) for end in ends)
-        return Ready(start.identity, batches, (), (), last, 1, FeederTotals())
+        return Ready(start.identity, batches, (), (), last, 1)
 
     connection: Any = Scripted(ready(), ready(), ready(1), ready(), ready(2), ready(last=True))
     batch_builder: Any = Given()

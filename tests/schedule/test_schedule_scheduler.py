@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_shards import write_numbers
 
-from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScannedShard, ScanTask, WorkSeconds
+from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScannedShard, ScanTask, TaskCosts
 from streamload.index.listing import list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
@@ -30,8 +30,8 @@ from streamload.schedule import lookahead as lookahead
 from streamload.schedule.epoch import Epoch, OrphanedTasks, ReadyBatch
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, PipelineSettings, Resources
-from streamload.statistics import FeederTotals
 from streamload.tar.scan import scan_shard
+from streamload.totals import Totals
 
 COUNTS = (40, 3, 57, 20)
 
@@ -116,7 +116,7 @@ class Run:
             ),
             self.start,
             Resources(self.tables, self._scans, self.pool, self.slots, self.learned),
-            totals=FeederTotals(),
+            totals=Totals(),
             orphaned=OrphanedTasks(None),
         )
 
@@ -150,7 +150,7 @@ class Run:
             with open(shard.url, "rb") as file:
                 table = scan_shard(map_memory(file.fileno(), shard.bytes, writable=False), shard.url)
             found.append(ScannedShard(number, table))
-        return ScanDone(task.number, tuple(found), WorkSeconds())
+        return ScanDone(task.number, tuple(found), TaskCosts())
 
     def _rows(self, task: RowTask) -> RowsDone:
         self.tasks.append(task)
@@ -172,7 +172,7 @@ class Run:
             )
         assert row == len(places)
         row_s = self._row_s if self._row_s is not None else 1e-4
-        return RowsDone(task.number, tuple(done), len(places), 0, WorkSeconds(decode=row_s * len(places)))
+        return RowsDone(task.number, tuple(done), len(places), 0, TaskCosts(decode=row_s * len(places)))
 
     def finish(self, choose: Callable[[int], int] = lambda count: 0, taken_at_once: int = 1) -> None:
         """Go on to the end; the loop takes batches as they come."""
@@ -427,10 +427,10 @@ def test_tasks_carry_the_places_of_their_own_rows(folder: Path) -> None:
 
 def test_what_was_measured_is_a_moving_mean() -> None:
     learned = Learned()
-    done = RowsDone(0, (), 10, 0, WorkSeconds(decode=0.5, transform=0.3, collate=0.2, waited=9.0))
+    done = RowsDone(0, (), 10, 0, TaskCosts(decode=0.5, transform=0.3, collate=0.2, waited=9.0))
     learned.measure(done)
     assert learned.row_s == pytest.approx(0.1)
-    learned.measure(RowsDone(0, (), 10, 0, WorkSeconds(decode=2.0)))
+    learned.measure(RowsDone(0, (), 10, 0, TaskCosts(decode=2.0)))
     assert learned.row_s == pytest.approx(0.13)
 
 

@@ -1,0 +1,79 @@
+"""Events of a run in the Trace Event Format, which Perfetto and chrome://tracing show.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["Event", "trace_json"]
+
+_TRACKS = ("loop", "worker", "connection")
+"""From top to bottom: what is made, who makes it, and what it is made of."""
+
+
+class Event(NamedTuple):
+    """Something that took time.
+
+    Attributes:
+        kind: "step" and "wait" of the loop, "task" and "scan" of a worker, "fetch".
+        track: who did it, as "loop", "worker 4711" or "connection". Two events of a connection may overlap.
+        start_s: when it began, by `time.perf_counter`, which all processes of a machine share on Linux.
+        seconds: how long it took.
+        details: more about it.
+    """
+
+    kind: str
+    track: str
+    start_s: float
+    seconds: float
+    details: Mapping[str, Any]
+
+
+def trace_json(events: Iterable[Event]) -> str:
+    """The text of a trace file."""
+    ordered = sorted(events, key=lambda event: event.start_s)
+    begins_s = ordered[0].start_s if ordered else 0.0
+    lines: dict[str, int] = {}
+    shown = []
+    for event, track in _on_tracks(ordered):
+        number = lines.setdefault(track, _order_of(track) * 10_000 + len(lines))
+        shown.append(
+            {
+                "name": event.kind,
+                "cat": event.kind,
+                "ph": "X",
+                "ts": round((event.start_s - begins_s) * 1e6, 3),
+                "dur": round(event.seconds * 1e6, 3),
+                "pid": 1,
+                "tid": number,
+                "args": dict(event.details),
+            }
+        )
+    return json.dumps({"traceEvents": [*_names(lines), *shown], "displayTimeUnit": "ms"}, separators=(",", ":"))
+
+
+def _order_of(track: str) -> int:
+    return 1 + _TRACKS.index(track.split(maxsplit=1)[0])
+
+
+def _names(lines: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    yield {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "streamload"}}
+    for track, number in lines.items():
+        yield {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": track}}
+        yield {"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": number, "args": {"sort_index": number}}
+
+
+def _on_tracks(ordered: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+    """Each event with its track; those of connections get the first one that is free."""
+    free_at_s: list[float] = []
+    for event in ordered:
+        if event.track != "connection":
+            yield event, event.track
+            continue
+        number = next((n for n, free_s in enumerate(free_at_s) if free_s <= event.start_s), len(free_at_s))
+        free_at_s[number : number + 1] = [event.start_s + event.seconds]
+        yield event, f"connection {number + 1}"
