@@ -46,12 +46,12 @@ def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     launch_process = streamload.environment.launch.launch
 
-    def launch(module: str, workers: int, at_once: int) -> Child:
+    def launch(module: str, workers: int) -> Child:
         assert module == "streamload.feeder.start"
         if workers:
-            return launch_process(module, workers, at_once)
+            return launch_process(module, workers)
         ours, theirs = socket.socketpair()
-        thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers(0))))
+        thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers())))
         thread.start()
         process: Any = ThreadAsProcess(thread)
         return Child(process, ours, new_memory(0))

@@ -248,7 +248,7 @@ def misplaced_libraries(tree: Tree) -> list[str]:
                 found.append(f"{module.at(item.line)} imports {library}")
         found += [
             f"{module.at(call.lineno)} calls os.{call.func.attr}"
-            for call in _calls(module.tree, PROCESS_CALLS)
+            for call in _calls(module.tree, PROCESS_CALLS if module.name not in STARTERS else PROCESS_CALLS - {"fork"})
             if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "os"
         ]
     return found

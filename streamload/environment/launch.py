@@ -1,20 +1,28 @@
-"""Starts our processes: plain subprocesses, each on one end of a socket pair.
+"""Starts our processes, each on one end of a socket pair: subprocesses, and forks of a feeder that has just begun.
 
-It imports nothing slow, so that the feeder can start its workers before it imports what it needs itself.
+A worker imports half of what its feeder does, which takes a processor longer than anything else until the first batch.
+So the first workers are forks of the feeder, made when these modules are loaded and it has no thread, no open file and
+no code of the user yet. Where it has another thread, where the system is not Linux, and later, when workers are added
+or replaced, they are subprocesses.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
+from functools import partial
+from time import monotonic, sleep
+from typing import NoReturn
 
 from streamload.memory.unnamed import new_memory
 
@@ -39,6 +47,44 @@ _STACK_SIGNAL = signal.SIGUSR2
 STACK_S = 0.2
 """How long a process may take to write its stack after `request_stack`."""
 
+_LOOK_UP_S = 0.002
+"""How often it is looked whether a fork has ended."""
+
+
+class Fork:
+    """A fork of this process, with what `Child` needs of a `subprocess.Popen`.
+
+    Attributes:
+        pid: its number.
+        returncode: its exit status, negative for a signal, once it has been waited for.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. Raises subprocess.TimeoutExpired if it has not ended after so many seconds."""
+        deadline_s = None if timeout is None else monotonic() + timeout
+        while self.returncode is None:
+            found, status = os.waitpid(self.pid, 0 if deadline_s is None else os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif deadline_s is not None and monotonic() >= deadline_s:
+                raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
+            else:
+                sleep(_LOOK_UP_S)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has been waited for: then the number may be another process's."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
 
 @dataclass(frozen=True, slots=True)
 class Child:
@@ -50,7 +96,7 @@ class Child:
         words: a descriptor of the memory in which it leaves its last words.
     """
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Fork
     socket: socket.socket
     words: int
 
@@ -152,25 +198,89 @@ def launch_worker() -> WorkerChild:
         raise
 
 
+def fork_worker(run: Callable[[int, int, int], NoReturn]) -> WorkerChild:
+    """Fork this process; the fork is a worker, has no descriptor of this process, and dies with it.
+
+    Args:
+        run: what it does, with the descriptors of its socket, its last words and its progress.
+    """
+    parent = os.getpid()
+    ours, theirs = socket.socketpair()
+    words, progress = new_memory(0), new_memory(PROGRESS_BYTES)
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        os.close(words)
+        os.close(progress)
+        raise
+    if pid == 0:
+        _run_as_worker(partial(run, theirs.fileno(), words, progress), parent, {theirs.fileno(), words, progress})
+    theirs.close()
+    return WorkerChild(Child(Fork(pid), ours, words), progress)
+
+
+def _run_as_worker(run: Callable[[], NoReturn], parent: int, descriptors: set[int]) -> NoReturn:
+    """What a fork does. The objects that refer to what it closes belong to frames that it never leaves."""
+    try:
+        die_with(parent)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > sys.stderr.fileno() and descriptor not in descriptors:
+                with suppress(OSError):  # one of them was that of the folder
+                    os.close(descriptor)
+        _show_as("streamload.workers.worker")
+        if (numpys := sys.modules.get("numpy.random")) is not None:
+            numpys.seed()  # Python's own generator does that by itself
+        run()
+    finally:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _show_as(module: str) -> None:
+    """Have `ps` and `top` show this process as `python -m module`. Linux only."""
+    import ctypes
+
+    with open("/proc/self/cmdline", "rb") as line, open("/proc/self/stat", "rb") as status:
+        command, fields = line.read(), status.read().rpartition(b")")[2].split()
+    begin, end = map(int, fields[45:47])
+    before, found, _ = command.partition(b"streamload.")
+    shown = before + module.encode() + b"\0"
+    if found and len(shown) <= len(command) == end - begin:
+        ctypes.memmove(begin, shown.ljust(len(command), b"\0"), len(command))
+
+
+def _may_fork() -> bool:
+    """Whether this process has one thread: then a fork has all of it. Linux only."""
+    with suppress(OSError):
+        return len(os.listdir("/proc/self/task")) == 1
+    return False
+
+
 class EarlyWorkers:
     """Workers that are started before there is a pool to take them over.
 
-    Args:
-        wanted: how many to start.
-
     Attributes:
-        launched: those that could be started. The pool starts the others, and reports failures.
+        launched: all of them, or none if one could not be started: the pool tries again, and reports the failure.
     """
 
-    def __init__(self, wanted: int) -> None:
-        self._wanted = wanted
+    def __init__(self) -> None:
         self.launched: list[WorkerChild] = []
 
-    def start(self, most: int | None = None) -> None:
-        """Start the missing ones, until at most `most` run."""
-        with suppress(OSError):
-            while len(self.launched) < (self._wanted if most is None else min(most, self._wanted)):
-                self.launched.append(launch_worker())
+    def start(self, number: int, run: Callable[[int, int, int], NoReturn]) -> None:
+        """Start so many: forks where that is safe.
+
+        Args:
+            number: how many.
+            run: what a fork does, see `fork_worker`.
+        """
+        gc.freeze()  # else the first collection in each fork copies all pages with objects
+        try:
+            for _ in range(number):
+                self.launched.append(fork_worker(run) if _may_fork() else launch_worker())
+        except OSError:
+            self.end(0.0)
 
     def end(self, grace_s: float) -> None:
         """End all that no pool has taken over, and kill those that have not ended within `grace_s` altogether."""
@@ -179,6 +289,9 @@ class EarlyWorkers:
         deadline_s = monotonic() + grace_s
         for worker in self.launched:
             worker.child.end(max(0.0, deadline_s - monotonic()))
+            os.close(worker.child.words)
+            os.close(worker.progress)
+        self.launched = []
 
 
 def write_stack_on_request(words: int) -> None:

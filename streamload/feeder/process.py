@@ -40,7 +40,7 @@ def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
     Args:
         sock: leads to the trainer.
         trainer: the number of its process.
-        early: the workers, as far as they have been started already.
+        early: the workers that have been started already.
     """
     asyncio.run(_serve_and_exit(sock, trainer, early))
 
@@ -109,10 +109,7 @@ class _Process:
 
     async def _list(self, *arguments: Any) -> Listing:
         """`list_shards`; what it finds is kept for `Configure`."""
-        listing = asyncio.create_task(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
-        await asyncio.sleep(0)  # so that the storage gets its request before the other workers import
-        self._early.start()
-        self._found = await listing
+        self._found = await asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes)
         return self._found
 
     def _start_pool(self, configure: Configure, slots: SlotPool, feeder: Feeder, shards: ResidentShards) -> Pool:

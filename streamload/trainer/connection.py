@@ -155,8 +155,7 @@ class FeederProcess:
     itself when the trainer is killed.
 
     Args:
-        workers: how many processes it is to start.
-        at_once: how many of them before anything else.
+        workers: how many processes it is to start before anything else.
         on_map: called with every newly mapped slot.
 
     Attributes:
@@ -164,7 +163,7 @@ class FeederProcess:
         configured: whether it was sent a `Configure`.
     """
 
-    def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None, *, at_once: int) -> None:
+    def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None) -> None:
         self._slots = SlotReader(on_map)
         self._inbox = Inbox()
         self.waited_s = 0.0
@@ -175,7 +174,7 @@ class FeederProcess:
         self._end_requested = False
         self._death: str | None = None
         self._worker: CallerWorker | None = None
-        self._child = child = launch("streamload.feeder.start", workers, at_once)
+        self._child = child = launch("streamload.feeder.start", workers)
         self._channel = Channel(child.socket)
         self._receiving = RLock()
         self._owner = os.getpid()

@@ -108,7 +108,7 @@ class FeederClient:
         self,
         storages: Storages,
         places: Iterable[str],
-        start: Callable[[], FeederProcess] = lambda: FeederProcess(0, None, at_once=0),
+        start: Callable[[], FeederProcess] = lambda: FeederProcess(0, None),
     ) -> None:
         self.storages = storages
         self._places = list(places)

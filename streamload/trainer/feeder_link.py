@@ -385,7 +385,7 @@ class FeederLink:
             return InProcessFeeder(configure, self.listing, job)
         process = self._client.find_running()
         if process is None:
-            process = self._client.process = _start_process(self._options, self._registry, configure.workers)
+            process = self._client.process = _start_process(self._options, self._registry)
         elif process is self._listed_by:
             configure = replace(configure, listing=None)
         if job is not None:
@@ -406,12 +406,10 @@ class FeederLink:
         return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
 
-def _start_process(
-    options: Options, registry: Callable[[], HostRegistry | None], workers_at_once: int = 1
-) -> FeederProcess:
-    """A feeder that starts some of the workers at once, and the others while it lists shards."""
+def _start_process(options: Options, registry: Callable[[], HostRegistry | None]) -> FeederProcess:
+    """A feeder, which starts the workers."""
     found = registry() if options.pin_memory and options.workers else None
     try:
-        return FeederProcess(options.workers, None if found is None else pinning(found), at_once=workers_at_once)
+        return FeederProcess(options.workers, None if found is None else pinning(found))
     except OSError as error:
         raise naming_the_limit(error) from error

@@ -13,7 +13,7 @@ import sys
 import threading
 from contextlib import suppress
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
@@ -65,7 +65,7 @@ class _Worker:
         with suppress(OSError):  # the feeder is gone, and this process ends soon
             self.send(logged)
 
-    def serve(self) -> None:
+    def serve(self) -> NoReturn:
         """Answer messages until the feeder is gone."""
         while True:
             waiting_since = perf_counter()
@@ -76,7 +76,7 @@ class _Worker:
                 self.send(done)
 
 
-def run(socket_number: int, words_number: int, progress_number: int) -> None:
+def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn:
     """Serve one feeder until it is gone.
 
     Args:

@@ -3,15 +3,77 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
 from streamload.environment import launch
+from streamload.memory.unnamed import new_memory
+
+FORKED = """
+import os, signal, socket, sys
+from streamload.environment import launch
+from streamload.memory.unnamed import new_memory
+
+def run(socket_number, words, progress):
+    peer = socket.socket(fileno=socket_number)
+    listed = [name for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)]
+    extra = sorted(set(map(int, listed)) - {{0, 1, 2, socket_number, words, progress}})
+    peer.send(repr(extra).encode())
+    {ending}
+
+kept_open = open(os.devnull)
+early = launch.EarlyWorkers()
+early.start(2, run)
+first, second = (worker.child for worker in early.launched)
+print(type(first.process).__name__, first.socket.recv(1000).decode(), second.socket.recv(1000).decode())
+early.end(5.0)
+print(first.process.returncode, second.process.returncode)
+"""
 
 
-def test_workers_that_cannot_be_started_now_are_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def another_thread() -> Iterator[None]:
+    """Beside which this process is not forked."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    yield
+    ended.set()
+    thread.join()
+
+
+def run_nothing(socket_number: int, words: int, progress: int) -> NoReturn:
+    """For workers that are not forked."""
+    raise AssertionError
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux only")
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("peer.recv(1); os._exit(7)", 7),  # the other fork must not hold this one's socket open
+        ("signal.pause()", -signal.SIGKILL),
+        ("raise ValueError('out of luck')", 1),
+    ],
+)
+def test_a_fork_has_nothing_of_the_process_and_ends_as_a_subprocess_does(ending: str, status: int) -> None:
+    program = FORKED.format(ending=ending).replace("early.end(5.0)", f"early.end({0.2 if status < 0 else 5.0})")
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
+    kind, statuses = done.stdout.splitlines()
+    assert kind == "Fork [] []"
+    assert statuses == f"{status} {status}"
+    assert done.stderr.count("out of luck") == (2 if status == 1 else 0)
+
+
+@pytest.mark.usefixtures("another_thread")
+def test_where_a_worker_cannot_be_started_all_are_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     real, started = launch.launch_worker, []
 
     def twice() -> launch.WorkerChild:
@@ -21,22 +83,16 @@ def test_workers_that_cannot_be_started_now_are_left_to_the_pool(monkeypatch: py
         return started[-1]
 
     monkeypatch.setattr(launch, "launch_worker", twice)
-    early = launch.EarlyWorkers(5)
-    early.start(1)
-    assert len(started) == 1
-    early.start()
-    assert early.launched == started
-    assert len(started) == 2
-    for worker in started:
-        worker.child.socket.close()
-        assert worker.child.end(5.0) == 0, "it ends by itself when its socket is closed"
-        os.close(worker.child.words)
-        os.close(worker.progress)
+    early = launch.EarlyWorkers()
+    early.start(5, run_nothing)
+    assert early.launched == []
+    assert [worker.child.process.returncode is None for worker in started] == [False, False]
 
 
+@pytest.mark.usefixtures("another_thread")
 def test_workers_that_nobody_takes_over_have_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in their imports when a loader is closed at once; one after the other would outlast the feeder."""
-    now_s, graces_s = [5.0], []
+    now_s, graces_s, started = [5.0], [], []
 
     def slow_end(child: launch.Child, grace_s: float) -> int:
         assert all(worker.child.socket.fileno() == -1 for worker in early.launched), "all have been told by then"
@@ -47,16 +103,17 @@ def test_workers_that_nobody_takes_over_have_one_grace_together(monkeypatch: pyt
     def launched() -> launch.WorkerChild:
         ours, theirs = socket.socketpair()
         theirs.close()
-        return launch.WorkerChild(launch.Child(subprocess.Popen(["true"]), ours, -1), -1)
+        started.append(launch.WorkerChild(launch.Child(subprocess.Popen(["true"]), ours, new_memory(0)), new_memory(0)))
+        return started[-1]
 
     monkeypatch.setattr(launch, "monotonic", lambda: now_s[0])
     monkeypatch.setattr(launch.Child, "end", slow_end)
     monkeypatch.setattr(launch, "launch_worker", launched)
-    early = launch.EarlyWorkers(3)
-    early.start()
+    early = launch.EarlyWorkers()
+    early.start(3, run_nothing)
     early.end(0.5)
     assert graces_s == [0.5, 0.0, 0.0]
-    for worker in early.launched:
+    for worker in started:
         worker.child.process.wait()
 
 
