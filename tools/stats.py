@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -12,18 +12,19 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from streamload_tools import decoded
+from streamload_tools import decoded, values
 from streamload_tools.arguments import Index, StorageOption, Urls, Where, Workers, parse_storage_options
-from streamload_tools.failures import reported_errors
+from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import aligned, print_line, shown_bytes
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
+from streamload_tools.value_charts import draw_values
 
 from streamload.decode.decoders import may_expand
 from streamload.environment.launchers import available_processors
 from streamload.fetch.budget import check_budget
 from streamload.index.index_lookup import IndexLookup
-from streamload.index.listing import list_shards
+from streamload.index.listing import Listing, list_shards
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 from streamload.tar.table import ShardTable
@@ -34,6 +35,23 @@ __all__ = ["stats_command"]
 _WINDOW = 10_000
 _BUDGET_MARGIN = 1.05
 _LABELS_SHOWN = 20
+_GOES_ON = "run the same command again to go on"
+
+Pixels = Annotated[
+    bool, typer.Option("--pixels", help="Also measure images: mean, deviation and histogram of each channel.")
+]
+FieldNames = Annotated[
+    list[str] | None,
+    typer.Option(help="Also measure the numbers of a field, such as npy; repeatable.", metavar="NAME"),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.json",
+        help="Where --pixels and --field save what they find. Default: statistics.json beside the shards.",
+        show_default=False,
+    ),
+]
 
 
 def stats_command(
@@ -46,6 +64,9 @@ def stats_command(
             help="Also decode some samples, and report the memory of them, of batches and of an epoch.", min=1
         ),
     ] = None,
+    pixels: Pixels = False,
+    field: FieldNames = None,
+    output: Output = None,
     as_document: Annotated[bool, typer.Option("--json", help="Print JSON with every label.")] = False,
     where: Where = None,
     index: Index = None,
@@ -54,24 +75,58 @@ def stats_command(
 ) -> None:
     """Report the sizes of shards, fields and classes, the samples per rank, and the memory that a shuffle takes.
 
-    The numbers come from the index; shards without an index are read.
+    The numbers come from the index; shards without an index are read. With --pixels or --field all samples are read and
+    decoded, once: what is found is saved as JSON, which images.Normalize.of reads, and as a picture.
+    Example: `streamload stats shards/train --pixels`.
     """
-    with reported_errors():
+    with reported_errors(_GOES_ON if pixels or field else ""):
         options = parse_storage_options(storage_option)
+        storages = Storages(options)
         processors = workers or available_processors()
-        stats = dataset_stats(urls, index, Storages(options), workers=processors, ranks=ranks, where=where)
+        listing = list_shards(urls, index, storages)
+        files = _result_files(output, listing, storages, wanted=pixels or bool(field))
+        stats = dataset_stats(listing, index, storages, workers=processors, ranks=ranks, where=where)
         memory = None
         if batch_size is not None:
             stored_bytes = sum(field.bytes for field in stats.figures.fields.values())
             memory = decoded.decoded_memory(
                 urls, index, options, where=where, batch_size=batch_size, window=_WINDOW, stored_bytes=stored_bytes
             )
+        found = as_json(stats) | ({} if memory is None else {"decoded": decoded.as_json(memory)})
+        measured: Mapping[str, values.FieldValues] = {}
+        if files is not None:
+            measured = values.measure_values(
+                urls,
+                values.chosen_fields(list(stats.figures.fields), field or (), pixels=pixels),
+                stats.figures.samples,
+                files=files,
+                where=where,
+                index=index,
+                num_workers="auto" if workers is None else workers,
+                storage_options=options,
+            )
+            found["values"] = values.as_json(measured)
+            files.publish(found, draw_values(found))
         if as_document:
-            found = as_json(stats) | ({} if memory is None else {"decoded": decoded.as_json(memory)})
             print_line(json.dumps(found, indent=2))
             return
         for line in chain(as_lines(stats), () if memory is None else decoded.as_lines(memory)):
             print_line(line)
+        if files is not None:
+            print_line("")
+            for line in values.as_lines(measured):
+                print_line(line)
+            print_line(f"saved in {files.url} and {files.picture_url}")
+
+
+def _result_files(
+    output: str | None, listing: Listing, storages: Storages, *, wanted: bool
+) -> values.ResultFiles | None:
+    if wanted:
+        return values.ResultFiles(output, [shard.url for shard in listing.shards], storages)
+    if output is not None:
+        raise UsageError("--output is for what --pixels and --field find; give one of these too")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +292,12 @@ class DatasetStats:
 
 
 def dataset_stats(
-    urls: Sequence[str], index: str | None, storages: Storages, *, workers: int, ranks: int, where: str | None = None
+    listing: Listing, index: str | None, storages: Storages, *, workers: int, ranks: int, where: str | None = None
 ) -> DatasetStats:
     """Read the indexes, or the shards without one, with progress on standard error.
 
     Args:
-        urls: shards, patterns or folders.
+        listing: the shards.
         index: the folder of the index, if it is not beside the shards.
         storages: their storages.
         workers: how many shards to read at once.
@@ -252,7 +307,6 @@ def dataset_stats(
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
     """
-    listing = list_shards(urls, index, storages)
     tally = Tally()
     with open_progress("reading", len(listing.shards), "shards") as progress:
         reader, lookup = Reader(storages, workers), IndexLookup(index, storages)

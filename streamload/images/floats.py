@@ -7,16 +7,18 @@ torch's `channels_last` memory format. The results of `ToTensor` are contiguous 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.images.geometry import Image, check_bytes
+from streamload.images.measured import measured_channels
 from streamload.images.opencv import opencv
 from streamload.images.placing import placed, writable_in_order
 
@@ -99,6 +101,25 @@ class Normalize:
             )
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
+
+    @classmethod
+    def of(
+        cls, folder: str | os.PathLike[str], field: str | None = None, *, storage_options: dict[str, Any] | None = None
+    ) -> Self:
+        """That of a dataset's own images, by what `streamload stats --pixels` has found and saved.
+
+        Args:
+            folder: of the shards, local or a url, or the JSON file.
+            field: whose values; None is all images together (`jpg` and `png`), but not those of names with a dot, such
+                as `mask.png`.
+            storage_options: as for `StreamLoader`.
+
+        Raises:
+            StorageError: there is no such file, or it cannot be read.
+            ValueError: it is not from `streamload stats`, or has no such field, or the field holds other than bytes.
+        """
+        mean, std = measured_channels(folder, field, storage_options)
+        return cls(mean, std)
 
     def __call__(self, image: Any, out: Planes | None = None) -> Any:
         """Normalises what `ToFloat` or `ToTensor` gives, or a uint8 image as if `ToFloat` had been applied first.
