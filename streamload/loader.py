@@ -147,6 +147,8 @@ class StreamLoader(NamedClasses):
         max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
         strict: False lets shards pass that end without an end-of-archive marker (they are counted) or with many zeros.
         verify: check every field against the checksum in the index.
+        progress: show, on a terminal or in a notebook, how far shards without an index are scanned while the first
+            batch waits for that for more than two seconds. Elsewhere the log has it.
 
     Raises:
         TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
@@ -199,6 +201,7 @@ class StreamLoader(NamedClasses):
         max_errors: int | None = None,
         strict: bool = True,
         verify: bool = False,
+        progress: bool = True,
     ) -> None:
         options = Options.among(locals())
         moves_to = device_for(device)
@@ -209,10 +212,9 @@ class StreamLoader(NamedClasses):
         portions = portions_of(urls, index, where=where, keys=keys, samples=samples, join=join)
         self._options = options.resolved_for(named_places(portions.values()))
         self._link = FeederLink(self._options, portions, registry=moves_to.registry if moves_to else cuda_registry)
-        self._listing, self._lanes = self._link.listing, self._sampling.lanes
+        self._listing, self._lanes, self._counts = self._link.listing, self._sampling.lanes, self._link.listing.counts
         self._link.choose(self._sampling)
         self._link.check(self._lanes, self.world_size)
-        self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(on_error, max_errors, fills_up=self._options.fills_up)
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
         self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter(self._options.workers)

@@ -75,6 +75,7 @@ class Options:
     max_errors: int | None
     strict: bool
     verify: bool
+    progress: bool
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
@@ -313,7 +314,7 @@ class Options:
             raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait forever")
 
     def _check_choices(self) -> None:
-        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify"):
+        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))

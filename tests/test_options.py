@@ -48,6 +48,7 @@ GOOD: dict[str, Any] = {
     "max_errors": None,
     "strict": True,
     "verify": False,
+    "progress": True,
 }
 
 
@@ -91,7 +92,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("num_workers", None, TypeError, 'or "auto"'),
     *[
         (name, value, TypeError, "must be True or False")
-        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify")
+        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify", "progress")
         for value in (1, 0, None, "yes")
     ],
     *[("timeout", value, ValueError, "seconds, or 0") for value in (-1, True, "1", None, float("nan"), float("inf"))],
@@ -329,6 +330,7 @@ def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
         shuffle=True,
         drop_last=True,
         verify=True,
+        progress=False,
         shuffle_window=17,
     )
     job = given.job()

@@ -58,8 +58,9 @@ TORCH_IN_FUNCTIONS = {
     "streamload.write.encode",
 }
 STARTERS = {"streamload.environment.launch"}
-IMPORTS_LATE = {"streamload.feeder.start", "streamload.workers.worker_start"}
-"""The first lines of our processes: what cannot wait is done before the rest of streamload is imported."""
+IMPORTS_LATE = {"streamload.feeder.start", "streamload.workers.worker_start", "streamload.images.floats"}
+"""The first lines of our processes, where what cannot wait comes before the rest of streamload; and what every worker
+imports, which would take storages in for a function that none calls."""
 
 SMALL_LINES = 60
 ON_ITS_OWN = "on its own because"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
@@ -26,6 +27,7 @@ from streamload.feeder.messages import (
     EpochStart,
     Failed,
     Ready,
+    Scanning,
     Tracing,
 )
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
@@ -55,6 +57,7 @@ from streamload.workers.worker_number import WorkerNumber
 __all__ = ["Feeder"]
 
 _ADAPTS_EVERY_S = 1.0
+_REPORTED_EVERY_S = 0.5
 
 
 Send = Callable[[Any, Sequence[int]], None]
@@ -113,6 +116,7 @@ class Feeder:
         self._owns_process = shards is None
         self._adapting: asyncio.TimerHandle | None = None
         self._counting: int | None = None  # the number of the call that waits for all counts
+        self._reported_s = 0.0
         self._epochs = Epochs(
             self._begin,
             self._send_ready,
@@ -178,7 +182,17 @@ class Feeder:
                 self._epochs.on_done(done)
             else:
                 self._scans.on_done(done)
+                self._report_scans()
             self._pump()
+
+    def _report_scans(self) -> None:
+        """Say how far scans are, where somebody waits for them."""
+        is_awaited = self._epochs.awaited or self._counting is not None
+        if not is_awaited or monotonic() - self._reported_s < _REPORTED_EVERY_S:
+            return
+        self._reported_s = monotonic()
+        values = self._tables.counts.values
+        self._send(Scanning(int((values >= 0).sum()), len(values)), ())
 
     def is_wanted(self, task: Task) -> bool:
         """Whether anyone waits for the result of a task; if not, what it needs may be nowhere, and will never come."""

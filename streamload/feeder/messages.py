@@ -24,6 +24,7 @@ __all__ = [
     "EpochStart",
     "Failed",
     "Ready",
+    "Scanning",
     "Tracing",
 ]
 
@@ -149,6 +150,19 @@ class Ready:
     totals: Totals | None = None
     skipped_members: Mapping[str, int] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scanning:
+    """What is waited for waits for scans; sent now and then.
+
+    Attributes:
+        scanned: how many shards' counts are known.
+        shards: how many there are.
+    """
+
+    scanned: int
+    shards: int
 
 
 @dataclass(frozen=True)

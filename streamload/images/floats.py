@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.images.geometry import Image, check_bytes
-from streamload.images.measured import measured_channels
 from streamload.images.opencv import opencv
 from streamload.images.placing import placed, writable_in_order
 
@@ -118,6 +117,8 @@ class Normalize:
             StorageError: there is no such file, or it cannot be read.
             ValueError: it is not from `streamload stats`, or has no such field, or the field holds other than bytes.
         """
+        from streamload.images.measured import measured_channels  # storages take as long to import as all the rest
+
         mean, std = measured_channels(folder, field, storage_options)
         return cls(mean, std)
 

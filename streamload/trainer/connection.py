@@ -24,6 +24,7 @@ from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
 from streamload.order.epoch_start import EpochStart
 from streamload.trainer.inbox import Inbox
+from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_worker import CallerWorker
 
 __all__ = ["Connection", "FeederDiedError", "FeederProcess", "second_death", "with_another_feeder"]
@@ -156,6 +157,7 @@ class FeederProcess:
 
     Args:
         workers: how many processes it is to start before anything else.
+        progress: shows how far scans are.
         on_map: called with every newly mapped slot.
 
     Attributes:
@@ -163,9 +165,11 @@ class FeederProcess:
         configured: whether it was sent a `Configure`.
     """
 
-    def __init__(self, workers: int, on_map: Callable[[Bytes], None] | None) -> None:
+    def __init__(
+        self, workers: int, on_map: Callable[[Bytes], None] | None, progress: ScanProgress | None = None
+    ) -> None:
         self._slots = SlotReader(on_map)
-        self._inbox = Inbox()
+        self._inbox = Inbox(progress)
         self.waited_s = 0.0
         self.configured = False
         self._unsent: deque[Any] = deque()
@@ -394,6 +398,7 @@ class FeederProcess:
     def close(self) -> None:
         """End the feeder and wait for it: at once where it is idle, after a moment's grace where user code runs."""
         self._end()
+        self._inbox.clear()
         if self._worker is not None:
             self._worker.close()
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import Job, OwnTransforms, Transform
+from streamload.environment.launchers import found_rank
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import Configure, Tracing
@@ -42,6 +43,7 @@ from streamload.trainer.connection import Connection, FeederProcess
 from streamload.trainer.feeder_client import FeederClient, call_feeder, named_places
 from streamload.trainer.in_process_feeder import InProcessFeeder
 from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
+from streamload.trainer.scan_progress import ScanProgress
 
 __all__ = ["FeederLink"]
 
@@ -382,7 +384,7 @@ class FeederLink:
     def _start(self, configure: Configure, job: Job | None) -> Connection:
         """Configure a feeder, which is started if there is none."""
         if job is not None and self._needs_no_process():
-            return InProcessFeeder(configure, self.listing, job)
+            return InProcessFeeder(configure, self.listing, job, _progress(self._options))
         process = self._client.find_running()
         if process is None:
             process = self._client.process = _start_process(self._options, self._registry)
@@ -406,10 +408,15 @@ class FeederLink:
         return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
 
+def _progress(options: Options) -> ScanProgress:
+    """Of the first rank alone, where a launcher has started several."""
+    return ScanProgress(shows=options.progress and (found_rank() or (0, 1))[0] == 0)
+
+
 def _start_process(options: Options, registry: Callable[[], HostRegistry | None]) -> FeederProcess:
     """A feeder, which starts the workers."""
     found = registry() if options.pin_memory and options.workers else None
     try:
-        return FeederProcess(options.workers, None if found is None else pinning(found))
+        return FeederProcess(options.workers, None if found is None else pinning(found), _progress(options))
     except OSError as error:
         raise naming_the_limit(error) from error

@@ -27,6 +27,7 @@ from streamload.storage.protocol import UNKNOWN_BYTES, same_etag
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor, compression_of
 from streamload.trainer.inbox import Inbox
+from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_pool import CallerPool
 from streamload.workers.caller_worker import CallerWorker
 
@@ -90,6 +91,7 @@ class InProcessFeeder:
         configure: as for a process; its pickled job is not used.
         listing: the shards.
         job: the user's functions.
+        progress: shows how far scans are.
 
     Attributes:
         waited_s: 0, since it waits for nothing; see `Connection`.
@@ -99,9 +101,9 @@ class InProcessFeeder:
     waited_s = 0.0
     death = None
 
-    def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
+    def __init__(self, configure: Configure, listing: Listing, job: Job, progress: ScanProgress) -> None:
         self._slots = slots = HeapSlots()
-        self._inbox = inbox = Inbox()
+        self._inbox = inbox = Inbox(progress)
         self._working = RLock()
         self._worker = worker = CallerWorker(job, slots)
         pools: list[CallerPool] = []

@@ -10,15 +10,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from streamload.decode.failure import error_from
-from streamload.feeder.messages import Answer, Failed
+from streamload.feeder.messages import Answer, Failed, Scanning
+from streamload.trainer.scan_progress import ScanProgress
 
 __all__ = ["Inbox"]
 
 
 class Inbox:
-    """Messages in order, and awaited answers by their number."""
+    """Messages in order, and awaited answers by their number.
 
-    def __init__(self) -> None:
+    Args:
+        progress: shows how far scans are; nothing is kept of that.
+    """
+
+    def __init__(self, progress: ScanProgress | None = None) -> None:
+        self._progress = progress or ScanProgress(shows=False)
         self._messages: deque[Any] = deque()
         self._answers: dict[int, Answer | None] = {}
         self._failed: Failed | None = None
@@ -29,6 +35,10 @@ class Inbox:
 
     def put(self, message: Any) -> None:
         """Add what has come. An answer that nobody awaits any more is dropped."""
+        if isinstance(message, Scanning):
+            self._progress.show(message)
+            return
+        self._progress.end()
         if not isinstance(message, Answer):
             self._messages.append(message)
         elif message.number in self._answers:
@@ -67,5 +77,6 @@ class Inbox:
         return found
 
     def clear(self) -> None:
-        """Drop all messages."""
+        """Drop all messages; nothing more is waited for."""
         self._messages.clear()
+        self._progress.end()
