@@ -25,7 +25,7 @@ LEVELS = (
     ("memory",),
     ("tar", "storage", "order", "images", "environment"),
     ("index",),
-    ("fetch", "write", "sampling"),
+    ("fetch", "write", "sampling", "pictures"),
     ("decode",),
     ("workers",),
     ("verdict",),
