@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,11 @@ def test_it_shows_the_first_batch_as_the_loop_gets_it_and_changes_nothing(
         assert below_title(loader.show()) != below_title(shown) or not options.get("shuffle")
 
 
-def test_a_picture_is_written_and_has_the_size_asked_for(photos: Path, tmp_path: Path) -> None:
-    with StreamLoader(photos, 16, fields=("png", "cls"), num_workers=2) as loader:  # which start no process
+def test_a_picture_is_written_and_has_the_size_asked_for(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("subprocess.Popen")  # no process is started
+    with StreamLoader(photos, 16, fields=("png", "cls"), num_workers=2) as loader:
         picture = loader.show(tmp_path / "sheet.png", samples=6, columns=3)
         assert (picture.mode, picture.width) == ("RGB", 16 + 3 * 208)
         in_one_row = loader.show(samples=6)
@@ -113,6 +117,41 @@ def test_batches_of_all_kinds_can_be_shown(photos: Path, options: dict[str, Any]
         shown = loader.show()
         if options["fields"] in (None, ("__key__",)) or "collate_fn" in options or "transform" in options:
             assert below_title(shown) == below_title(loader.show(batch=next(iter(loader))))
+
+
+def test_keys_are_shown_where_no_function_of_the_users_would_get_them(photos: Path) -> None:
+    pictures = []
+    for fields in (("png", "cls"), ("png", "cls", "__key__")):
+        with StreamLoader(photos, 4, fields=fields, num_workers=0) as loader:
+            pictures.append(below_title(loader.show()))
+    with StreamLoader(photos, 4, fields=("png", "cls"), num_workers=0) as loader:
+        assert pictures[0] == pictures[1] != below_title(loader.show(batch=next(iter(loader))))
+
+
+def test_classes_have_their_names_unless_folders_have_different_ones(photos: Path, tmp_path: Path) -> None:
+    for name, classes in (("a", '["cat", "dog"]'), ("b", '["dog", "cat"]'), ("c", "")):
+        shutil.copytree(photos, tmp_path / name)
+        (tmp_path / name / "classes.json").unlink()
+        if classes:
+            (tmp_path / name / "classes.json").write_text(f'{{"classes": {classes}}}')
+
+    def shown(*names: str) -> bytes:
+        with StreamLoader([tmp_path / name for name in names], 4, fields=("png", "label?"), num_workers=0) as loader:
+            return below_title(loader.show(batch=[torch.zeros(4, 3, 8, 8), torch.tensor([0, 1, 0, 1])]))
+
+    assert len({shown("a"), shown("b"), shown("c")}) == 3
+    assert shown("a", "b") == shown("c")
+
+
+def test_the_lanes_are_those_of_a_resumed_run(photos: Path) -> None:
+    options: dict[str, Any] = {"shuffle": True, "fields": ("png", "cls", "__key__"), "num_workers": 0}
+    with StreamLoader(photos, 2, rank=0, world_size=4, **options) as of_four:
+        state = of_four.state_dict()
+    with StreamLoader(photos, 8, **options) as loader:
+        alone = below_title(loader.show())
+        loader.load_state_dict(state)
+        shown = below_title(loader.show())
+        assert shown == below_title(loader.show(batch=next(iter(loader)))) != alone
 
 
 def test_a_mixture_and_its_transforms(photos: Path) -> None:

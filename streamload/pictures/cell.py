@@ -98,7 +98,7 @@ def _drawn(image: NDArray[np.uint8], contents: Contents, width: int) -> Image:
         scale = min(int(scale), _MOST_ENLARGED)
     size = max(1, round(width_px * scale)), max(1, round(height_px * scale))
     resampling = Image.Resampling.NEAREST if scale >= _SMALL else Image.Resampling.LANCZOS
-    shown = Image.fromarray(image).resize(size, resampling)
+    shown = Image.fromarray(image).resize(size, resampling, reducing_gap=3.0)
     for mask in contents.masks.values():
         shown = _with_mask(shown, mask)
     draw = ImageDraw.Draw(shown)

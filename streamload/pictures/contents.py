@@ -20,6 +20,7 @@ Array = NDArray[Any]
 SCALED = "Float images with values outside 0 to 1 are scaled, each from its own least value to its greatest."
 
 _LABELS = ("label", "labels", "target", "targets", "class")
+_LARGEST = 1e150
 _LEAST_SIDE = 4
 _MOST_CLASSES = 64
 _MOST_NUMBER = 255
@@ -141,7 +142,7 @@ def _shown_image(array: Array) -> tuple[NDArray[np.uint8], bool]:
     assert image is not None, "it was chosen for its shape"
     scaled = False
     if image.dtype != np.uint8:
-        values = np.nan_to_num(image.astype(np.float64), posinf=0.0, neginf=0.0)
+        values = _finite(image)
         least, greatest = float(values.min()), float(values.max())
         scaled = image.dtype.kind != "b" and not (least >= 0 and greatest <= 1 and image.dtype.kind == "f")
         if scaled:
@@ -154,7 +155,7 @@ def _sort_array(name: str, array: Array, size: Sequence[int] | None, contents: C
     image = _image_axes(array)
     if _is_curve(array):
         channels_last = array.ndim == 2 and array.shape[0] > array.shape[1]
-        curve = np.nan_to_num(np.atleast_2d(array.T if channels_last else array).astype(float), posinf=0, neginf=0)
+        curve = _finite(np.atleast_2d(array.T if channels_last else array))
         contents.curves[f"{name}, {_shape_of(array)}, to {np.abs(curve).max():.3g}"] = curve
     elif image is None:
         shown = ", ".join(f"{each:.6g}" for each in array.reshape(-1)[:_SHOWN_NUMBERS].tolist())
@@ -185,12 +186,17 @@ def _is_mask(image: Array) -> bool:
 
 def _heat_map(image: Array) -> tuple[NDArray[np.uint8], str]:
     """The numbers as colours from dark blue (the least) to yellow, and the least and the greatest as text."""
-    values = np.nan_to_num(image.astype(np.float64), posinf=0.0, neginf=0.0)
+    values = _finite(image)
     least, greatest = float(values.min()), float(values.max())
     place = (values - least) / ((greatest - least) or 1.0) * (len(_HEAT) - 1)
     anchors = np.arange(len(_HEAT))
     channels = [np.interp(place, anchors, _HEAT[:, channel]) for channel in range(3)]
     return np.rint(np.stack(channels, 2)).astype(np.uint8), f"{least:.4g} to {greatest:.4g}"
+
+
+def _finite(array: Array) -> NDArray[np.float64]:
+    """The values with 0 for those that are no numbers, none so large that a difference or a sum would not be one."""
+    return np.clip(np.nan_to_num(array.astype(np.float64), posinf=0.0, neginf=0.0), -_LARGEST, _LARGEST)
 
 
 def _shape_of(array: Array) -> str:
@@ -231,7 +237,7 @@ def _corner_boxes(value: Any, size: tuple[int, int], labels: Any, *, certain: bo
     if len(edges) and edges.min() >= 0 and edges.max() <= 1:  # in parts of the image
         edges = edges * np.array([size[1], size[0], size[1], size[0]])
     given = _as_array(labels)
-    found = list(labels or ()) if given is None else given.tolist()
+    found = given.tolist() if given is not None else list(labels) if isinstance(labels, list | tuple) else []
     if len(found) != len(edges):
         found = [each[0] if len(each) else "" for each in names.tolist()]
     return [Box(_four(each), _short(label)) for each, label in zip(edges.tolist(), found, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from streamload.pictures.batches import samples_in
 from streamload.pictures.chart import Arrivals, draw_rates
 from streamload.pictures.contents import Box, Contents, contents_of
+from streamload.pictures.files import save_picture
 from streamload.pictures.lettering import lettering_for
 from streamload.pictures.sheet import draw_sheet
 
@@ -104,6 +106,19 @@ def test_a_depth_map_and_an_image_of_another_size_stand_below() -> None:
     )
     assert [*contents.images] == ["jpg", "depth.png, 1000 to 1575", "small.png"]
     assert not contents.masks
+
+
+def test_masks_and_boxes_belong_to_the_first_image_alone() -> None:
+    values = {"a.jpg": plain(RED), "b.jpg": plain(GREEN), "boxes": [[0, 0, 24, 24]], "mask": np.eye(24, dtype=np.uint8)}
+    left, top, right, bottom = places(drawn(**values), GREEN)
+    assert (right - left, bottom - top) == (CELL, CELL)
+    assert (np.asarray(drawn(**values).crop((left, top, right, bottom))) == GREEN).all()
+
+
+def test_numbers_above_255_are_no_classes() -> None:
+    depth = np.where(np.eye(24, dtype=bool), 1000, 4000).astype(np.uint16)
+    assert not contents_of({"jpg": plain(RED), "depth.png": depth}).masks
+    assert contents_of({"jpg": plain(RED), "mask": (depth == 1000)[:, :, None]}).masks
 
 
 TWO = [Box((2.0, 3.0, 10.0, 20.0), "1"), Box((0.0, 0.0, 12.0, 6.0), "0")]
@@ -330,6 +345,50 @@ def test_a_chart_of_nothing_is_refused(times: list[float]) -> None:
         draw_rates(Arrivals(times, [1] * len(times), 1), ["a title"])
 
 
+def test_what_cannot_be_written_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / f"{'n' * 245}.png"  # with what a temporary name adds it is too long
+    with pytest.raises(OSError, match="too long") as raised:
+        save_picture(drawn(), path)
+    assert raised.value.filename == str(path)
+    with pytest.raises(ValueError, match=r"20000 x 1 pixels, and WEBP takes 16,383 on a side; draw fewer samples"):
+        save_picture(Image.new("RGB", (20_000, 1)), tmp_path / "a.webp")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_empty_sample_has_its_key_alone() -> None:
     assert contents_of({}) == Contents()
     assert drawn().height < 100
+
+
+def test_no_value_is_too_odd_to_be_drawn() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    halves = np.arange(256).reshape(16, 16) < 128
+    odd = {
+        "not a number": np.full((3, 16, 16), np.nan),
+        "infinite": np.full(99, np.inf),
+        "largest": np.where(halves, 1.7e308, -1.7e308),
+        "largest curve": np.where(halves.reshape(-1), 1.7e308, -1.7e308),
+        "integers": np.where(halves, 2**63 - 1, -(2**63)),
+        "complex": np.zeros((16, 16), np.complex64),
+        "objects": np.array([1, "a", None], object),
+        "wide": np.zeros((4, 10_000, 3), np.uint8),
+        "high": np.zeros((10_000, 4, 3), np.uint8),
+        "bfloat16": torch.zeros((3, 16, 16), dtype=torch.bfloat16),
+        "gradient": torch.zeros((3, 16, 16), requires_grad=True),
+        "big-endian": np.zeros((16, 16), ">u2"),
+        "circle": circle,
+        "keys": {1: 2, (1, 2): 3},
+        "boxes of nothing": {"boxes": None, "labels": 5},
+        "boxes of text": [{"bbox": "abcd"}],
+        "huge boxes": {"boxes": [[-1e300, 0, 1e300, 5], [9, 9, 2, 2]], "labels": ["x" * 1000, None]},
+        "ragged boxes": {"boxes": [[1, 2, 3, 4], [1]]},
+        "function": len,
+        "large": 10**40,
+        "palette": Image.new("P", (16, 16)),
+        "grey and alpha": Image.new("LA", (16, 16)),
+        "16 bits": Image.new("I;16", (16, 16)),
+    }
+    for name, value in odd.items():
+        for sample in ({name: value}, {"jpg": plain(RED), name: value}, {"jpg": plain(RED), "boxes": value}):
+            assert draw_sheet([("key", sample)], "a title").width == 2 * MARGIN + CELL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import struct
 import wave
 from pathlib import Path
@@ -120,6 +121,20 @@ def test_the_extension_decides_on_the_format(mixed: Path, tmp_path: Path, extens
     show(mixed, "--output", sheet, "--samples", 2)
     with Image.open(sheet) as picture:
         assert picture.format == {"png": "PNG", "jpg": "JPEG", "webp": "WEBP"}[extension]
+
+
+def test_classes_are_named_and_must_be_numbered_alike_where_labels_are_shown(mixed: Path, tmp_path: Path) -> None:
+    for name, classes in (("a", '["cat", "dog"]'), ("b", '["dog", "cat"]')):
+        shutil.copytree(mixed, tmp_path / name)
+        (tmp_path / name / "classes.json").write_text(f'{{"classes": {classes}}}')
+    sheets = []
+    for name in ("a", "b"):
+        show(tmp_path / name, "--output", tmp_path / "a.png", "--fields", "cls")
+        sheets.append(pixels_of(tmp_path / "a.png")[45:].tobytes())
+    assert sheets[0] != sheets[1]
+    both = (tmp_path / "a", tmp_path / "b", "--output", tmp_path / "a.png", "--fields")
+    assert "the same label stands for different classes" in refused(*both, "cls")
+    show(*both, "txt")
 
 
 def test_an_image_of_16_bits_alone_is_shown_too(tmp_path: Path) -> None:
