@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,13 +20,18 @@ import streamload
 from streamload.decode.decoders import decoder_for, is_image
 from streamload.errors import DatasetIndexError, DecodeError, without_secrets
 from streamload.images import unchanged
+from streamload.index.listing import list_shards
 from streamload.pictures.files import check_picture_path, save_picture
 from streamload.pictures.sheet import MOST_SAMPLES, draw_sheet
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
 from streamload.text import counted
 
 __all__ = ["show_command"]
 
 _NAMES = ("__key__", "__url__")
+_NOTHING = "there is no sample in the shards"
+_READ_AT_ONCE = 16
 
 
 def show_command(
@@ -45,6 +52,8 @@ def show_command(
 ) -> None:
     """Draw samples side by side, each with its key, class and other values, to a picture.
 
+    Of compressed shards, and of remote ones without an index, they are the first ones.
+
     Masks (grey or palette images of the first image's size) and boxes are drawn over the first image of their sample;
     sound (wav) as a curve; other images and arrays below; and all else is text. Boxes are rows of left, top, right,
     bottom and class, also as {"boxes": rows, "labels": ...}; or COCO's objects with "bbox".
@@ -57,39 +66,70 @@ def show_command(
     """  # noqa: D301 - "\b" keeps the lines that follow as they are
     with reported_errors():
         check_picture_path("--output", output)
-        options = parse_storage_options(storage_option)
-        names = None if fields is None else tuple(fields.split(","))
-        wanted = None if names is None else (*names, *_NAMES)
-        with streamload.TarDataset(
-            urls, fields=wanted, decode=False, index=index, storage_options=options, where=where
-        ) as dataset:
-            numbers = _numbers(len(dataset), samples, seed)
-            if not numbers:
-                raise UsageError(f"no sample meets --where {where!r}" if where else "there is no sample in the shards")
-            how = "spread evenly" if seed is None else f"at random by seed {seed}"
-            chosen = f"{len(numbers):,} of {counted(len(dataset), 'sample')}, {how}"
-            title = chosen if len(numbers) < len(dataset) else counted(len(numbers), "sample")
-            picture = draw_sheet(
-                (_decoded(_by_name(dataset[number], wanted)) for number in numbers),
-                f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}: {title}",
-                classes=_classes(dataset),
+        options = {"index": index, "storage_options": parse_storage_options(storage_option), "where": where}
+        names = None if fields is None else (*fields.split(","), *_NAMES)
+        reads = _read_by_number if _has_numbers(urls, options) else _read_first
+        with reads(urls, samples, seed, {"fields": names, "decode": False, **options}) as (reader, found, what):
+            sheet = draw_sheet(
+                (_decoded(_by_name(sample, names)) for sample in found),
+                f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}: {what}",
+                classes=_classes(reader),
                 columns=columns,
             )
-        save_picture(picture, output)
-        print_line(f"{output}: {counted(len(numbers), 'sample')}, {picture.width} x {picture.height} pixels")
+        save_picture(sheet, output)
+        print_line(f"{output}: {what}, {sheet.width} x {sheet.height} pixels")
 
 
-def _numbers(count: int, wanted: int, seed: int | None) -> list[int]:
-    """The numbers of the samples to show, in their order."""
-    wanted = min(count, wanted)
-    if seed is None:
-        return [int(number) for number in np.linspace(0, count - 1, wanted)] if wanted else []
-    return sorted(np.random.default_rng(seed).choice(count, wanted, replace=False).tolist())
+_Chosen = tuple[streamload.TarDataset | streamload.StreamLoader, Iterator[Any], str]
+"""Who reads; the samples; and what they are, in words."""
 
 
-def _classes(dataset: streamload.TarDataset) -> Sequence[str] | None:
+def _has_numbers(urls: Sequence[str], options: Mapping[str, Any]) -> bool:
+    """Whether samples can be read by number: not in compressed shards, nor in remote ones without an index."""
+    storages = Storages(options["storage_options"])
+    listing = list_shards(list(urls), options["index"], storages)
+    return not any(
+        compression_of(shard.url) is not None or (folder is None and not storages.is_local(shard.url))
+        for shard, folder in zip(listing.shards, listing.index_of, strict=True)
+    )
+
+
+@contextmanager
+def _read_by_number(
+    urls: Sequence[str], wanted: int, seed: int | None, options: Mapping[str, Any]
+) -> Iterator[_Chosen]:
+    """Samples from all over the dataset."""
+    with streamload.TarDataset(list(urls), **options) as dataset:
+        count = len(dataset)
+        if not count:
+            raise UsageError(_NOTHING)
+        numbers = [int(number) for number in np.linspace(0, count - 1, min(count, wanted))]
+        if seed is not None:
+            numbers = sorted(np.random.default_rng(seed).choice(count, len(numbers), replace=False).tolist())
+        groups = (numbers[start : start + _READ_AT_ONCE] for start in range(0, len(numbers), _READ_AT_ONCE))
+        how = "spread evenly" if seed is None else f"at random by seed {seed}"
+        what = f"{len(numbers):,} of {counted(count, 'sample')}, {how}"
+        found = chain.from_iterable(map(dataset.__getitems__, groups))
+        yield dataset, found, what if len(numbers) < count else counted(count, "sample")
+
+
+@contextmanager
+def _read_first(urls: Sequence[str], wanted: int, seed: int | None, options: Mapping[str, Any]) -> Iterator[_Chosen]:
+    """The first samples of the dataset, or of its order when it is shuffled."""
+    order: dict[str, Any] = {"shuffle": seed is not None, "seed": seed or 0}
+    with streamload.StreamLoader(
+        list(urls), wanted, collate_fn=list, num_workers=0, prefetch_batches=1, **order, **options
+    ) as loader:
+        batch = next(iter(loader), None)
+        if not batch:
+            raise UsageError(_NOTHING)
+        drawn = counted(len(batch), "sample")
+        yield loader, iter(batch), f"the first {drawn}" if seed is None else f"{drawn} at random by seed {seed}"
+
+
+def _classes(reader: streamload.TarDataset | streamload.StreamLoader) -> Sequence[str] | None:
     try:
-        return dataset.classes
+        return reader.classes
     except DatasetIndexError:  # the folders number their classes in different ways
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import shutil
 import struct
@@ -83,7 +84,7 @@ def pixels_of(path: Path) -> Any:
 def test_a_sheet_of_some_samples(mixed: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     said = show(mixed, "--output", sheet, "--samples", 4, "--columns", 2)
-    assert said.startswith(f"{sheet}: 4 samples, 432 x ")
+    assert said.startswith(f"{sheet}: 4 of 10 samples, spread evenly, 432 x ")
     pixels = pixels_of(sheet)
     assert pixels.shape[1] == 432
     grey = (pixels == GREY).all(2).sum()
@@ -137,6 +138,18 @@ def test_classes_are_named_and_must_be_numbered_alike_where_labels_are_shown(mix
     show(*both, "txt")
 
 
+def test_of_compressed_shards_the_first_samples_are_shown(mixed: Path, tmp_path: Path) -> None:
+    (tmp_path / "packed").mkdir()
+    for shard in mixed.glob("*.tar"):
+        (tmp_path / "packed" / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
+    sheet, options = tmp_path / "a.png", ("--samples", 3, "--fields", "png,mask.png,txt")
+    assert show(tmp_path / "packed", "--output", sheet, *options).startswith(f"{sheet}: the first 3 samples, ")
+    first = pixels_of(sheet)[45:].tobytes()
+    said = show(tmp_path / "packed", "--output", sheet, *options, "--seed", 1)
+    assert said.startswith(f"{sheet}: 3 samples at random by seed 1, ")
+    assert pixels_of(sheet)[45:].tobytes() != first
+
+
 def test_an_image_of_16_bits_alone_is_shown_too(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "deep") as writer:
         writer.write({"__key__": "one", "png": png(np.arange(576, dtype=np.uint16).reshape(24, 24))})
@@ -165,9 +178,11 @@ def test_each_mistake_is_one_message(mixed: Path, tmp_path: Path) -> None:
 
 def test_shards_without_samples_are_one_message(tmp_path: Path) -> None:
     (tmp_path / "empty.tar").write_bytes(bytes(1024))
-    with pytest.warns(UserWarning, match="no sample"):
-        said = refused(tmp_path / "empty.tar", "--output", tmp_path / "a.png")
-    assert "there is no sample in the shards" in said
+    (tmp_path / "empty.tar.gz").write_bytes(gzip.compress(bytes(1024)))
+    for shard in ("empty.tar", "empty.tar.gz"):
+        with pytest.warns(UserWarning, match="no sample|no batch"):
+            said = refused(tmp_path / shard, "--output", tmp_path / "a.png")
+        assert "there is no sample in the shards" in said
 
 
 def test_a_folder_that_may_not_be_written_is_one_message(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
