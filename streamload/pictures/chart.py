@@ -68,16 +68,16 @@ def draw_rates(arrivals: Arrivals, titles: Sequence[str]) -> Image:
     edges = np.linspace(0, times[-1], min(_MOST_BARS, len(times) - 1) + 1)
     lines = [line for title in titles for line in lettering_for(title, _TITLE_SIZE).lines(_WIDTH - _LEFT - _RIGHT, 2)]
     top = 14 + len(lines) * 20
-    height = top + 2 * (_PANEL_HEIGHT + 34) + 30
+    height = top + 2 * (_PANEL_HEIGHT + 34) + 46
     picture = Image.new("RGB", (_WIDTH, height), (255, 255, 255))
     draw = ImageDraw.Draw(picture)
     for number, line in enumerate(lines):
         colour, font = (INK if number == 0 else PALE), lettering_for(line, _TITLE_SIZE).font
         draw.text((_LEFT, 12 + 20 * number), line, fill=colour, font=font)
-    rates = _Panel(
-        draw, top + 30, float(times[-1]), f"samples a second, {arrivals.samples / times[-1]:,.0f} on average"
-    )
-    waits = _Panel(draw, top + 64 + _PANEL_HEIGHT, float(times[-1]), "longest wait for a batch, in ms")
+    seconds = float(times[-1])
+    mean = f"{arrivals.samples / seconds:,.0f} on average"
+    rates = _Panel(draw, top + 46, seconds, f"samples a second, {mean}", title_above=36)  # with the passes between
+    waits = _Panel(draw, top + 80 + _PANEL_HEIGHT, seconds, "longest wait for a batch, in ms")
     _mark_passes([rates, waits], times, arrivals.passes)
     rates.draw_bars(edges, _rates(times, edges, arrivals.samples), _RATE)
     waits.draw_bars(edges, 1000 * _longest_waits(times, edges), _WAIT)
@@ -105,19 +105,21 @@ def _mark_passes(panels: Sequence[_Panel], times: NDArray[np.float64], passes: S
     begins = [number for number in range(1, len(passes)) if passes[number] != passes[number - 1]]
     if len(begins) > 10 * _MOST_PASSES_NAMED:
         return
+    named = len(begins) <= _MOST_PASSES_NAMED
     for panel in panels:
         for number in begins:
-            panel.draw_mark(float(times[number]), f"pass {passes[number]}" if len(begins) <= _MOST_PASSES_NAMED else "")
+            name = f"pass {passes[number]}" if named and panel is panels[0] else ""
+            panel.draw_mark(float(times[number]), name)
 
 
 class _Panel:
     """Axes over the seconds of the run."""
 
-    def __init__(self, draw: ImageDraw, top: int, seconds: float, title: str) -> None:
+    def __init__(self, draw: ImageDraw, top: int, seconds: float, title: str, *, title_above: int = 20) -> None:
         self._draw = draw
         self._top, self._bottom = top, top + _PANEL_HEIGHT
         self._seconds = seconds
-        self._text(_LEFT, top - 20, title, INK)
+        self._text(_LEFT, top - title_above, title, INK)
 
     def draw_bars(self, edges: NDArray[np.float64], values: NDArray[np.float64], colour: tuple[int, int, int]) -> None:
         """A bar between each two edges, over lines of round numbers."""
@@ -136,7 +138,8 @@ class _Panel:
         """A line from top to bottom, with a name above it."""
         x = self._x(second)
         self._draw.line((x, self._top - 4, x, self._bottom), fill=(150, 150, 150))
-        self._text(x + 3, self._top - 20, name, PALE)
+        at_the_edge = x > _WIDTH - _RIGHT - 30
+        self._text(x - 3 if at_the_edge else x + 3, self._top - 20, name, PALE, 1.0 if at_the_edge else 0.0)
 
     def draw_seconds(self) -> None:
         """The numbers of the axis below."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.tar.extensions import KIND_OF, Kind
 from streamload.text import counted
 
 __all__ = ["SCALED", "Box", "Contents", "contents_of"]
@@ -304,9 +303,9 @@ def _text_of(name: str, value: Any, classes: Sequence[str] | None) -> str:
     if isinstance(number, bool) or number is None:
         return str(number)
     if isinstance(number, int):
-        is_label = name in _LABELS or KIND_OF.get(name.rpartition(".")[2]) is Kind.INTEGER
-        named = is_label and classes is not None and 0 <= number < len(classes) and name not in ("count", "index", "id")
-        return f"{number} {classes[number]}" if named and classes is not None else str(number)
+        is_label = name in _LABELS or name.rpartition(".")[2] in ("cls", "cls2")
+        known = classes[number] if is_label and classes is not None and 0 <= number < len(classes) else ""
+        return f"{number} {known}" if known not in ("", str(number)) else str(number)
     if isinstance(number, float):
         return f"{number:.6g}"
     if isinstance(number, bytes | bytearray | memoryview):
