@@ -17,7 +17,7 @@ def counted(number: int, noun: str) -> str:
     if noun.endswith("y") and noun[-2] not in "aeo":
         plural = f"{noun[:-1]}ies"
     else:
-        plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
+        plural = f"{noun}es" if noun.endswith(("s", "x", "ch")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

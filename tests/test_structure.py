@@ -26,7 +26,7 @@ LEVELS = (
     ("tar", "storage", "order", "environment"),
     ("images",),
     ("index",),
-    ("fetch", "write", "sampling"),
+    ("fetch", "write", "sampling", "pictures"),
     ("decode",),
     ("workers",),
     ("verdict",),

@@ -10,6 +10,7 @@ from streamload_tools.bench import bench_command
 from streamload_tools.index import index_command
 from streamload_tools.ls import ls_command
 from streamload_tools.map import map_command
+from streamload_tools.show import show_command
 from streamload_tools.stats import stats_command
 from streamload_tools.verify import verify_command
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Index, list, verify and measure sharded tar datasets.",
+    help="Index, list, verify, draw and measure sharded tar datasets.",
 )
 app.command("index", cls=PlainUsage, short_help="Read shards once and write their index.")(index_command)
 app.command("ls", cls=PlainUsage, short_help="List shards, or every sample.")(ls_command)
@@ -28,6 +29,7 @@ app.command("verify", cls=PlainUsage, short_help="Read every byte of shards and 
     verify_command
 )
 app.command("stats", cls=PlainUsage, short_help="Describe a dataset in numbers.")(stats_command)
+app.command("show", cls=PlainUsage, short_help="Draw samples side by side to a picture.")(show_command)
 app.command("map", cls=PlainUsage, short_help="Make a dataset of another one by a function.")(map_command)
 app.command("bench", cls=PlainUsage, short_help="Measure how fast a loader reads shards here.")(bench_command)
 
