@@ -58,7 +58,7 @@ def index_command(
       streamload index s3://bucket/photos --output indexes/photos
       streamload index shards --columns json:aesthetic,parquet:similarity
     """
-    with reported_errors("the index is unchanged"):
+    with reported_errors("the index is as it was, or complete"):
         options = parse_storage_options(storage_option)
         wanted = None if columns is None else MetadataColumns.parse(columns)
         storages = Storages(options)

@@ -60,7 +60,7 @@ def map_command(
       streamload map embed:vectors shards/train vectors --sidecar --batch-size 64
       streamload map filters:large_enough shards/train shards/large --resume
     """
-    with reported_errors("nothing was published; run the same command with --resume to go on"):
+    with reported_errors("run the same command with --resume to go on"):
         options = parse_storage_options(storage_option)
         inspect.unwrap(map_shards)(  # its errors name options, those of `map_shards` arguments
             _loaded(function),

@@ -20,14 +20,14 @@ def print_line(line: str) -> None:
 
 def print_document(document: Any) -> None:
     """Print a JSON document, the only one of a command, on standard output."""
-    _print(_as_json(document, indent=2))
+    _print(json.dumps(document, indent=2))
 
 
 def print_array(items: Iterable[Any]) -> None:
     """Print a JSON document that is an array, an item a line, none of which is kept."""
     before = "["
     for item in items:
-        _print(f"{before}\n{_as_json(item)}", end="")
+        _print(f"{before}\n{json.dumps(item)}", end="")
         before = ","
     _print("[]" if before == "[" else "\n]")
 
@@ -35,11 +35,6 @@ def print_array(items: Iterable[Any]) -> None:
 def say(line: str) -> None:
     """Print a line on standard error; `printable`."""
     typer.echo(printable(line), err=True)
-
-
-def _as_json(value: Any, indent: int | None = None) -> str:
-    """ASCII, in which JSON escapes all that would act on a terminal but DEL."""
-    return json.dumps(value, indent=indent).replace("\x7f", "\\u007f")
 
 
 def _print(text: str, end: str = "\n") -> None:

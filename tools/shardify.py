@@ -89,7 +89,7 @@ def shardify(
       shardify photos s3://bucket/photos                     to a bucket
     """
     del version
-    with reported_errors("run the same command again"):
+    with reported_errors("run the same command with --resume to go on"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         packed = source_to_shards(
             source,
