@@ -8,10 +8,20 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from streamload_tools.failures import UsageError
+from streamload_tools.failures import EXIT_STATUS, UsageError
 from typer.core import TyperCommand
 
-__all__ = ["Index", "PlainUsage", "StorageOption", "Urls", "Where", "Workers", "parse_storage_options", "show_version"]
+__all__ = [
+    "Index",
+    "Json",
+    "PlainUsage",
+    "StorageOption",
+    "Urls",
+    "Where",
+    "Workers",
+    "parse_storage_options",
+    "show_version",
+]
 
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -30,6 +40,7 @@ Where = Annotated[
     str | None, typer.Option(metavar="CONDITION", help="Only samples that meet it, as 'label == 3 and \"txt\"'.")
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Shards to read at once. Default: one per core.", min=1)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 StorageOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -43,7 +54,16 @@ StorageOption = Annotated[
 
 
 class PlainUsage(TyperCommand):
-    """A command whose usage line is `ls [OPTIONS] URLS...`; some versions of typer put arguments in braces."""
+    """A command whose usage line is `ls [OPTIONS] URLS...`; some versions of typer put arguments in braces.
+
+    Its help ends with the examples, which stand last in the docstring, line by line, and the exit status.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help, _, examples = (self.help or "").partition("\n\nExamples:\n")
+        shown = f"Examples:\n\n\b\n{examples}\n\n" if examples else ""
+        self.epilog = shown + EXIT_STATUS
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The options and arguments, in their order."""

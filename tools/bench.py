@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
-from streamload_tools.arguments import Index, StorageOption, Urls, parse_storage_options
+from streamload_tools.arguments import Index, Json, StorageOption, Urls, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
-from streamload_tools.output import print_line, shown_bytes
+from streamload_tools.output import print_document, print_line, shown_bytes
 from streamload_tools.reading import Reader, tables
 
 import streamload
@@ -49,12 +49,18 @@ def bench_command(
         str | None,
         typer.Option(metavar="FILE", help="Also draw the rate over time, and the waits, to a .png, .jpg or .webp."),
     ] = None,
+    as_document: Json = False,
     index: Index = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
     The first batch is timed separately. Ctrl-C ends the measurement and reports it.
+
+    Examples:
+      streamload bench shards/train --shuffle --batch-size 256
+      streamload bench s3://bucket/photos --seconds 60 --workers 8
+      streamload bench shards --fields 'jpg;png,cls' --json
     """
     with reported_errors():
         if plot is not None:
@@ -71,7 +77,9 @@ def bench_command(
             index=index,
             storage_options=parse_storage_options(storage_option),
         )
-        for line in _bench_lines(result, what):
+        if as_document:
+            print_document(_bench_json(result, what))
+        for line in () if as_document else _bench_lines(result, what):
             print_line(line)
         if plot is not None:
             save_picture(draw_rates(result.arrivals, [without_secrets(urls[0]), what]), plot)
@@ -173,6 +181,24 @@ def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[s
     if not found:
         raise UsageError("the samples of the first shard have no field in common; choose some with --fields")
     return tuple(";".join(group) for group in found)
+
+
+def _bench_json(result: _Result, what: str) -> dict[str, Any]:
+    """The result as a JSON object; the rates are None without a second batch."""
+    return {
+        "loader": what,
+        "first_batch_s": result.first_batch_s,
+        "samples": result.samples,
+        "batches": result.batches,
+        "passes": result.passes,
+        "payload_bytes": result.payload_bytes,
+        "seconds": result.seconds,
+        "samples_per_s": result.samples / result.seconds if result.batches else None,
+        "payload_bytes_per_s": result.payload_bytes / result.seconds if result.batches else None,
+        "interrupted": result.interrupted,
+        "limited_by": result.statistics.verdict,
+        "statistics": result.statistics.as_dict(),
+    }
 
 
 def _bench_lines(result: _Result, what: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ The module is on its own because it imports the commands late, so that Ctrl-C du
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 
@@ -32,6 +33,8 @@ def _run(module: str) -> None:
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             _say_interrupted()
         raise
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what the interpreter still does prints a traceback otherwise
 
 
 def _say_interrupted() -> None:

@@ -1,6 +1,6 @@
 """How a command ends: one line on standard error and an exit status; a traceback is always a bug.
 
-0 is success, 1 a failure or damage found, 2 a usage error, 130 an interruption by Ctrl-C.
+0 is success, 1 a failure or damage found, 2 a usage error, 130 an interruption by Ctrl-C: `EXIT_STATUS`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from streamload_tools.output import say
 
 from streamload.errors import StreamloadError
 
-__all__ = ["UsageError", "reported_errors"]
+__all__ = ["EXIT_STATUS", "UsageError", "reported_errors"]
+
+EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage; 130 ended by Ctrl-C."
 
 
 class UsageError(Exception):

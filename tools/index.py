@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, BinaryIO
 
 import typer
-from streamload_tools.arguments import StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Json, StorageOption, Urls, Workers, parse_storage_options
 from streamload_tools.columns import MetadataColumns
 from streamload_tools.failures import UsageError, reported_errors
-from streamload_tools.output import say
+from streamload_tools.output import print_document, print_line, say
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, ReadShard
 from streamload_tools.verify import missing_names
@@ -45,21 +45,28 @@ def index_command(
             "file beside each shard (csv:width, parquet:similarity)."
         ),
     ] = None,
+    as_document: Json = False,
     workers: Workers = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Read shards once and write their index, so that loaders start at once and know their length.
 
     Shards may be compressed. If a shard is damaged, the index is left unchanged.
+
+    Examples:
+      streamload index shards/train
+      streamload index s3://bucket/photos --output indexes/photos
+      streamload index shards --columns json:aesthetic,parquet:similarity
     """
-    with reported_errors("the index is unchanged"):
+    with reported_errors("the index is as it was, or complete"):
         options = parse_storage_options(storage_option)
         wanted = None if columns is None else MetadataColumns.parse(columns)
         storages = Storages(options)
         shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:
             found = _index_shards(shards, output, storages, workers or available_processors(), progress.advance)
-        typer.echo(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
+        if not as_document:
+            print_line(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
         for folder, inside in _by_index(shards, output).items() if wanted is not None else ():
             assert wanted is not None
             wanted.write(_place(folder, storages), inside, options or {})
@@ -73,6 +80,9 @@ def index_command(
                 f"warning: skipped {counted(found.links, 'link')}, which have no content; if they belong to samples, "
                 "write the shards with `tar --hard-dereference -h`"
             )
+        if as_document:
+            counts = {"shards": len(shards), "samples": found.samples, "skipped_links": found.links}
+            print_document(counts | {"dropped": found.gone})
 
 
 @dataclass(frozen=True, slots=True)

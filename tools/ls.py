@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from streamload_tools.arguments import Index, StorageOption, Urls, Where, Workers, parse_storage_options
+from streamload_tools.arguments import Index, Json, StorageOption, Urls, Where, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
-from streamload_tools.output import aligned, print_line, shown_bytes
+from streamload_tools.output import aligned, print_array, print_line, shown_bytes
 from streamload_tools.reading import Reader, tables
 
 from streamload.environment.launchers import available_processors
@@ -26,17 +26,31 @@ def ls_command(
     urls: Urls,
     *,
     samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields.")] = False,
+    as_document: Json = False,
     where: Where = None,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """List shards with their size, samples and fields, or every sample. Shards without an index are read."""
+    """List shards with their size, samples and fields, or every sample. Shards without an index are read.
+
+    With --json it is an array of objects, a shard or a sample a line.
+
+    Examples:
+      streamload ls shards/train
+      streamload ls s3://bucket/photos --samples --where 'label == 3'
+      streamload ls shards --json
+    """
     with reported_errors():
         storages = Storages(parse_storage_options(storage_option))
         listing = list_shards(urls, index, storages)
         reader = Reader(storages, workers or available_processors())
         found = tables(listing, IndexLookup(index, storages), reader, where=where)
+        if as_document:
+            shown = _samples_json if samples else _shard_json
+            urls_shown = [without_secrets(shard.url) for shard in listing.shards]
+            print_array(item for url, shard in zip(urls_shown, found, strict=True) for item in shown(url, *shard))
+            return
         names = _shown_names(listing)
         if samples:
             for name, (_, table) in zip(names, found, strict=True):
@@ -62,9 +76,24 @@ def _shown_names(listing: Listing) -> list[str]:
     return names if len(set(names)) == len(names) else [without_secrets(shard.url) for shard in listing.shards]
 
 
+def _shard_json(url: str, shard_bytes: int, table: ShardTable) -> Iterator[dict[str, Any]]:
+    yield {"url": url, "bytes": shard_bytes, "samples": len(table), "fields": list(table.fields)}
+
+
+def _samples_json(url: str, _: int, table: ShardTable) -> Iterator[dict[str, Any]]:
+    for key, fields in _samples(table):
+        yield {"url": url, "key": key, "fields": dict(fields)}
+
+
 def _sample_lines(name: str, table: ShardTable) -> Iterator[str]:
+    for key, fields in _samples(table):
+        sizes = "  ".join(f"{field} {size:,}" for field, size in fields)
+        yield f"{name}  {key}  {sizes}".replace("\n", "\\n")
+
+
+def _samples(table: ShardTable) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """The key of each sample, and its fields with their sizes in bytes."""
     starts, sizes, numbers = table.sample_start.tolist(), table.member_size.tolist(), table.member_field.tolist()
     for sample, key in enumerate(table.keys()):
         members = range(starts[sample], starts[sample + 1])
-        fields = "  ".join(f"{table.fields[numbers[member]]} {sizes[member]:,}" for member in members)
-        yield f"{name}  {key}  {fields}".replace("\n", "\\n")
+        yield key, [(table.fields[numbers[member]], sizes[member]) for member in members]

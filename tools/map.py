@@ -10,9 +10,15 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from streamload_tools.arguments import StorageOption, Where, Workers, parse_storage_options
+from streamload_tools.arguments import Json, StorageOption, Where, Workers, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
+from streamload_tools.output import print_document, print_line, shown_bytes
 from streamload_tools.packing.mapping import map_shards
+
+from streamload.index.index_lookup import IndexLookup
+from streamload.storage.protocol import without_secrets
+from streamload.storage.storages import Storages
+from streamload.text import counted
 
 __all__ = ["map_command"]
 
@@ -40,6 +46,7 @@ def map_command(
     where: Where = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the shards in DEST.")] = False,
+    as_document: Json = False,
     workers: Workers = None,
     storage_option: StorageOption = None,
 ) -> None:
@@ -47,9 +54,14 @@ def map_command(
 
     A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; each shard becomes one of its name,
     unless --max-bytes or --max-count cuts them anew. Nothing is published before everything is done.
-    Example: `streamload map filters:large_enough shards/train shards/large`.
+
+    Examples:
+      streamload map filters:large_enough shards/train shards/large
+      streamload map embed:vectors shards/train vectors --sidecar --batch-size 64
+      streamload map filters:large_enough shards/train shards/large --resume
     """
-    with reported_errors("nothing was published; run the same command with --resume to go on"):
+    with reported_errors("run the same command with --resume to go on"):
+        options = parse_storage_options(storage_option)
         inspect.unwrap(map_shards)(  # its errors name options, those of `map_shards` arguments
             _loaded(function),
             source,
@@ -63,8 +75,23 @@ def map_command(
             max_count=max_count,
             resume=resume,
             overwrite=overwrite,
-            storage_options=parse_storage_options(storage_option),
+            storage_options=options,
         )
+    with reported_errors("everything is published"):
+        _report(dest, Storages(options), as_document=as_document)
+
+
+def _report(dest: str, storages: Storages, *, as_document: bool) -> None:
+    """Print what the index of the new shards says."""
+    index = IndexLookup(None, storages).of_folder(dest.rstrip("/"))
+    assert index is not None
+    shards, samples = len(index.shards), sum(shard.samples for shard in index.shards)
+    size_bytes = sum(shard.bytes for shard in index.shards)
+    if as_document:
+        print_document({"shards": shards, "samples": samples, "bytes": size_bytes})
+    else:
+        size = shown_bytes(size_bytes)
+        print_line(f"{without_secrets(dest)}: {counted(shards, 'shard')}, {counted(samples, 'sample')}, {size}")
 
 
 def _loaded(named: str) -> Callable[[Any], Any]:

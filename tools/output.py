@@ -1,24 +1,48 @@
-"""Lines on standard output and standard error, and the form of numbers and tables in them."""
+"""Lines and JSON on standard output, lines on standard error, and the form of numbers and tables in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import typer
 
 from streamload.text import printable
 
-__all__ = ["aligned", "print_line", "say", "shown_bytes", "shown_time"]
+__all__ = ["aligned", "print_array", "print_document", "print_line", "say", "shown_bytes", "shown_time"]
 
 
 def print_line(line: str) -> None:
     """Print a line on standard output; `printable`, since keys and fields are whatever an archive contains."""
-    typer.echo(printable(line))
+    _print(printable(line))
+
+
+def print_document(document: Any) -> None:
+    """Print a JSON document, the only one of a command, on standard output."""
+    _print(json.dumps(document, indent=2))
+
+
+def print_array(items: Iterable[Any]) -> None:
+    """Print a JSON document that is an array, an item a line, none of which is kept."""
+    before = "["
+    for item in items:
+        _print(f"{before}\n{json.dumps(item)}", end="")
+        before = ","
+    _print("[]" if before == "[" else "\n]")
 
 
 def say(line: str) -> None:
     """Print a line on standard error; `printable`."""
     typer.echo(printable(line), err=True)
+
+
+def _print(text: str, end: str = "\n") -> None:
+    try:
+        typer.echo(text + end, nl=False)
+    except OSError as exc:  # a full disk
+        exc.filename = "standard output"
+        raise
 
 
 def aligned(rows: Sequence[Sequence[str]], *, numbers: int) -> Iterator[str]:

@@ -7,12 +7,13 @@ from typing import TypeVar
 
 import typer
 from streamload_tools import shardify_options as options
-from streamload_tools.arguments import PlainUsage, StorageOption, parse_storage_options
+from streamload_tools.arguments import Json, PlainUsage, StorageOption, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
+from streamload_tools.output import print_document, print_line
 from streamload_tools.packing.packing import PackOptions
 from streamload_tools.packing.planning import parse_split
 from streamload_tools.packing.resizing import Resizing
-from streamload_tools.packing.source_to_shards import source_to_shards
+from streamload_tools.packing.source_to_shards import as_json, as_lines, source_to_shards
 from streamload_tools.packing.targets import Place, Start
 from streamload_tools.sources.kinds import SourceOptions
 from streamload_tools.sources.table import TableColumns
@@ -30,28 +31,10 @@ __all__ = ["app", "main"]
 
 _Value = TypeVar("_Value")
 
-_EXAMPLES = """
-Examples:
-
-\b
-  shardify photos shards                                 photos/<class>/*.jpg
-  shardify photos shards --split train=0.9,val=0.1       into shards/train and shards/val
-  shardify data shards                                   data/train/<class> and data/val/<class>
-  shardify val shards-val --classes shards/classes.json  the same labels as in shards
-  shardify photos shards --resize 256                    smaller images, for faster training
-  shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
-  shardify photos.csv shards                             a table with columns path and label
-  shardify pairs.parquet shards --text-column caption    columns of paths and of texts
-  shardify data.npz shards                               each row of x, with the label in y
-  shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
-  shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
-  shardify photos s3://bucket/photos                     to a bucket
-"""
-
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command(epilog=_EXAMPLES, cls=PlainUsage)
+@app.command(cls=PlainUsage)
 def shardify(
     source: options.Source,
     dest: options.Dest,
@@ -80,6 +63,7 @@ def shardify(
     staging: options.Staging = None,
     storage_option: StorageOption = None,
     sync: options.Sync = False,
+    as_document: Json = False,
     version: options.Version = False,
 ) -> None:
     """Pack images, arrays or any files into shards, with an index and classes.json.
@@ -89,11 +73,25 @@ def shardify(
 
     In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
     uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
+
+    Examples:
+      shardify photos shards                                 photos/<class>/*.jpg
+      shardify photos shards --split train=0.9,val=0.1       into shards/train and shards/val
+      shardify data shards                                   data/train/<class> and data/val/<class>
+      shardify val shards-val --classes shards/classes.json  the same labels as in shards
+      shardify photos shards --resize 256                    smaller images, for faster training
+      shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
+      shardify photos.csv shards                             a table with columns path and label
+      shardify pairs.parquet shards --text-column caption    columns of paths and of texts
+      shardify data.npz shards                               each row of x, with the label in y
+      shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
+      shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
+      shardify photos s3://bucket/photos                     to a bucket
     """
     del version
-    with reported_errors("run the same command again"):
+    with reported_errors("run the same command with --resume to go on"):
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
-        source_to_shards(
+        packed = source_to_shards(
             source,
             SourceOptions(
                 labels,
@@ -123,6 +121,10 @@ def shardify(
             _place(dest, staging, storage_option),
             Start(overwrite=overwrite, resume=resume),
         )
+        if as_document:
+            print_document(None if packed is None else as_json(packed))
+        for line in () if as_document or packed is None else as_lines(packed):
+            print_line(line)
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ import wave
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from streamload_tools.arguments import Index, StorageOption, Urls, Where, parse_storage_options
+from streamload_tools.arguments import Index, Json, StorageOption, Urls, Where, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
-from streamload_tools.output import print_line
+from streamload_tools.output import print_document, print_line
 
 import streamload
 from streamload.decode.decoders import decoder_for, is_image
@@ -46,6 +46,7 @@ def show_command(
     fields: Annotated[
         str | None, typer.Option(help="Only these fields, such as 'jpg;png,cls,txt?'. Default: all of each sample.")
     ] = None,
+    as_document: Json = False,
     where: Where = None,
     index: Index = None,
     storage_option: StorageOption = None,
@@ -58,18 +59,17 @@ def show_command(
     sound (wav) as a curve; other images and arrays below; and all else is text. Boxes are rows of left, top, right,
     bottom and class, also as {"boxes": rows, "labels": ...}; or COCO's objects with "bbox".
 
-    \b
     Examples:
       streamload show shards/train --output sheet.png
       streamload show shards/train --output cats.png --where 'label == 0' --seed 1
       streamload show s3://bucket/train --output boxes.webp --samples 8 --columns 4 --fields jpg,json
-    """  # noqa: D301 - "\b" keeps the lines that follow as they are
+    """
     with reported_errors():
         check_picture_path("--output", output)
         options = {"index": index, "storage_options": parse_storage_options(storage_option), "where": where}
         names = None if fields is None else (*fields.split(","), *_NAMES)
         reads = _read_by_number if _has_numbers(urls, options) else _read_first
-        with reads(urls, samples, seed, {"fields": names, "decode": False, **options}) as (reader, found, what):
+        with reads(urls, samples, seed, {"fields": names, "decode": False, **options}) as (reader, found, number, what):
             sheet = draw_sheet(
                 (_decoded(_by_name(sample, names)) for sample in found),
                 f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}: {what}",
@@ -77,11 +77,15 @@ def show_command(
                 columns=columns,
             )
         save_picture(sheet, output)
-        print_line(f"{output}: {what}, {sheet.width} x {sheet.height} pixels")
+        if as_document:
+            size = {"width": sheet.width, "height": sheet.height}
+            print_document({"picture": output, "samples": number, "which": what, **size})
+        else:
+            print_line(f"{output}: {what}, {sheet.width} x {sheet.height} pixels")
 
 
-_Chosen = tuple[streamload.TarDataset | streamload.StreamLoader, Iterator[Any], str]
-"""Who reads; the samples; and what they are, in words."""
+_Chosen: TypeAlias = "tuple[streamload.TarDataset | streamload.StreamLoader, Iterator[Any], int, str]"
+"""Who reads; the samples, and how many they are; and which, in words."""
 
 
 def _has_numbers(urls: Sequence[str], options: Mapping[str, Any]) -> bool:
@@ -110,7 +114,7 @@ def _read_by_number(
         how = "spread evenly" if seed is None else f"at random by seed {seed}"
         what = f"{len(numbers):,} of {counted(count, 'sample')}, {how}"
         found = chain.from_iterable(map(dataset.__getitems__, groups))
-        yield dataset, found, what if len(numbers) < count else counted(count, "sample")
+        yield dataset, found, len(numbers), what if len(numbers) < count else counted(count, "sample")
 
 
 @contextmanager
@@ -124,7 +128,8 @@ def _read_first(urls: Sequence[str], wanted: int, seed: int | None, options: Map
         if not batch:
             raise UsageError(_NOTHING)
         drawn = counted(len(batch), "sample")
-        yield loader, iter(batch), f"the first {drawn}" if seed is None else f"{drawn} at random by seed {seed}"
+        what = f"the first {drawn}" if seed is None else f"{drawn} at random by seed {seed}"
+        yield loader, iter(batch), len(batch), what
 
 
 def _classes(reader: streamload.TarDataset | streamload.StreamLoader) -> Sequence[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -13,9 +12,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from streamload_tools import decoded, values
-from streamload_tools.arguments import Index, StorageOption, Urls, Where, Workers, parse_storage_options
+from streamload_tools.arguments import Index, Json, StorageOption, Urls, Where, Workers, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
-from streamload_tools.output import aligned, print_line, shown_bytes
+from streamload_tools.output import aligned, print_document, print_line, shown_bytes
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, tables
 from streamload_tools.value_charts import draw_values
@@ -67,7 +66,7 @@ def stats_command(
     pixels: Pixels = False,
     field: FieldNames = None,
     output: Output = None,
-    as_document: Annotated[bool, typer.Option("--json", help="Print JSON with every label.")] = False,
+    as_document: Json = False,
     where: Where = None,
     index: Index = None,
     workers: Workers = None,
@@ -77,7 +76,11 @@ def stats_command(
 
     The numbers come from the index; shards without an index are read. With --pixels or --field all samples are read and
     decoded, once: what is found is saved as JSON, which images.Normalize.of reads, and as a picture.
-    Example: `streamload stats shards/train --pixels`.
+
+    Examples:
+      streamload stats shards/train --ranks 8 --batch-size 64
+      streamload stats shards/train --pixels
+      streamload stats shards/train --field npy --output values.json --json
     """
     with reported_errors(_GOES_ON if pixels or field else ""):
         options = parse_storage_options(storage_option)
@@ -108,7 +111,7 @@ def stats_command(
             found["values"] = values.as_json(measured)
             files.publish(found, draw_values(found))
         if as_document:
-            print_line(json.dumps(found, indent=2))
+            print_document(found)
             return
         for line in chain(as_lines(stats), () if memory is None else decoded.as_lines(memory)):
             print_line(line)

@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from streamload_tools.arguments import Index, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Index, Json, StorageOption, Urls, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
-from streamload_tools.output import print_line, say
+from streamload_tools.output import print_document, print_line, say
 from streamload_tools.progress import open_progress
 from streamload_tools.reading import Reader, differences
 
@@ -32,6 +32,7 @@ from streamload.text import counted
 __all__ = ["missing_names", "verify_command"]
 
 _DECODED_TOGETHER = 64
+_NOTHING = "nothing was verified, because no shard of these names exists; check the path"
 
 
 def verify_command(
@@ -40,6 +41,7 @@ def verify_command(
     decode: Annotated[
         bool, typer.Option("--decode", help="Also decode every field of every sample, as a loader does.")
     ] = False,
+    as_document: Json = False,
     index: Index = None,
     workers: Workers = None,
     storage_option: StorageOption = None,
@@ -47,6 +49,11 @@ def verify_command(
     """Read every byte of shards and compare it with the index. The exit status is 1 if anything is damaged.
 
     If there is a classes.json, every label must have a name in it.
+
+    Examples:
+      streamload verify shards/train
+      streamload verify shards/train --decode
+      streamload verify s3://bucket/photos --json
     """
     with reported_errors():
         options = parse_storage_options(storage_option)
@@ -54,39 +61,56 @@ def verify_command(
         shards = find_shards(urls, storages)
         lookup = IndexLookup(index, storages)
         reader = Reader(storages, workers)
+        found, whole, samples = _Faults(kept=as_document), list[str](), 0
         classes, faults = _class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
-        found, missing, whole, samples = len(faults), 0, list[str](), 0
-        for fault in faults:
-            print_line(str(fault))
+        found.add(faults)
         with open_progress("verifying", len(shards), "shards") as progress:
 
             def checked(url: str) -> _Checked:
                 return _check(url, lookup, reader, classes.get(folder_and_name(url)[0]))
 
             for url, result in reader.each(shards, checked, progress.advance):
-                for damage in result.damages:
-                    found += 1
-                    missing += isinstance(damage, ShardNotFoundError)
-                    print_line(str(damage))
+                found.add(result.damages)
                 if not result.damages:
                     whole.append(url)
                     samples += result.samples
-        for damage in _missing_shards(shards, lookup, storages) if index is None else ():
-            found += 1
-            print_line(str(damage))
+        nothing = found.missing == len(shards)
+        found.add(_missing_shards(shards, lookup, storages) if index is None else ())
         if decode and whole:
             with open_progress("decoding", samples, "samples") as progress:
-                for error in _undecodable(whole, index, options, workers, progress.advance):
-                    found += 1
-                    print_line(str(error))
-        if missing == len(shards):
-            say("error: nothing was verified, because no shard of these names exists; check the path")
-            raise typer.Exit(1)
-        if found:
-            say(f"error: {counted(found, 'fault')} in {counted(len(shards), 'shard')}")
-            raise typer.Exit(1)
+                found.add(_undecodable(whole, index, options, workers, progress.advance))
         unchecked = _without_checksums(shards, lookup)
-        typer.echo(f"{counted(len(shards), 'shard')} verified, no damage{_without_index(unchecked)}")
+        if as_document:
+            counts = {"shards": len(shards), "samples": samples, "shards_without_checksums": unchecked}
+            print_document(counts | {"faults": found.kept})
+        if found.number:
+            say(f"error: {_NOTHING if nothing else found.counted_in(len(shards))}")
+            raise typer.Exit(1)
+        if not as_document:
+            print_line(f"{counted(len(shards), 'shard')} verified, no damage{_without_index(unchecked)}")
+
+
+class _Faults:
+    """Counts what is wrong, and prints it as it is found, or keeps it for a document."""
+
+    def __init__(self, *, kept: bool) -> None:
+        self.number = self.missing = 0
+        self.kept: list[dict[str, Any]] | None = [] if kept else None
+
+    def add(self, faults: Iterable[StreamloadError]) -> None:
+        """Take them as they come."""
+        for fault in faults:
+            self.number += 1
+            self.missing += isinstance(fault, ShardNotFoundError)
+            if self.kept is None:
+                print_line(str(fault))
+            else:
+                place = {"url": fault.url, "key": fault.key, "offset": fault.offset}
+                self.kept.append({"kind": type(fault).__name__, "message": fault.message, **place})
+
+    def counted_in(self, shards: int) -> str:
+        """`2 faults in 3 shards`."""
+        return f"{counted(self.number, 'fault')} in {counted(shards, 'shard')}"
 
 
 def _without_index(shards: int) -> str:

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Protocol
 from zlib import crc32
 
-from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, StreamloadError
 from streamload.index.dataset_index import (
     INDEX_FILE,
     MOST_INDEX_BYTES,
@@ -96,12 +96,14 @@ class LocalIndexFolder:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """See `IndexFolder`. Packing `train` and `val` into one folder at once would lose entries otherwise."""
+        made = not os.path.isdir(self.folder)
         try:
             os.makedirs(self.folder, exist_ok=True)
             descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 with contextlib.suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
+                os.makedirs(self.folder, exist_ok=True)  # who had the lock may have failed and removed it
                 yield
                 if self._durable:
                     os.fsync(descriptor)
@@ -113,6 +115,10 @@ class LocalIndexFolder:
                 "folder",
                 url=self.folder,
             ) from exc
+        finally:
+            if made:
+                with contextlib.suppress(OSError):  # usually the index is there
+                    os.rmdir(self.folder)
 
     def read(self, name: str) -> bytes | None:
         """See `IndexFolder`."""
@@ -231,7 +237,11 @@ def update_index(
         except DatasetIndexError as exc:
             _log.warning("making a new index, without the entries of the old one: %s", exc)
             old = None
-        return _replace(place, old, {entry.name: entry for entry in entries}, fields, packed, gone=gone)
+        try:
+            return _replace(place, old, {entry.name: entry for entry in entries}, fields, packed, gone=gone)
+        except BaseException:
+            _delete_unreferenced(place)
+            raise
 
 
 def remove_entries(place: IndexFolder, matches: Callable[[str], bool]) -> None:
@@ -276,6 +286,15 @@ def _replace(
     for name in sorted(before.union(place.table_files()) - now):
         place.delete(name)
     return index
+
+
+def _delete_unreferenced(place: IndexFolder) -> None:
+    """Delete the table files of an index that could not be written, whether its last step was taken or not."""
+    with contextlib.suppress(OSError, StreamloadError):
+        index = _read(place)
+        referenced = {_place(entry).file for entry in index.shards} if index is not None else set()
+        for name in sorted(set(place.table_files()) - referenced):
+            place.delete(name)
 
 
 class _Tables:

@@ -27,23 +27,25 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
         mode: who may read and write it, as far as the umask allows.
 
     Raises:
-        OSError: the folder does not exist, cannot be written or is full. Whatever `write` raises comes through.
-            In either case the temporary file is gone and what was at `path` before is still there.
+        OSError: the folder does not exist, cannot be written or is full; its filename is `path`. Whatever else `write`
+            raises comes through. In either case the temporary file is gone, and what was at `path` before is there.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     # Not `tempfile`: its files are for the owner only, and these are for everyone whom the umask lets in.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with open(descriptor, "wb") as file:
             write(file)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as exc:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(exc, OSError):
+            exc.filename, exc.filename2 = path, None
         raise
 
 

@@ -145,19 +145,6 @@ def test_verify_finds_an_index_of_other_shards(dataset: Path) -> None:
     assert run(streamload.app, "verify", dataset)[0] == 1
 
 
-@pytest.mark.parametrize("command", ["index", "ls", "verify"])
-@pytest.mark.parametrize("urls", ["nowhere", "nowhere/*.tar", "nonsense://bucket/a.tar", "pipe:cat a.tar", "empty"])
-def test_what_is_not_there_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, urls: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path)
-    status, out, err = run(streamload.app, command, urls)
-    assert status == 1
-    assert (out + err).count("error:") == 1
-    assert "Traceback" not in err
-
-
 def test_listing_into_a_closed_pipe_is_quiet(dataset: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "streamload_tools.main", "ls", "--samples", *([str(dataset)])]
     reader, writer = os.pipe()

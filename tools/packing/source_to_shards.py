@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -37,16 +37,39 @@ from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
 
-__all__ = ["source_to_shards"]
+__all__ = ["as_json", "as_lines", "source_to_shards"]
 
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a run has packed and published.
+
+    Attributes:
+        dest: the destination.
+        parts: those that have shards, at least one.
+        classes: the number of classes; None if there are none.
+        fields: how many samples have each field, or one of several that stand for each other (`jpg;png`).
+        left_out: number of samples, or of files that are one each, that are not in the shards.
+        noun: which of the two.
+        seconds: duration.
+    """
+
+    dest: str
+    parts: Sequence[Part]
+    classes: int | None
+    fields: Mapping[str, int]
+    left_out: int
+    noun: str
+    seconds: float
+
+
 def source_to_shards(
     source: str, source_options: SourceOptions, options: PackOptions, place: Place, start: Start
-) -> None:
-    """Pack a source, publish its shards, and report to the user.
+) -> Packed | None:
+    """Pack a source, and publish its shards; None if an earlier run has done all of it.
 
     Raises:
         UsageError: source, destination and options do not fit together, or there are shards already.
@@ -72,7 +95,7 @@ def source_to_shards(
     splits = list(options.fractions or found.parts or [""])
     remembered = _remembered(source, options)
     if not check_destination(place, splits, start, remembered):
-        return
+        return None
     listing = list_files(found)
     run = Run(dest, remembered, listing, start.resume, start.overwrite, options.sync)
     if place.storage is None:
@@ -88,7 +111,16 @@ def source_to_shards(
         if parts is None:
             parts = _packed(found, listing, options, staging)
         staging.publish(parts, found.classes)
-    _report_result(_not_empty(parts), dest, found, time.monotonic() - began)
+    written = _not_empty(parts)
+    return Packed(
+        dest,
+        written,
+        None if found.classes is None else len(found.classes),
+        _stored_fields(written, found),
+        len(found.samples) - sum(part.samples for part in written),
+        "sample" if found.noun == "sample" else "file",
+        time.monotonic() - began,
+    )
 
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
@@ -168,25 +200,35 @@ def _report_faults(faults: Sequence[Fault]) -> None:
         say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
 
 
-def _report_result(parts: Sequence[Part], dest: str, source: Source, seconds: float) -> None:
-    """Print what was written, and how to read it."""
+def as_json(packed: Packed) -> dict[str, Any]:
+    """The figures as a JSON object."""
+    return {
+        "destination": without_secrets(packed.dest),
+        **_figures(packed.parts),
+        "splits": {part.name: _figures([part]) for part in packed.parts if part.name},
+        "classes": packed.classes,
+        "fields": packed.fields,
+        "left_out": packed.left_out,
+        "seconds": packed.seconds,
+    }
+
+
+def as_lines(packed: Packed) -> Iterator[str]:
+    """What was written, and how to read it."""
+    parts, number = packed.parts, packed.classes
     for part in parts:
         if part.name:
-            typer.echo(f"{part.name}: {_counts([part])}")
-    number = len(source.classes or ())
-    classes = "" if source.classes is None else f", {number:,} {'class' if number == 1 else 'classes'}"
+            yield f"{part.name}: {_counts([part])}"
+    classes = "" if number is None else f", {number:,} {'class' if number == 1 else 'classes'}"
+    left_out = f", {counted(packed.left_out, packed.noun)} left out" if packed.left_out else ""
+    yield f"packed {_counts(parts)}{classes}, in {shown_time(packed.seconds)}{left_out}"
     samples = sum(part.samples for part in parts)
-    skipped = len(source.samples) - samples
-    noun = "sample" if source.noun == "sample" else "file"
-    left_out = f", {counted(skipped, noun)} left out" if skipped else ""
-    typer.echo(f"packed {_counts(parts)}{classes}, in {shown_time(seconds)}{left_out}")
-    fields = _stored_fields(parts, source)
-    lacking = [f"{samples - count:,} without {name!r}" for name, count in fields.items() if count < samples]
+    lacking = [f"{samples - count:,} without {name!r}" for name, count in packed.fields.items() if count < samples]
     if lacking:
-        typer.echo(f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}")
-    folder = os.path.join(dest, parts[0].name) if parts[0].name else dest
-    typer.echo("read it with:")
-    typer.echo(_reading(without_secrets(folder), fields, samples))
+        yield f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}"
+    folder = os.path.join(packed.dest, parts[0].name) if parts[0].name else packed.dest
+    yield "read it with:"
+    yield _reading(without_secrets(folder), packed.fields, samples)
 
 
 def _stored_fields(parts: Sequence[Part], source: Source) -> dict[str, int]:
@@ -230,8 +272,14 @@ def _reading(folder: str, fields: Mapping[str, int], samples: int) -> str:
     return "\n".join(lines)
 
 
+def _figures(parts: Sequence[Part]) -> dict[str, int]:
+    return {
+        "shards": sum(len(part.shards) for part in parts),
+        "samples": sum(part.samples for part in parts),
+        "bytes": sum(part.bytes for part in parts),
+    }
+
+
 def _counts(parts: Sequence[Part]) -> str:
-    shards = sum(len(part.shards) for part in parts)
-    samples = sum(part.samples for part in parts)
-    size = shown_bytes(sum(part.bytes for part in parts))
-    return f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {size}"
+    shards, samples, size_bytes = _figures(parts).values()
+    return f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {shown_bytes(size_bytes)}"

@@ -251,9 +251,9 @@ def open_staging(staging: Staging) -> Iterator[None]:
             staging.stop()
             _remove_after(staging)
     finally:
-        if made:
-            with suppress(OSError):  # usually it contains the shards
-                os.rmdir(parent)
+        for folder in [staging.folder, parent] if made else [staging.folder]:
+            with suppress(OSError):  # usually there are shards in it, or results
+                os.rmdir(folder)
 
 
 def _prepare(staging: Staging) -> None:
