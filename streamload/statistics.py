@@ -192,6 +192,10 @@ class Statistics:
         if self.requests:
             failed = f", {self.failed_requests} of them failed" if self.failed_requests else ""
             yield f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}"
+        if limit := totals["memory_limit_byte_s"]:
+            yield f"  memory {totals['memory_byte_s'] / limit:.0%} of the budget on average"
+        if totals["cached_bytes"]:
+            yield f"  cached {totals['cached_bytes'] / 1e6:.1f} MB read from the disk cache"
         if self.skipped_members:
             yield "  members skipped: " + ", ".join(f"{n} {reason}" for reason, n in self.skipped_members.items())
         if self.skipped_samples:

@@ -50,7 +50,7 @@ class FeederMeter:
         self._started_s = self._noted_s = perf_counter()
         self._sent_s = -math.inf
         self._shares: tuple[tuple[str, float], ...] = ()
-        self._workers = TimeIntegral()
+        self._workers, self._used_bytes = TimeIntegral(), TimeIntegral()
         self._workers.set(pool.workers_with_tasks()[0])
         self._observed = Totals()
         self._events: list[Event] | None = None
@@ -113,6 +113,8 @@ class FeederMeter:
         for name, share in self._shares:
             self._totals[name] += share * (now_s - self._noted_s)
         self._noted_s = now_s
+        if self._fetcher is not None:
+            self._used_bytes.set(self._fetcher.used_bytes)
         self._shares = tuple(self._reasons()) if self._epochs.awaited else ()
 
     def to_send(self, *, always: bool, in_own_process: bool) -> Totals | None:
@@ -132,6 +134,8 @@ class FeederMeter:
             totals["feeder_processor_s"] = process_time()
         if self._fetcher is not None:
             totals.update(_of_transfers(self._fetcher.counts))
+            totals["memory_byte_s"] = self._used_bytes.now()
+            totals["memory_limit_byte_s"] = self._fetcher.window.budget_bytes * totals["feeder_s"]
         return totals
 
     def resized(self) -> None:
@@ -186,6 +190,7 @@ def _described(done: RowsDone | ScanDone) -> tuple[str, dict[str, float]]:
 def _of_transfers(counts: TransferCounts) -> dict[str, float]:
     return {
         "fetched_bytes": counts.received_bytes,
+        "cached_bytes": counts.cached_bytes,
         "requests": counts.requests,
         "throttled_requests": counts.throttled,
         "broken_requests": counts.broken,

@@ -166,6 +166,11 @@ class Fetcher:
         return self._missing is not None
 
     @property
+    def used_bytes(self) -> int:
+        """What counts against the budget now: parts, slots and decompression."""
+        return self.window.used_bytes + self._other_bytes
+
+    @property
     def counts(self) -> TransferCounts:
         """What has happened to requests so far."""
         return TransferCounts() if self._part_fetcher is None else self._part_fetcher.counts

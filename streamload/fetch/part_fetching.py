@@ -296,6 +296,7 @@ class PartFetcher:
         state.looked_up = True
         state.refused = concurrently and file is None
         if file is not None and file.whole:
+            self.counts.cached_bytes += state.total_bytes or 0
             self._events.on_disk(state, file)
             return
         if file is not None and self._filling is not None:

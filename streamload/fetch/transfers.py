@@ -68,6 +68,7 @@ class TransferCounts:
         broken: those that failed otherwise, also in the middle of a body.
         second: those that were sent beside one that took too long.
         received_bytes: what arrived, with what arrived twice.
+        cached_bytes: of shards that were in the disk cache when they were needed.
         answered: those whose answer has begun.
         answer_s: seconds from these requests to the first bytes of their answers.
         connection_s: seconds in flight of all parts together.
@@ -83,6 +84,7 @@ class TransferCounts:
     broken: int = 0
     second: int = 0
     received_bytes: int = 0
+    cached_bytes: int = 0
     answered: int = 0
     answer_s: float = 0.0
     connection_s: float = 0.0
