@@ -5,7 +5,6 @@ The module is on its own because it imports the commands late, so that Ctrl-C du
 
 from __future__ import annotations
 
-import signal
 import sys
 from importlib import import_module
 
@@ -34,7 +33,9 @@ def _run(module: str) -> None:
             _say_interrupted()
         raise
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what the interpreter still does prints a traceback otherwise
+        # Ctrl-C while the interpreter ends would print a traceback: so it ends the process, which shells report as 130.
+        signal = import_module("signal")
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _say_interrupted() -> None:
