@@ -232,7 +232,7 @@ def test_json_of_samples_and_faults(tmp_path: Path) -> None:
     assert one_message(err) == "error: 1 fault in 1 shard"
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"stats"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_the_help_ends_with_examples_of_options_that_exist_and_the_exit_status(command: str) -> None:
     app, *arguments = COMMANDS[command]
     status, out, _ = run(app, *arguments[: app is main.app], "--help")
