@@ -18,7 +18,7 @@ from workloads import FOLDER, workload
 from streamload import StreamLoader
 from streamload.images import RandomResizedCrop
 
-EPOCHS = {"tiny": 4, "images": 1}
+EPOCHS = {"tiny": 20, "images": 2}
 
 
 def main() -> None:
