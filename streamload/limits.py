@@ -86,7 +86,7 @@ DECOMPRESSED_AT_ONCE = 4
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
 """The share of the budget that bounds the tables held in memory, and the bounds of that; without a budget the most."""
 
-FIRST_BLOCK_ROWS, BLOCK_ROWS = 1024, 2048
+FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 """Rows of a remote dataset that are planned at once: first, so that the first batch comes soon, and later."""
 
 # -- memory beside the budget -----------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard
+from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex
 from streamload.index.index_writer import write_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.tar.scan import scan_file
 
 

@@ -18,10 +18,11 @@ from streamload_tools.verify import missing_names
 
 from streamload.environment.launchers import available_processors
 from streamload.errors import StorageError
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.finder import find_shards
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.index_writer import IndexFolder, LocalIndexFolder, RemoteIndexFolder, update_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.shard_names import WEB, folder_and_name
 from streamload.index.table_file import pack_table
 from streamload.storage.protocol import protocol_of, without_secrets

@@ -57,6 +57,11 @@ _OF_SAMPLES = "column:"
 Columns = dict[str, NDArray[Any]]
 
 
+def _crc32s(index: DatasetIndex) -> list[int]:
+    """The checksums of the tables; 0 where an old index has none."""
+    return [crc32 or 0 for crc32 in index.shards.crc32s]
+
+
 def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> bytes:
     """The file with the columns of an index, an archive of NumPy arrays.
 
@@ -64,10 +69,10 @@ def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> by
         index: its shards, all of which have a table.
         columns: for each name the values of all samples, in the order of the shards: numbers, or strings.
     """
-    starts = np.concatenate([[0], np.cumsum([shard.samples for shard in index.shards], dtype=np.int64)])
+    starts = np.concatenate([[0], np.cumsum(index.shards.samples, dtype=np.int64)])
     arrays: dict[str, Any] = {
-        _SHARDS: np.array([shard.name for shard in index.shards], dtype=np.str_),
-        _CRC32: np.array([0 if shard.table is None else shard.table.crc32 for shard in index.shards], np.uint32),
+        _SHARDS: np.array(list(index.shards.names), dtype=np.str_),
+        _CRC32: np.array(_crc32s(index), np.uint32),
         _STARTS: starts,
     }
     file = io.BytesIO()
@@ -82,8 +87,7 @@ def unpack_columns(content: bytes | None, index: DatasetIndex) -> Columns:
         return {}
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            crc32s = [0 if shard.table is None else shard.table.crc32 for shard in index.shards]
-            if arrays[_SHARDS].tolist() != [shard.name for shard in index.shards] or arrays[_CRC32].tolist() != crc32s:
+            if arrays[_SHARDS].tolist() != list(index.shards.names) or arrays[_CRC32].tolist() != _crc32s(index):
                 return {}
             return {
                 name.removeprefix(_OF_SAMPLES): arrays[name] for name in arrays.files if name.startswith(_OF_SAMPLES)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from streamload.errors import DatasetIndexError, without_secrets
+from streamload.index.indexed_shards import IndexedShard, IndexedShards, TablePlace
 from streamload.index.npz_table import table_from_npz
 from streamload.index.table_file import MAX_COUNT, index_error, unpack_table
 from streamload.storage.local_files import open_regular, why_not_opened
-from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
@@ -28,9 +30,7 @@ __all__ = [
     "MOST_INDEX_BYTES",
     "TABLE_FILE",
     "DatasetIndex",
-    "IndexedShard",
     "TableGroup",
-    "TablePlace",
     "check_shard",
     "is_plain_name",
     "no_table_file",
@@ -60,22 +60,6 @@ _UINT32_MAX = (1 << 32) - 1
 _IN_NO_NAME = re.compile(r"[/\\\0]")
 
 
-class TablePlace(NamedTuple):
-    """Where the table of a shard lies.
-
-    Attributes:
-        file: the file's name in the index's folder.
-        start: offset of the table's first byte in it.
-        bytes: its length; None for a file of format 1, which is a table as a whole.
-        crc32: its checksum; None where an old index has none.
-    """
-
-    file: str
-    start: int
-    bytes: int | None
-    crc32: int | None
-
-
 class TableGroup(NamedTuple):
     """Tables that lie beside each other and are read at once.
 
@@ -92,43 +76,6 @@ class TableGroup(NamedTuple):
     shards: tuple[str, ...]
 
 
-class IndexedShard(NamedTuple):
-    """The entry of one shard; a tuple, because there may be hundreds of thousands.
-
-    Attributes:
-        name: the file's name, without a folder.
-        bytes: its size; that of the compressed file where it is one, and its table says how long the archive is.
-        samples: how many samples it holds.
-        mtime_ns: when it was last changed, in nanoseconds since 1970; None where that was not recorded.
-        etag: its version in the storage it was indexed in; None where that has none, or it was not recorded.
-        table: where its table lies; None for an entry that is yet to be written.
-    """
-
-    name: str
-    bytes: int
-    samples: int
-    mtime_ns: int | None
-    etag: str | None = None
-    table: TablePlace | None = None
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        table: ShardTable,
-        mtime_ns: int | None = None,
-        etag: str | None = None,
-        *,
-        size: int | None = None,
-    ) -> IndexedShard:
-        """The entry of a shard with this table; `size` is that of its file where it is compressed."""
-        return cls(name, table.shard_bytes if size is None else size, len(table), mtime_ns, etag)
-
-    def describes(self, table: ShardTable) -> bool:
-        """Whether a table can be that of this shard."""
-        return len(table) == self.samples and (is_compressed(self.name) or table.shard_bytes == self.bytes)
-
-
 @dataclass(frozen=True, slots=True)
 class DatasetIndex:
     """The index of the shards in one folder.
@@ -141,12 +88,12 @@ class DatasetIndex:
 
     folder: str
     fields: tuple[str, ...]
-    shards: tuple[IndexedShard, ...]
-    _by_name: Mapping[str, IndexedShard] = field(init=False, repr=False, compare=False)
+    shards: IndexedShards
+    _numbers: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _groups: dict[str, TableGroup] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_name", {entry.name: entry for entry in self.shards})
+        object.__setattr__(self, "_numbers", {name: number for number, name in enumerate(self.shards.names)})
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], read: Callable[[str], bytes] | None = None) -> DatasetIndex:
@@ -192,38 +139,40 @@ class DatasetIndex:
                 url=path,
             )
         fields, shards = document.get("fields"), read[number](document)
-        if shards is None or not isinstance(fields, list) or not _are(fields, {str}) or not _are_names(shards):
+        if shards is None or not isinstance(fields, list) or not _are(fields, {str}) or not _are_names(shards.names):
             raise index_error("the index is damaged", path)
-        return cls(folder, tuple(fields), tuple(shards))
+        return cls(folder, tuple(fields), shards)
 
     def to_json(self) -> bytes:
         """The content of `index.json`: the same bytes for the same entries, which all have the place of a table."""
-        places = [entry.table for entry in self.shards if entry.table is not None]
-        files: dict[str, int] = {}
-        for place in places:
-            files[place.file] = files.get(place.file, 0) + 1
-        columns: dict[str, list[Any]] = {
-            "name": [entry.name for entry in self.shards],
-            "bytes": [entry.bytes for entry in self.shards],
-            "samples": [entry.samples for entry in self.shards],
-            "mtime_ns": [entry.mtime_ns for entry in self.shards],
-            "etag": [entry.etag for entry in self.shards],
-            "table_bytes": [place.bytes for place in places],
-            "table_crc32": [place.crc32 for place in places],
+        shards = self.shards
+        columns: dict[str, Sequence[Any]] = {
+            "name": shards.names,
+            "bytes": shards.sizes,
+            "samples": shards.samples,
+            "mtime_ns": shards.mtimes_ns,
+            "etag": shards.etags,
+            "table_bytes": shards.table_sizes,
+            "table_crc32": shards.crc32s,
         }
         known = {name: column for name, column in columns.items() if any(value is not None for value in column)}
         document = {
             "format": _FORMAT,
             "kind": _KIND,
             "fields": list(self.fields),
-            "tables": [{"file": file, "shards": shards} for file, shards in files.items()],
-            "shards": {name: known.get(name, []) for name in columns if name in known or name not in _OPTIONAL},
+            "tables": [{"file": file, "shards": shards} for file, shards in Counter(shards.files).items()],
+            "shards": {name: list(known.get(name, ())) for name in columns if name in known or name not in _OPTIONAL},
         }
         return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
+    def number(self, name: str) -> int | None:
+        """The number of one shard in `shards`, or None."""
+        return self._numbers.get(name)
+
     def find(self, name: str) -> IndexedShard | None:
         """The entry of one shard, or None."""
-        return self._by_name.get(name)
+        number = self.number(name)
+        return None if number is None else self.shards[number]
 
     def shard(self, name: str) -> IndexedShard:
         """The entry of one shard.
@@ -231,34 +180,34 @@ class DatasetIndex:
         Raises:
             DatasetIndexError: the index does not have it.
         """
-        entry = self.find(name)
-        if entry is None:
+        return self.shards[self._known_number(name)]
+
+    def _known_number(self, name: str) -> int:
+        number = self.number(name)
+        if number is None:
             raise DatasetIndexError(
                 f"the index in {without_secrets(self.folder)!r} does not have this shard; add it with "
                 "`streamload index`",
                 url=name,
             )
-        return entry
+        return number
 
     def place(self, name: str) -> TablePlace:
         """Where the table of one shard lies. Raises what `shard` raises."""
-        place = self.shard(name).table
-        assert place is not None, "an index that was read or written has all places"
-        return place
+        return self.shards.place(self._known_number(name))
 
     def group(self, name: str) -> TableGroup:
         """What to read for the table of one shard. Raises what `shard` raises."""
         if not self._groups:
             self._groups.update({name: group for group in _groups_of(self.shards) for name in group.shards})
-        self.shard(name)
+        self._known_number(name)
         return self._groups[name]
 
     def file_group(self, name: str) -> TableGroup:
         """All tables of the file that holds the table of one shard. Raises what `shard` raises."""
         file = self.place(name).file
-        return TableGroup(
-            file, 0, None, tuple(entry.name for entry in self.shards if self.place(entry.name).file == file)
-        )
+        names = (other for other, its in zip(self.shards.names, self.shards.files, strict=True) if its == file)
+        return TableGroup(file, 0, None, tuple(names))
 
     def tables_in(self, group: TableGroup, content: bytes) -> dict[str, bytes]:
         """The bytes of each table of a group, by shard; fewer of them where the content is cut."""
@@ -359,7 +308,7 @@ _NO_NAMES = ("", ".", "..")
 _OPTIONAL = ("mtime_ns", "etag")
 
 
-def _shards_in(document: dict[str, Any]) -> list[IndexedShard] | None:
+def _shards_in(document: dict[str, Any]) -> IndexedShards | None:
     """The entries of an index of format 2, or None where it is damaged."""
     files, columns = document.get("tables"), document.get("shards")
     if not isinstance(columns, dict) or not isinstance(files, list) or not all(map(_is_table_file, files)):
@@ -381,31 +330,19 @@ def _shards_in(document: dict[str, Any]) -> list[IndexedShard] | None:
         and sum(file["shards"] for file in files) == len(names)
     ):
         return None
-    in_file = (file["file"] for file in files for _ in range(file["shards"]))
-    return _with_places(zip(names, sizes, samples, mtimes, etags, strict=True), in_file, lengths, checksums)
+    in_file = [file["file"] for file in files for _ in range(file["shards"])]
+    starts: list[int] = []
+    for file in files:  # whose tables lie one after another
+        starts += [*accumulate(lengths[len(starts) : len(starts) + file["shards"]], initial=0)][:-1]
+    return IndexedShards(names, sizes, samples, mtimes, etags, in_file, starts, lengths, checksums)
 
 
-def _with_places(
-    entries: Iterable[tuple[str, int, int, int | None, str | None]],
-    files: Iterable[str],
-    lengths: Sequence[int],
-    checksums: Sequence[int],
-) -> list[IndexedShard]:
-    """Entries whose tables lie in their files one after another."""
-    shards, before, start = [], "", 0
-    for entry, file, length, crc32 in zip(entries, files, lengths, checksums, strict=True):
-        start = start if file == before else 0
-        shards.append(IndexedShard(*entry, TablePlace(file, start, length, crc32)))
-        before, start = file, start + length
-    return shards
-
-
-def _shards_of_format_1(document: dict[str, Any]) -> list[IndexedShard] | None:
+def _shards_of_format_1(document: dict[str, Any]) -> IndexedShards | None:
     """The entries of an index of format 1, or None where it is damaged."""
     shards = document.get("shards")
     if not isinstance(shards, list) or not all(map(_is_entry, shards)):
         return None
-    return [
+    return IndexedShards.of(
         IndexedShard(
             shard["name"],
             shard["bytes"],
@@ -415,32 +352,28 @@ def _shards_of_format_1(document: dict[str, Any]) -> list[IndexedShard] | None:
             TablePlace(f"{shard['name']}.npz", 0, None, shard.get("table_crc32")),
         )
         for shard in shards
-    ]
+    )
 
 
-def _groups_of(shards: Sequence[IndexedShard]) -> list[TableGroup]:
+def _groups_of(shards: IndexedShards) -> list[TableGroup]:
     """Shards whose tables lie beside each other and are read at once."""
-    places = [(entry.name, entry.table) for entry in shards if entry.table is not None]
     groups: list[TableGroup] = []
-    first = 0
-    for number, (_, place) in enumerate(places):
-        start = places[first][1].start
-        if number > first and (
-            place.file != places[first][1].file
-            or place.bytes is None
-            or place.start + place.bytes - start > GROUP_BYTES
-        ):
-            groups.append(_group(places[first:number]))
-            first = number
-    if places:
-        groups.append(_group(places[first:]))
+    first, file, start = 0, "", 0
+    places = zip(shards.files, shards.starts, shards.table_sizes, strict=True)
+    for number, (its_file, its_start, size) in enumerate(places):
+        if its_file != file or size is None or its_start + size - start > GROUP_BYTES:
+            if number:
+                groups.append(_group(shards, first, number))
+            first, file, start = number, its_file, its_start
+    if len(shards):
+        groups.append(_group(shards, first, len(shards)))
     return groups
 
 
-def _group(places: Sequence[tuple[str, TablePlace]]) -> TableGroup:
-    first, last = places[0][1], places[-1][1]
-    end = None if last.bytes is None else last.start + last.bytes
-    return TableGroup(first.file, first.start, end, tuple(name for name, _ in places))
+def _group(shards: IndexedShards, first: int, end: int) -> TableGroup:
+    last = shards.place(end - 1)
+    end_byte = None if last.bytes is None else last.start + last.bytes
+    return TableGroup(last.file, shards.starts[first], end_byte, tuple(shards.names[first:end]))
 
 
 def _is_entry(shard: object) -> bool:
@@ -478,7 +411,7 @@ def _are_counts(values: Sequence[Any], most: int) -> bool:
     return not values or (_are(values, {int}) and min(values) >= 0 and max(values) <= most)
 
 
-def _are_names(shards: Sequence[IndexedShard]) -> bool:
-    """Whether entries have different, plain names."""
-    names = {entry.name for entry in shards}
-    return len(names) == len(shards) and names.isdisjoint(_NO_NAMES) and _IN_NO_NAME.search("".join(names)) is None
+def _are_names(names: Sequence[str]) -> bool:
+    """Whether names are different, and plain."""
+    found = set(names)
+    return len(found) == len(names) and found.isdisjoint(_NO_NAMES) and _IN_NO_NAME.search("".join(found)) is None

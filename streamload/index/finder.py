@@ -11,8 +11,9 @@ from typing import Self
 from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_lookup import IndexLookup
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.shard_names import (
     WEB,
     folder_and_name,
@@ -184,7 +185,7 @@ class Finder:
         tars = shards_in(storage, folder)
         if known is not None and self._indexes is not None:
             found = {tar.url.rpartition("/")[2]: tar for tar in tars}
-            named = sorted(shard.name for shard in known.shards)
+            named = sorted(known.shards.names)
             forgotten = sorted(found.keys() - set(named))
             for name in forgotten:
                 self._indexes.refuse_unfinished(folder, name)

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Sequence
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, MOST_INDEX_BYTES, DatasetIndex, IndexedShard
+from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, MOST_INDEX_BYTES, DatasetIndex
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.table_reader import TableReader
 from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error, unfinished_sets
 from streamload.storage.errors import NoConnectionError

@@ -22,13 +22,12 @@ from streamload.index.dataset_index import (
     MOST_INDEX_BYTES,
     TABLE_FILE,
     DatasetIndex,
-    IndexedShard,
     TableGroup,
-    TablePlace,
     is_plain_name,
     no_table_file,
     read_local,
 )
+from streamload.index.indexed_shards import IndexedShard, IndexedShards, TablePlace
 from streamload.index.table_file import pack_table
 from streamload.storage.local_files import replace_file
 from streamload.storage.protocol import Storage
@@ -255,7 +254,7 @@ def remove_entries(place: IndexFolder, matches: Callable[[str], bool]) -> None:
         return
     with place.writing():
         old = _read(place)
-        if old is not None and any(matches(entry.name) for entry in old.shards):
+        if old is not None and any(map(matches, old.shards.names)):
             _replace(place, old, {}, set(), lambda _: b"", gone=matches)
 
 
@@ -276,12 +275,12 @@ def _replace(
     for entry in sorted([*kept, *new.values()], key=lambda entry: entry.name):
         shards += tables.add(entry)
     shards += tables.end_file()
-    index = DatasetIndex(place.folder, tuple(sorted(fields)), tuple(shards))
+    index = DatasetIndex(place.folder, tuple(sorted(fields)), IndexedShards.of(shards))
     if shards:
         place.write(INDEX_FILE, index.to_json())
     else:
         place.delete(INDEX_FILE)
-    before = {_place(entry).file for entry in old.shards} if old is not None else set()
+    before = set(old.shards.files) if old is not None else set()
     now = {_place(entry).file for entry in shards}
     for name in sorted(before.union(place.table_files()) - now):
         place.delete(name)
@@ -292,7 +291,7 @@ def _delete_unreferenced(place: IndexFolder) -> None:
     """Delete the table files of an index that could not be written, whether its last step was taken or not."""
     with contextlib.suppress(OSError, StreamloadError):
         index = _read(place)
-        referenced = {_place(entry).file for entry in index.shards} if index is not None else set()
+        referenced = set(index.shards.files) if index is not None else set()
         for name in sorted(set(place.table_files()) - referenced):
             place.delete(name)
 

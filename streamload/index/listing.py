@@ -166,15 +166,17 @@ def _listed(
     used: dict[str, DatasetIndex] = {}
     for shard in shards:
         known = indexes.of_folder(shard.folder)
-        entry = None if known is None else known.find(shard.name)
-        if entry is None:
+        number = None if known is None else known.number(shard.name)
+        if known is None or number is None:
             indexes.refuse_unfinished(shard.folder, shard.name)
-        index_of.append(known.folder if known is not None and entry is not None else None)
-        counts.append(None if entry is None else entry.samples)
-        if known is not None and entry is not None:
-            if shard.bytes != UNKNOWN_BYTES:
-                check_shard(entry, shard.bytes, shard.url, shard.etag)
-            used[known.folder] = known
+            index_of.append(None)
+            counts.append(None)
+            continue
+        index_of.append(known.folder)
+        counts.append(known.shards.samples[number])
+        if shard.bytes != UNKNOWN_BYTES and (shard.bytes != known.shards.sizes[number] or shard.etag is not None):
+            check_shard(known.shards[number], shard.bytes, shard.url, shard.etag)
+        used[known.folder] = known
     indexes.warn_of_unreadable()
     if indexes_read is not None:
         indexes_read.update(used)

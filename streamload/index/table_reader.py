@@ -7,14 +7,8 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError
-from streamload.index.dataset_index import (
-    INDEX_FILE,
-    MOST_INDEX_BYTES,
-    DatasetIndex,
-    IndexedShard,
-    no_table_file,
-    read_local,
-)
+from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, no_table_file, read_local
+from streamload.index.indexed_shards import IndexedShard, IndexedShards
 from streamload.index.table_file import index_error
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import protocol_of
@@ -116,7 +110,7 @@ class TableReader:
                 "loader, and give every version of a dataset a folder of its own",
                 url=f"{folder}/{INDEX_FILE}",
             )
-        shards = tuple(now.get(entry.name, entry) for entry in old.shards)
+        shards = IndexedShards.of(now.get(entry.name, entry) for entry in old.shards)
         self._indexes[folder] = DatasetIndex(old.folder, old.fields, shards)
         return self._indexes[folder]
 

@@ -194,7 +194,8 @@ class Lookahead:
                     self._scan_ahead()
                 return False
         block = self._plan.take(self._block_rows)
-        self._block_rows = self._fixed_block_rows or (MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS)
+        most = MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS
+        self._block_rows = self._fixed_block_rows or min(4 * self._block_rows, most)
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True

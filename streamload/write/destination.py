@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from streamload.errors import StorageError, StreamloadError
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.index_writer import RemoteIndexFolder, remove_entries, update_with_tables, write_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.shard_names import ShardNaming, remove_shards, remove_stale_entries
 from streamload.index.unfinished import (
     SHARD_WRITER,

@@ -18,8 +18,9 @@ import pytest
 
 from streamload import StreamLoader
 from streamload.errors import DatasetIndexError
-from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_writer import write_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.listing import list_shards
 
 WRITTEN = Path(__file__).parent / "format_1"

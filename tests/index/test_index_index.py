@@ -22,8 +22,9 @@ from indexed_shards import index_shards
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.index import index_writer
-from streamload.index.dataset_index import DatasetIndex, IndexedShard, check_shard
+from streamload.index.dataset_index import DatasetIndex, check_shard
 from streamload.index.index_writer import LocalIndexFolder, remove_entries, write_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.table_file import pack_table, unpack_table
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable

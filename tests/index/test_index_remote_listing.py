@@ -20,9 +20,10 @@ from servers.rclone import S3Server
 
 from streamload import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.dataset_index import DatasetIndex
 from streamload.index.finder import find_shards
 from streamload.index.index_writer import write_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.listing import Listing, list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables

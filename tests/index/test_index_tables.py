@@ -16,8 +16,9 @@ from streamload import ShardWriter
 from streamload.errors import DatasetIndexError, ShardFormatError
 from streamload.index import dataset_index, table_reader
 from streamload.index import tables as tables_module
-from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_writer import IndexFolder, LocalIndexFolder, RemoteIndexFolder, update_with_tables
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.listing import Listing, list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables

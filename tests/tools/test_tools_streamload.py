@@ -15,8 +15,9 @@ from image_folders import files_below, images, pack, run, without_options
 from streamload_tools import main as streamload
 from streamload_tools import shardify
 
-from streamload.index.dataset_index import DatasetIndex, IndexedShard
+from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_writer import write_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.listing import list_shards
 
 

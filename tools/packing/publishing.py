@@ -16,8 +16,9 @@ from typing import Any
 from streamload_tools.packing.finished_options import options_content, options_path
 from streamload_tools.packing.records import Finished
 
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.index_writer import write_index
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.shard_names import ShardNaming, remove_local_entries
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
 from streamload.storage.local_files import replace_file

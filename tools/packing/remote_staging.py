@@ -24,8 +24,9 @@ from streamload_tools.packing.run_records import PackingRecords, UploadedShard
 from streamload_tools.packing.staging import LISTING, RUN, Run, Staging, clear, has_finished, remove_unfinished
 
 from streamload.errors import StorageError
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.index_writer import RemoteIndexFolder, remove_entries, update_with_tables
+from streamload.index.indexed_shards import IndexedShard
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_remote_finished, mark_remote_unfinished
 from streamload.storage.protocol import Storage
 from streamload.write.destination import existing_names, upload_shard
