@@ -138,14 +138,24 @@ def _write_values(leaf: ArrayLeaf, column: list[Any], out: NDArray[Any]) -> None
     elif not all(map(is_plain_array, kinds)):
         raise LayoutMismatchError
     shape, dtype = out.shape[1:], out.dtype
-    for value in column:
-        if value.dtype != dtype or value.shape != shape:
-            raise LayoutMismatchError
     if shape and out.flags.c_contiguous:
-        np.concatenate(column, out=out.reshape(len(column) * shape[0], *shape[1:]))
+        _concatenate(column, out)
         return
     for number, value in enumerate(column):
+        if value.dtype != dtype or value.shape != shape:
+            raise LayoutMismatchError
         out[number] = value
+
+
+def _concatenate(arrays: list[NDArray[Any]], out: NDArray[Any]) -> None:
+    """Copy arrays to the entries of `out`; NumPy compares dtypes, and all but the length of the first axis."""
+    length, *rest = out.shape[1:]
+    try:
+        if set(map(len, arrays)) != {length}:
+            raise LayoutMismatchError
+        np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="no")
+    except (TypeError, ValueError) as error:
+        raise LayoutMismatchError from error
 
 
 _SCALARS_OF: dict[str, frozenset[type]] = {

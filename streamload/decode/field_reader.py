@@ -7,6 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import gt
 from typing import Any
 
 import numpy as np
@@ -335,19 +336,24 @@ class FieldReader:
     def _read_plain(self, work: Work, column: Column, values: Values) -> Callable[[Iterator[int]], None]:
         name = column.alternatives[0]
         decoder = self.decoder(name)
-        views = _views(work, column)
-        if views is None:
+        mapped = _mapped(work, column)
+        if mapped is None:
 
             def read(rows: Iterator[int]) -> None:
                 for row in rows:
                     values[row] = decoder(self.encoded(work, column, row, name))
 
-        else:
-            own: type[bytearray] | type[bytes] = bytearray if self._target(name) is _Target.BYTEARRAY else bytes
+        elif self._target(name) is _Target.BYTEARRAY:
 
             def read(rows: Iterator[int]) -> None:
-                for row in rows:
-                    values[row] = decoder(own(views[row]))
+                for row, memory, start, end in zip(rows, *mapped, strict=False):
+                    values[row] = decoder(bytearray(memory[start:end]))
+
+        else:
+
+            def read(rows: Iterator[int]) -> None:
+                for row, memory, start, end in zip(rows, *mapped, strict=False):
+                    values[row] = decoder(memory[start:end].tobytes())
 
         return read
 
@@ -372,9 +378,12 @@ def _rows_per_shard(work: Work) -> float:
     return work.count / max(1, len(set(work.row_shards)))
 
 
-def _views(work: Work, column: Column) -> list[memoryview] | None:
-    """The bytes of small fields in mapped shards; None where they are to be read one by one, with their errors."""
-    if int(column.sizes.max(initial=0)) > _VIEWED_BYTES or _rows_per_shard(work) < _VIEWS_PER_SHARD:
+def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[int], Iterator[int]] | None:
+    """For each row of a small field the mapped shard, and where the field begins and ends in it.
+
+    None where they are to be read one by one, with their errors, or where rows have failed and are left out.
+    """
+    if work.failures or int(column.sizes.max(initial=0)) > _VIEWED_BYTES or _rows_per_shard(work) < _VIEWS_PER_SHARD:
         return None
     memory: dict[int, memoryview] = {}
     shards = work.shards_of(column)
@@ -384,8 +393,10 @@ def _views(work: Work, column: Column) -> list[memoryview] | None:
             return None
         memory[shard] = mapped
     ends = (column.offsets + column.sizes).tolist()
-    views = [memory[shard][start:end] for shard, start, end in zip(shards, column.offsets.tolist(), ends, strict=True)]
-    return views if sum(map(len, views)) == int(column.sizes.sum()) else None  # a slice beyond the end is shorter
+    if any(map(gt, ends, map(len, map(memory.__getitem__, shards)))):
+        return None
+    # Iterators, which go on where they were behind a row that has failed.
+    return map(memory.__getitem__, shards), iter(column.offsets.tolist()), iter(ends)
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
