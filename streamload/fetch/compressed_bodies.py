@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -50,10 +50,15 @@ class CompressedBodies:
         self._bodies: dict[int, tuple[FetchedShard, RemoteBody]] = {}
         self._numbers = itertools.count(-1, -1)
 
-    @property
-    def held_bytes(self) -> int:
-        """What they take of memory."""
-        return len(self._bodies) * COMPRESSED_BYTES_HELD
+    def held_bytes(self, begun: Iterable[FetchedShard]) -> int:
+        """What they take of memory.
+
+        Args:
+            begun: shards whose body has been opened; one of which nothing has been read yet is about to take its share.
+        """
+        fetched = {state.number for state, _ in self._bodies.values()}
+        to_come = [state for state in begun if state.number not in fetched and not self._storages.is_local(state.url)]
+        return (len(self._bodies) + len(to_come)) * COMPRESSED_BYTES_HELD
 
     def open(self, state: FetchedShard) -> AsyncGenerator[bytes]:
         """The bytes of a shard.

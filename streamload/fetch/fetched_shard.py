@@ -65,6 +65,10 @@ class FetchedShard:
         """Bytes have come. Raises OSError: there is no memory left."""
         self._memory().write(offset, data)
 
+    def pages(self) -> SparseMemory | None:
+        """The memory whose pages may be allocated ahead; None where its size is not known yet, or it is a file."""
+        return None if self.total_bytes is None or self.file is not None else self._memory()
+
     def free(self, start: int, end: int) -> None:
         """Free what lies between two places, if it lies in memory."""
         if self.memory is not None:

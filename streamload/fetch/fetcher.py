@@ -247,7 +247,7 @@ class Fetcher:
         self.window.next_missing()
         excess_bytes = self.window.used_bytes + self._other_bytes - self.window.budget_bytes
         freed = False
-        for key in list(self.window.evictable()) if excess_bytes > 0 else ():
+        for key in list(self.window.evictable_for_others()) if excess_bytes > 0 else ():
             used_bytes = self.window.used_bytes
             self._drop(key)
             freed = True
@@ -361,6 +361,7 @@ class Fetcher:
         """See `PartFetcherEvents`."""
         key = part_key(state.number, number)
         self._failures.note(key, error)
+        state.free(*part_edges(number, state.total_bytes))
         self.window.fail(key)
         self._progress()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
 
@@ -84,6 +85,9 @@ class PartFetcher:
         self._lookups: dict[FetchedShard, asyncio.Task[None]] = {}
         self._evictions_for: Counter[int | None] = Counter()
         self._decompressions: list[tuple[FetchedShard, DecompressedParts]] = []
+        # One thread: the kernel clears pages no faster for several.
+        self._allocator = ThreadPoolExecutor(1, "streamload-allocate")
+        self._allocations: dict[Part, Future[None]] = {}
 
     @property
     def at_once(self) -> int:
@@ -106,7 +110,7 @@ class PartFetcher:
     @property
     def held_bytes(self) -> int:
         """What fetching takes besides the parts."""
-        return self._bodies.held_bytes
+        return self._bodies.held_bytes(state for state, each in self._decompressions if not each.over)
 
     def opening_bytes(self, state: FetchedShard) -> int:
         """What fetching a part of this shard takes besides it, where a decompression begins beside another one."""
@@ -131,7 +135,7 @@ class PartFetcher:
         elif state.file is not None:
             self._events.arrived(state, number, 0)
         elif not self._is_unknown(state):
-            self._transfers.start(_part(state, number))
+            self._download(state, number)
         elif state not in self._lookups:
             self._start_lookup(state)
 
@@ -223,8 +227,22 @@ class PartFetcher:
         if self._filling is not None:
             await self._filling.close()
         await self._transfers.close()
+        self._allocator.shutdown(cancel_futures=True)
 
     # -- downloads -------------------------------------------------------------------------------------------------
+
+    def _download(self, state: FetchedShard, number: int) -> None:
+        part = _part(state, number)
+        self._transfers.start(part)
+        memory = state.pages()
+        if memory is not None:
+            self._allocations[part] = self._allocator.submit(memory.allocate, part.start, part.end)
+
+    def _stop_allocating(self, part: Part) -> None:
+        """It has ended, and its pages may be freed from now on."""
+        allocation = self._allocations.pop(part, None)
+        if allocation is not None and not allocation.cancel():
+            allocation.result()  # it is nearly done: what was written is allocated
 
     def _source(self, shard: int) -> Source:
         state = self._events.state_of(shard) if shard >= 0 else self._bodies.shard_of(shard)
@@ -237,6 +255,7 @@ class PartFetcher:
             state.write(offset, data)
 
     def _on_done(self, part: Part, done: Downloaded) -> None:
+        self._stop_allocating(part)
         if part.shard < 0:
             self._bodies.done(part, done)
             self._events.has_room()
@@ -252,6 +271,7 @@ class PartFetcher:
             self._filling.arrived(state, part.number)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
+        self._stop_allocating(part)
         if part.shard < 0:
             self._bodies.failed(part, error)
             self._events.has_room()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from streamload.memory.unnamed import new_memory
@@ -33,6 +35,16 @@ class SparseMemory:
         self.size_bytes = size_bytes or _LEAST_GROWTH_BYTES
         self.descriptor = new_memory(self.size_bytes)
         self._mapped: mmap.mmap | None = None
+        self._closing = Lock()
+
+    def allocate(self, start: int, end: int) -> None:
+        """Allocate the pages between two places, so that writing there only copies. Any thread may do it.
+
+        What cannot be allocated is left to `write`, and so is its error.
+        """
+        if hasattr(os, "posix_fallocate"):
+            with suppress(OSError), self._closing:  # else the number might be another file's by now
+                os.posix_fallocate(self.descriptor, start, end - start)
 
     def write(self, offset: int, data: Buffer) -> None:
         """Write bytes at their place.
@@ -71,8 +83,9 @@ class SparseMemory:
         """Release it; whoever has a copy of the descriptor keeps what is there. Idempotent."""
         if self.descriptor >= 0:
             self._unmap()
-            os.close(self.descriptor)
-            self.descriptor = -1
+            with self._closing:
+                os.close(self.descriptor)
+                self.descriptor = -1
 
     def _unmap(self) -> None:
         mapped, self._mapped = self._mapped, None

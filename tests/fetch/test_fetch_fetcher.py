@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,35 @@ async def test_what_was_away_comes_when_it_is_tried_again(name: str, *, cached: 
     cache = DiskCache(str(tmp_path), 1 << 30, part_bytes=PART_BYTES) if cached else None
     with FaultServer(objects, Script(status=404, status_share=1.0)) as server:
         assert await a_shard_that_was_away(server, name, cache)
+
+
+async def test_pages_are_allocated_for_a_part_in_flight_and_freed_where_it_fails() -> None:
+    storages = Storages()
+    with FaultServer({"data/shard.tar": bytes(2 * PART_BYTES)}) as server:
+        listing = await asyncio.to_thread(list_shards, [f"{server.url}/data/shard.tar"], None, storages)
+        server.play(Script(first_byte_s=0.5, status=404, status_share=1.0))
+        fetcher = Fetcher(
+            listing,
+            frozenset({0}),
+            storages,
+            budget_bytes=8 * PART_BYTES,
+            slot_bytes=lambda: 0,
+            wake=lambda: None,
+            progress=lambda: None,
+        )
+        try:
+            fetcher.state_of(0).total_bytes = 2 * PART_BYTES  # as an index, or an earlier answer, would have said
+            fetcher.window.plan([part_key(0, 0)])
+            fetcher.notify()
+            fetcher.pump()
+            memory = fetcher.state_of(0).pages()
+            assert memory is not None
+            async with asyncio.timeout(20):
+                while os.fstat(memory.descriptor).st_blocks * 512 < PART_BYTES:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(ShardNotFoundError):
+                    while not fetcher.are_present([part_key(0, 0)]):
+                        await asyncio.sleep(0.01)
+            assert os.fstat(memory.descriptor).st_blocks == 0
+        finally:
+            await fetcher.close()

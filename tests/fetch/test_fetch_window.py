@@ -89,6 +89,19 @@ def test_what_is_left_from_before_gives_way_even_if_a_later_batch_needs_it_again
     assert fetch(window) == keys(8)[0], "and it is fetched again in its turn"
 
 
+def test_a_part_in_flight_makes_no_room_for_batches_where_an_earlier_one_lies() -> None:
+    """It would come, be needed later than the one that has gone, and go for that in its turn, without end."""
+    window = PartWindow(40)
+    early, middle, late = (batch(window, number)[0] for number in (0, 1, 2))
+    assert [fetch(window), window.next_missing()] == [early, middle]
+    window.admit(middle, 10)
+    assert list(window.evictable_for_others()) == []
+    window.arrive(middle, 10)
+    assert list(window.evictable_for_others()) == [], "the next one is needed later than both"
+    assert fetch(window) == late
+    assert list(window.evictable_for_others()) == [late, middle, early]
+
+
 def test_what_nobody_needs_goes_before_what_is_reserved() -> None:
     window = PartWindow(20)
     batch(window, 5)

@@ -58,3 +58,12 @@ def test_memory_of_unknown_size_grows_and_keeps_what_it_has() -> None:
     memory.free(0, memory.size_bytes)
     assert taken_bytes(memory) == 0
     memory.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="pages are allocated ahead where the system can")
+def test_pages_are_allocated_ahead_but_not_of_memory_that_is_closed() -> None:
+    memory = SparseMemory(10 * PAGE)
+    memory.allocate(2 * PAGE, 5 * PAGE)
+    assert taken_bytes(memory) == 3 * PAGE
+    memory.close()
+    memory.allocate(0, PAGE)
