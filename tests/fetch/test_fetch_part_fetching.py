@@ -11,6 +11,7 @@ from nobody import Nobody
 
 from streamload.errors import ShardNotFoundError
 from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.compressed_body import COMPRESSED_BYTES_HELD
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES
@@ -75,6 +76,27 @@ async def test_a_request_that_fails_when_nobody_wants_it_any_more_makes_room_for
             await waiting.woken.wait()
     finally:
         await part_fetcher.close()
+
+
+async def test_a_decompression_counts_from_its_first_moment_to_its_last() -> None:
+    """Else another one is begun beside it before the first has read anything, and there is room for one only."""
+    storage = RefusingStorage()
+    url = "s3://bucket/a.tar.gz"
+    waiting = Waiting(FetchedShard(0, url, Pin(1000, None), compression_of(url), 0, None))
+    part_fetcher = PartFetcher(storage, None, lambda _: -1, waiting)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            part_fetcher.fetch(waiting.states[0], 0)
+            held_bytes = [part_fetcher.held_bytes]
+            await storage.requested.wait()
+            held_bytes.append(part_fetcher.held_bytes)
+            part_fetcher.forget(waiting.states[0])
+            await waiting.woken.wait()
+            held_bytes.append(part_fetcher.held_bytes)
+    finally:
+        storage.gate.set()
+        await part_fetcher.close()
+    assert held_bytes == [COMPRESSED_BYTES_HELD, COMPRESSED_BYTES_HELD, 0]
 
 
 class Paused(Nobody):
