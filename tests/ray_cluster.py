@@ -1,94 +1,165 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own, so that nothing of it is left in the tests'."""
+"""A Ray cluster of several nodes on this machine, in a process of its own that is no child of the tests' process.
+
+So neither Ray nor a thread of it comes into the process of a test, and what Ray itself starts and ends at any time is
+not taken for something that a test has left behind. Run as a program, it serves a cluster: it reads commands, one a
+line, and answers each with a line of JSON.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import psutil
 
 _STORE_BYTES = 100 << 20
-_END_S = 60
-_ENVIRONMENT = {"RAY_DISABLE_IMPORT_WARNING": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
-@dataclass(frozen=True, slots=True)
-class RayNodes:
-    """A running cluster: a head without processors, and nodes with one each.
+class RayCluster:
+    """A cluster that another process serves; nodes have names.
 
     Attributes:
-        address: of its head.
-        process: what holds it.
+        address: of its head node.
     """
 
-    address: str
-    process: subprocess.Popen[str]
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.address: str = self._ask("address")
 
-    def kill(self) -> None:
-        """Kill one of the nodes, with all that runs on it."""
-        self._say("kill")
+    def add_node(self, name: str, cpus: float, resources: Mapping[str, float] | None = None) -> None:
+        """Start a node, and wait until the others know it."""
+        self._ask("add", name, cpus, dict(resources or {}))
 
-    def add(self) -> None:
-        """Start another node."""
-        self._say("add")
+    def kill_node(self, name: str) -> None:
+        """End a node and all that runs there with SIGKILL."""
+        self._ask("kill", name)
 
-    def _say(self, word: str) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        assert answer == f"{word}\n", answer
+    def nodes(self) -> list[str]:
+        """The nodes that were added and not killed, but for the head."""
+        return list(self._ask("nodes"))
+
+    def processes(self, module: str, name: str | None = None) -> list[int]:
+        """The running processes whose command line holds `module`, of one node or of all."""
+        found: list[int] = self._ask("processes", module, name)
+        return found
+
+    def _ask(self, *command: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the cluster's process has ended")
+        return json.loads(answer)
 
 
-@contextmanager
-def ray_nodes(count: int) -> Iterator[RayNodes]:
-    """A cluster with so many nodes that work; at the end none of its processes and files is left."""
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets lie in it, whose paths must be short
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(count)],
-        env={**os.environ, **_ENVIRONMENT, "RAY_TMPDIR": folder},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@contextlib.contextmanager
+def ray_cluster(nodes: Mapping[str, float]) -> Iterator[RayCluster]:
+    """A cluster with a head node without processors and some nodes with so many."""
+    folder = tempfile.mkdtemp(prefix="rc", dir="/tmp")  # Ray's sockets need a short path
+    program = [sys.executable, __file__]
+    environment = {**os.environ, "RAY_TMPDIR": folder}
+    started = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert started.stdin is not None
+    assert started.stdout is not None
     try:
-        assert process.stdout is not None
-        yield RayNodes(json.loads(process.stdout.readline()), process)
+        cluster = RayCluster(started)
+        for name, cpus in nodes.items():
+            cluster.add_node(name, cpus)
+        yield cluster
     finally:
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.communicate("")  # the end of its input is the end of the cluster
-        _, left = psutil.wait_procs(started, timeout=_END_S)
-        for each in left:
-            each.kill()
+        started.stdin.close()
+        started.stdout.read()  # to its end: the cluster's
+        started.stdout.close()
+        started.wait()
+        _end_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _hold(count: int) -> None:
-    from ray.cluster_utils import Cluster
+def _end_all(folder: str) -> None:
+    """End what is left of a cluster: its processes name its folder."""
+    for process in psutil.process_iter(["cmdline"]):
+        if any(folder in word for word in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
-    options = {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(True, head_node_args={"num_cpus": 0, **options})
-    workers = [cluster.add_node(num_cpus=1, **options) for _ in range(count)]
-    cluster.wait_for_nodes()
-    print(json.dumps(cluster.address), flush=True)
-    for word in sys.stdin:
-        if word.strip() == "kill":
-            cluster.remove_node(workers.pop(0), allow_graceful=False)
-        else:
-            workers.append(cluster.add_node(num_cpus=1, **options))
-            cluster.wait_for_nodes()
-        print(word.strip(), flush=True)
-    cluster.shutdown()
+
+class _Served:
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        arguments = {
+            "num_cpus": 0,
+            "object_store_memory": _STORE_BYTES,
+            "include_dashboard": False,
+        }
+        self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
+        self._nodes: dict[str, Any] = {}
+
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add(self, name: str, cpus: float, resources: dict[str, float]) -> None:
+        self._nodes[name] = self._cluster.add_node(num_cpus=cpus, resources=resources, object_store_memory=_STORE_BYTES)
+        self._cluster.wait_for_nodes(timeout=60)
+
+    def nodes(self) -> list[str]:
+        return list(self._nodes)
+
+    def kill(self, name: str) -> None:
+        """Raylet and workers at once, as when the machine goes."""
+        node = self._nodes.pop(name)
+        for pid in self._of_node(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def processes(self, module: str, name: str | None) -> list[int]:
+        nodes = [self._nodes[name]] if name else [self._cluster.head_node, *self._nodes.values()]
+        found = {pid for node in nodes for pid in self._of_node(node)}
+        return [pid for pid in sorted(found) if module in _command(pid)]
+
+    def _of_node(self, node: Any) -> list[int]:
+        found = []
+        for raylet in (info.process.pid for info in node.all_processes.get("raylet", [])):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(raylet)
+                found += [process.pid, *(child.pid for child in process.children(recursive=True))]
+        return found
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
+
+
+def _serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever Ray prints is no answer
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    served = _Served()
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        print(json.dumps(getattr(served, name)(*arguments)), file=answers, flush=True)
+    served.close()
+    time.sleep(0.1)
 
 
 if __name__ == "__main__":
-    _hold(int(sys.argv[1]))
+    _serve()

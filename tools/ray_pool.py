@@ -1,15 +1,16 @@
 """Does calls as tasks of a Ray cluster, with their results in order: the nodes' counterpart of threads and processes.
 
-Ray places the tasks, watches their processes and runs a task again whose process or node is lost. What a task returns must
-therefore not depend on how often it ran.
+Ray places the tasks, watches their processes and runs a task again whose process or node is lost. So what a task
+returns and leaves must not depend on how often it ran.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,18 +19,22 @@ from typing import Any, TypeVar
 import cloudpickle
 from streamload_tools.failures import UsageError
 
+from streamload.decode.module_state import is_users
 from streamload.environment.ray_cluster import FileOfAll, RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 
-__all__ = ["ON_A_NODE", "Call", "RayPool", "open_pool"]
+__all__ = ["ON_A_NODE", "Call", "RayPool", "open_pool", "pickled_by_value", "run_call"]
 
 _Result = TypeVar("_Result")
 
 Call = Callable[[Callable[[int, int], None]], _Result]
 """Picklable; called on a node with a function that takes numbers of items and of bytes as they are done."""
 
-ON_A_NODE = {"num_workers": 0, "rank": 0, "world_size": 1}
+ON_A_NODE: Mapping[str, Any] = {"num_workers": 0, "rank": 0, "world_size": 1}
 """Options of a loader in a task: it has one processor, and the launcher that started Ray is not to make it a rank."""
+
+TASK_NAME = "streamload"
+"""What tasks are called in Ray's lists and by their processes."""
 
 _RETRIES = 3
 _LEAST_IN_FLIGHT = 8
@@ -59,7 +64,7 @@ class RayPool:
         self._cluster = cluster
         self._at_once = at_once
         cluster.require({"CPU": 1})
-        self._task = cluster.ray.remote(num_cpus=1, max_retries=_RETRIES)(_runner())
+        self._task = cluster.ray.remote(num_cpus=1, max_retries=_RETRIES)(_runner()).options(name=TASK_NAME)
         self._counted_s, self._limit = -_COUNTED_EVERY_S, _LEAST_IN_FLIGHT
 
     def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
@@ -160,13 +165,26 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | No
         yield pool
 
 
+def pickled_by_value(function: Callable[..., Any]) -> bytes:
+    """A user's function with all of the user's own modules that are loaded, since nodes need not have these files."""
+    modules = [sys.modules[name] for name in list(sys.modules) if is_users(name)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(function)
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
 def _runner() -> Callable[[Versions, str, bytes], bytes]:
     """What Ray runs. A function within a function travels by its code: a node without streamload can say so."""
 
     def run(versions: Any, folder: str, call: bytes) -> bytes:
         from streamload_tools.ray_pool import run_call
 
-        return run_call(versions, folder, call)
+        done: bytes = run_call(versions, folder, call)
+        return done
 
     return run
 

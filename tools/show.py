@@ -74,7 +74,7 @@ def show_command(
         check_picture_path("--output", output)
         options = {"index": index, "storage_options": parse_storage_options(storage_option), "where": where}
         names = None if fields is None else (*fields.split(","), *_NAMES)
-        drawing = partial(_draw, urls, samples, columns, seed, names, options)
+        drawing = partial(_draw, urls, samples, seed, names=names, columns=columns, options=options)
         (drawn,) = [drawing()] if pool is None else pool.results([drawing])
         sheet, number, what = drawn
         save_picture(sheet, output)
@@ -88,11 +88,12 @@ def show_command(
 def _draw(
     urls: Sequence[str],
     samples: int,
-    columns: int | None,
     seed: int | None,
-    names: Sequence[str] | None,
-    options: Mapping[str, Any],
     _: Callable[[int, int], None] = lambda *_: None,
+    *,
+    names: Sequence[str] | None,
+    columns: int | None,
+    options: Mapping[str, Any],
 ) -> tuple[Image, int, str]:
     """The picture, how many samples are in it, and which these are."""
     reads = _read_by_number if _has_numbers(urls, options) else _read_first

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -148,8 +148,6 @@ def measure_values(
             if done:
                 files.keep(state | {"position": done}, meant, found, done)
             raise
-        finally:
-            batches.close()
     return found
 
 
@@ -164,7 +162,7 @@ def _loader(urls: Sequence[str], fields: Sequence[str], options: Mapping[str, An
     )
 
 
-def _measured(loader: streamload.StreamLoader) -> Generator[Measured, None, None]:
+def _measured(loader: streamload.StreamLoader) -> Iterator[Measured]:
     read_bytes = 0
     for count, values in loader:
         before, read_bytes = read_bytes, loader.statistics().payload_bytes
@@ -186,9 +184,7 @@ class Nodes:
     pool: RayPool
     shards: Sequence[tuple[str, int]]
 
-    def measured(
-        self, fields: Sequence[str], options: Mapping[str, Any], start: int
-    ) -> Generator[Measured, None, None]:
+    def measured(self, fields: Sequence[str], options: Mapping[str, Any], start: int) -> Iterator[Measured]:
         """What is found in each batch from a position on."""
         options = {**options, **ON_A_NODE}
         calls = (
@@ -222,8 +218,7 @@ def _measured_on_a_node(
 ) -> list[Measured]:
     with _loader(urls, fields, options) as loader:
         loader.load_state_dict(loader.state_dict() | {"position": skipped})
-        with closing(_measured(loader)) as found:
-            return list(islice(found, batches))
+        return list(islice(_measured(loader), batches))
 
 
 class ResultFiles:

@@ -1,7 +1,7 @@
 """Connects to a Ray cluster that runs already, with one clear error for each reason why that fails.
 
-Nothing of Ray is imported before `connect` is called. Ray places, runs and watches the processes; this module only finds
-out early what would fail late: no such cluster, other versions on a node, too few resources, a folder that nodes lack.
+Nothing of Ray is imported before `connect` is called. Ray places, runs and watches the processes; this module only
+finds out early what would fail late: no such cluster, other versions, too few resources, a folder that nodes lack.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def _why(address: str, exc: Exception) -> str:
         return f"the Ray cluster at {address!r} has another version: {text}; install the same here as on its nodes"
     if address == "auto":
         return (
-            f"no Ray cluster runs on this machine ({text}); start one with `ray start --head`, join this machine to one "
-            "with `ray start --address HOST:PORT`, or give the address"
+            f"no Ray cluster runs on this machine ({text}); start one with `ray start --head`, join this machine to "
+            "one with `ray start --address HOST:PORT`, or give the address"
         )
     return f"the Ray cluster at {address!r} cannot be used from here: {text}; this machine has to be one of its nodes"
 
