@@ -23,7 +23,7 @@ from streamload.decode.module_state import is_users
 from streamload.environment.ray_cluster import FileOfAll, RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 
-__all__ = ["ON_A_NODE", "Call", "RayPool", "open_pool", "pickled_by_value", "run_call"]
+__all__ = ["ON_A_NODE", "RayPool", "open_pool", "pickled_by_value"]
 
 _Result = TypeVar("_Result")
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from streamload.errors import ClusterError
 
-__all__ = ["FileOfAll", "RayCluster", "Versions", "connect", "import_ray"]
+__all__ = ["FileOfAll", "RayCluster", "Versions", "connect"]
 
 _CONNECT_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 120.0
@@ -67,7 +67,7 @@ class FileOfAll:
         return cls(os.path.abspath(path), found.st_size, found.st_mtime_ns, role)
 
 
-def import_ray() -> Any:
+def _import_ray() -> Any:
     """The module `ray`. Raises ClusterError if it is not installed."""
     try:
         return import_module("ray")
@@ -170,7 +170,7 @@ def connect(address: str = "auto", *, log_to_driver: bool = False) -> RayCluster
     Raises:
         ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
     """
-    ray = import_ray()
+    ray = _import_ray()
     if ray.is_initialized():
         return RayCluster(ray, address, is_own=False)
     _check_reachable(address)

@@ -1,4 +1,4 @@
-"""Commands on the nodes of a Ray cluster: the same bytes as on one machine, also where a node is killed in the middle."""
+"""Commands on the nodes of a Ray cluster: the bytes of one machine, also where a node is killed in the middle."""
 
 from __future__ import annotations
 
