@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 examples/checkpoint_dcp.py run --stop-behind-step 3
     torchrun --nproc-per-node 3 examples/checkpoint_dcp.py run
 
-The first argument is the folder of the run. A loader is saved like a model, under a name in the dict that is saved. The run
-goes on in the middle of the epoch with the same global batches as before, whatever the number of processes is
-now: the batch of a process is the global one divided by their number.
+The first argument is the folder of the run. A loader is saved like a model, under a name in the dict that is saved. The
+run goes on in the middle of the epoch with the same global batches as before, whatever the number of processes
+is now: the batch of a process is the global one divided by their number.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python examples/train_ray.py run --ray-workers 2 --stop-behind-step 3
     python examples/train_ray.py run --ray-workers 1
 
-The first argument is the folder of the run, which all nodes have to see. If it holds a checkpoint, the run goes on behind
-that, in the middle of an epoch too, with the same global batches as before: the batch of a worker is the global
+The first argument is the folder of the run, which all nodes have to see. If it holds a checkpoint, the run goes on
+behind that, in the middle of an epoch too, with the same global batches as before: the batch of a worker is the global
 one divided by their number. `RAY_ADDRESS` names the cluster; without one Ray starts on this machine.
 """
 
