@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from glob import escape
-from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -298,13 +297,19 @@ def _undecodable(
         storage_options=storage_options or None,
         **options,
     ) as loader:
-        seen = 0
-        for batch in chain(loader, [()]):
+        seen, batches = 0, iter(loader)
+        while True:
+            try:
+                batch = next(batches, None)
+            except SampleError:  # every one has failed, which a loader refuses; they are named one by one here
+                batch = None
             new = loader.statistics().skipped_samples - seen
-            advance(len(batch) + new, 0)
+            advance((0 if batch is None else len(batch)) + new, 0)
             if new:
                 yield from loader.skipped[-new:]
                 seen += new
+            if batch is None:
+                return
 
 
 def _nothing(_: object) -> int:

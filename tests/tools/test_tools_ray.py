@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -45,7 +46,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ShardWriter(folder, max_count=COUNT // SHARDS) as writer:
         for number in range(COUNT):
             values = np.arange(number, number + 4, dtype=np.float32)
-            writer.write({"__key__": f"k{number:04d}", "npy": values, "cls": number % 3})
+            score = {"score": number / 10}
+            writer.write({"__key__": f"k{number:04d}", "npy": values, "cls": number % 3, "json": score})
     return folder
 
 
@@ -283,7 +285,7 @@ def test_verify_stats_and_show_are_the_same(cluster: RayCluster, source: Path, t
     shards = tmp_path / "shards"
     shutil.copytree(source, shards)
     data = bytearray((shards / "shard-000004.tar").read_bytes())
-    data[700] ^= 1
+    data[520] ^= 1
     (shards / "shard-000004.tar").write_bytes(data)
     with ShardWriter(shards / "bad-%06d.tar") as writer:
         writer.write({"__key__": "x", "npy": b"no array"})
@@ -291,16 +293,36 @@ def test_verify_stats_and_show_are_the_same(cluster: RayCluster, source: Path, t
         ("verify", shards, "--decode", "--json"),
         ("stats", source, "--field", "npy", "--where", "label != 1", "--output", tmp_path / "values.json", "--json"),
         ("show", source, "--output", tmp_path / "sheet.png", "--seed", "3"),
-        ("index", source, "--columns", "cls:no", "--output", tmp_path / "index"),
+        ("index", source, "--columns", "json:score", "--json"),
     ]
+    index = source / ".streamload"
     for command in commands:
         found = []
         for options in ((), ("--ray", cluster.address)):
             done = streamload(*command, *options)
-            written = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-            lines = [line for line in done.output.splitlines() if "/s" not in line]
+            written = {
+                path.name: path.read_bytes() for path in (*tmp_path.iterdir(), *index.iterdir()) if path.is_file()
+            }
+            lines = [line for line in done.output.splitlines() if not re.search(r"[\d.]+ \w+/s|on_error", line)]
             found.append((done.status, lines, written))
         assert found[0] == found[1]
+    assert (index / "columns.npz").exists()
+
+
+@pytest.mark.exhaustive
+def test_the_commands_of_the_page(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
+    page = (HERE.parents[1] / "docs/ray.md").read_text().partition("## Packing")[2].partition("\n## ")[0]
+    (commands,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shutil.copytree(source, tmp_path / "shards")
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    cv2.imwrite(str(tmp_path / "photos/cat/0.jpg"), np.zeros((20, 20, 3), np.uint8))
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", commands], cwd=tmp_path, env={**os.environ, "PATH": path, "RAY_ADDRESS": cluster.address},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "packed/shard-000000.tar").exists()
 
 
 def test_a_destination_that_nodes_do_not_see_is_refused(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
@@ -325,7 +347,7 @@ def test_a_destination_that_nodes_do_not_see_is_refused(cluster: RayCluster, sou
 def test_errors_of_nodes_are_those_of_one_machine(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
     done = streamload("map", "held_functions:on_a_full_disk", source, tmp_path / "new", "--ray", cluster.address)
     assert done.status == 1
-    assert "/tmp/somewhere: No space left on device; on the Ray node " in done.output
+    assert "/tmp/somewhere: No space left on device; sample 'k0000'; on the Ray node " in done.output
     assert "make room there" in done.output
     assert not (tmp_path / "new").exists()
     old = "import sys; from importlib import metadata\n"
