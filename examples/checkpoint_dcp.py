@@ -52,7 +52,7 @@ def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
     training = Training()
     checkpoint = os.path.join(settings.run, "checkpoint")
     if os.path.exists(os.path.join(checkpoint, ".metadata")):
-        dcp.load({"training": training, "loader": loader}, checkpoint_id=checkpoint)
+        dcp.load({"training": training, "loader": loader}, checkpoint_id=checkpoint)  # type: ignore[attr-defined]
     while (epoch := loader.state_dict()["epoch"]) < settings.epochs:
         for values, numbers in loader:
             loss = nn.functional.mse_loss(training.model(values)[:, 0], numbers / SAMPLES)
@@ -62,7 +62,7 @@ def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
             training.step += 1
             note(settings.run, loader, {"epoch": epoch, "step": training.step, "samples": numbers.tolist()})
             if training.step % settings.checkpoint_every == 0:
-                dcp.save({"training": training, "loader": loader}, checkpoint_id=checkpoint)
+                dcp.save({"training": training, "loader": loader}, checkpoint_id=checkpoint)  # type: ignore[attr-defined]
             if training.step == settings.stop_behind_step:
                 return
 

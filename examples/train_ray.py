@@ -22,6 +22,7 @@ import ray.train
 import ray.train.torch
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from streamload import ShardWriter, StreamLoader
 
@@ -61,7 +62,7 @@ def save(model: nn.Module, loader: StreamLoader, step: int, rank: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = None
         if rank == 0:
-            state = {"model": model.state_dict(), "loader": loader.state_dict(), "step": step}
+            state = {"model": unwrapped(model).state_dict(), "loader": loader.state_dict(), "step": step}
             torch.save(state, os.path.join(folder, "state.pt"))
             checkpoint = ray.train.Checkpoint.from_directory(folder)
         ray.train.report({"step": step}, checkpoint=checkpoint)
@@ -73,10 +74,14 @@ def restore(checkpoint: ray.train.Checkpoint | None, model: nn.Module, loader: S
         return 0
     with checkpoint.as_directory() as folder:
         state = torch.load(os.path.join(folder, "state.pt"), weights_only=True)
-    bare = model.module if hasattr(model, "module") else model
-    bare.load_state_dict({name.removeprefix("module."): value for name, value in state["model"].items()})
+    unwrapped(model).load_state_dict(state["model"])
     loader.load_state_dict(state["loader"])
     return int(state["step"])
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model without DistributedDataParallel, in which Ray wraps it where there are several workers."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def note(run: str, rank: int, ranks: int, seen: dict[str, Any]) -> None:

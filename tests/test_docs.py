@@ -44,8 +44,8 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT /
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROSE = {"docs/design.md", "docs/index-format.md", "docs/performance.md"}
 EXCERPTS = {"docs/frameworks.md": 8, "docs/ray.md": 4}
-"""Pages whose Python blocks stand in an example, and at least how many. `tests/tools/test_tools_ray.py` runs the commands
-that need a cluster."""
+"""Pages whose Python blocks stand in an example, and at least how many. `tests/tools/test_tools_ray.py` runs the
+commands that need a cluster."""
 SERVED = "127.0.0.1:8333"
 PHOTOS = 48
 COMMANDS = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}

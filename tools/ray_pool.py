@@ -167,11 +167,12 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | No
 
 def pickled_by_value(function: Callable[..., Any]) -> bytes:
     """A user's function with all of the user's own modules that are loaded, since nodes need not have these files."""
-    modules = [sys.modules[name] for name in list(sys.modules) if is_users(name)]
+    chosen = cloudpickle.list_registry_pickle_by_value()
+    modules = [sys.modules[name] for name in list(sys.modules) if is_users(name) and name not in chosen]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(function)
+        return bytes(cloudpickle.dumps(function))
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
