@@ -58,6 +58,7 @@ def test_a_distributed_checkpoint_of_two_ranks_is_loaded_by_three(tmp_path: Path
     check(tmp_path, 12, 2, 3, stopped=3)
 
 
+@pytest.mark.exhaustive
 def test_ray_train_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
     if find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'streamload[ray]'")
