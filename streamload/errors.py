@@ -15,6 +15,7 @@ from typing import Any
 from streamload.text import printable
 
 __all__ = [
+    "ClusterError",
     "CollateError",
     "DatasetIndexError",
     "DecodeError",
@@ -203,6 +204,10 @@ class CollateError(SampleError):
 
 class WorkerError(StreamloadError):
     """A feeder or worker process could not be started, or several died in turn, or none answered in time."""
+
+
+class ClusterError(StreamloadError):
+    """A Ray cluster cannot be reached, lacks what is needed, or its nodes have other versions or files."""
 
 
 class LoaderStateError(StreamloadError):

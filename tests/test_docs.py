@@ -43,7 +43,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROSE = {"docs/design.md", "docs/index-format.md", "docs/performance.md"}
-EXCERPTS = "docs/frameworks.md"
+EXCERPTS = {"docs/frameworks.md": 8, "docs/ray.md": 4}
+"""Pages whose Python blocks stand in an example, and at least how many. `tests/tools/test_tools_ray.py` runs the
+commands that need a cluster."""
 SERVED = "127.0.0.1:8333"
 PHOTOS = 48
 COMMANDS = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}
@@ -147,7 +149,7 @@ def test_the_readmes_blocks_run_in_an_empty_folder(tmp_path: Path) -> None:
     assert "of the validation images right" in done.stdout
 
 
-@pytest.mark.parametrize("page", sorted({*PAGES} - PROSE - {EXCERPTS, "README.md"}))
+@pytest.mark.parametrize("page", sorted({*PAGES} - PROSE - {*EXCERPTS, "README.md"}))
 def test_a_pages_blocks_run(page: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = ("photos",) if page == "docs/coming-from.md" else ("photos", "shards")  # it packs them in its own way
     for name in copied:
@@ -241,10 +243,11 @@ def test_litdatas_program(packed: Path, tmp_path: Path) -> None:
     assert sorted(map(tuple, json.loads(seen[1]))) == sorted(ALL)
 
 
-def test_the_page_of_frameworks_shows_what_the_examples_do() -> None:
+@pytest.mark.parametrize("page", EXCERPTS)
+def test_a_page_shows_what_the_examples_do(page: str) -> None:
     examples = [stripped(path.read_text()) for path in (ROOT / "examples").rglob("*.py")]
-    blocks = [code for _, code in BLOCK.findall(PAGES[EXCERPTS])]
-    assert len(blocks) >= 8
+    blocks = [code for language, code in BLOCK.findall(PAGES[page]) if language == "python"]
+    assert len(blocks) >= EXCERPTS[page]
     for block in blocks:
         assert any(stripped(block) in example for example in examples), block
 

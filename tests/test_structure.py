@@ -58,9 +58,15 @@ TORCH_IN_FUNCTIONS = {
     "streamload.write.encode",
 }
 STARTERS = {"streamload.environment.launch"}
-IMPORTS_LATE = {"streamload.feeder.start", "streamload.workers.worker_start", "streamload.images.floats"}
-"""The first lines of our processes, where what cannot wait comes before the rest of streamload; and what every worker
-imports, which would take storages in for a function that none calls."""
+IMPORTS_LATE = {
+    "streamload.feeder.start",
+    "streamload.workers.worker_start",
+    "streamload.images.floats",
+    "streamload_tools.ray_pool",
+}
+"""The first lines of our processes, where what cannot wait comes before the rest of streamload; what every worker
+imports, which would take storages in for a function that none calls; and the function that travels to nodes by its
+code, which imports streamload there."""
 
 SMALL_LINES = 60
 ON_ITS_OWN = "on its own because"

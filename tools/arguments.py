@@ -15,6 +15,7 @@ __all__ = [
     "Index",
     "Json",
     "PlainUsage",
+    "Ray",
     "StorageOption",
     "Urls",
     "Where",
@@ -40,6 +41,14 @@ Where = Annotated[
     str | None, typer.Option(metavar="CONDITION", help="Only samples that meet it, as 'label == 3 and \"txt\"'.")
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Shards to read at once. Default: one per core.", min=1)]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Work on the nodes of this Ray cluster, which read and write by themselves: HOST:PORT, or auto for the "
+        "one that this machine belongs to.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 StorageOption = Annotated[
     list[str] | None,

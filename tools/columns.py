@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from streamload_tools.failures import UsageError
+from streamload_tools.ray_pool import ON_A_NODE, RayPool
 
 import streamload
 from streamload.errors import ShardNotFoundError
@@ -67,13 +69,20 @@ class MetadataColumns:
             raise UsageError(f"--columns {text!r} has a name twice; columns are known by their names alone")
         return cls(names)
 
-    def write(self, place: IndexFolder, urls: Sequence[str], storage_options: Mapping[str, Any]) -> None:
+    def write(
+        self,
+        place: IndexFolder,
+        urls: Sequence[str],
+        storage_options: Mapping[str, Any],
+        pool: RayPool | None = None,
+    ) -> None:
         """Collect the values of all samples of an index, and write them beside it.
 
         Args:
             place: the index, which was written before.
             urls: all of its shards.
             storage_options: of where they lie.
+            pool: reads fields on the nodes of a cluster.
 
         Raises:
             UsageError: the index has other shards as well, or a column has numbers and strings.
@@ -89,15 +98,32 @@ class MetadataColumns:
         ordered = [by_name[shard.name] for shard in index.shards]
         columns = unpack_columns(place.read(COLUMNS_FILE), index)
         for source, names in self.names.items():
-            read = _rows_of_tables if source in _READERS else _rows_of_field
-            rows = read(ordered, source, names, place.folder, storage_options)
+            rows: Iterable[tuple[Any, ...]]
+            if source in _READERS:
+                rows = _rows_of_tables(ordered, source, names, place.folder, storage_options)
+            elif pool is None:
+                rows = _rows_of_field(ordered, source, names, place.folder, storage_options)
+            else:
+                calls = (partial(_rows_of_shard, url, source, names, storage_options) for url in ordered)
+                rows = chain.from_iterable(pool.results(calls))
             columns |= dict(zip(names, map(_column, names, zip(*rows, strict=True)), strict=True))
         with place.writing():
             place.write(COLUMNS_FILE, pack_columns(index, columns))
 
 
+def _rows_of_shard(
+    url: str, field: str, names: Sequence[str], storage_options: Mapping[str, Any], _: Callable[[int, int], None]
+) -> list[tuple[Any, ...]]:
+    return list(_rows_of_field([url], field, names, None, storage_options, **ON_A_NODE))
+
+
 def _rows_of_field(
-    urls: Sequence[str], field: str, names: Sequence[str], index: str, storage_options: Mapping[str, Any]
+    urls: Sequence[str],
+    field: str,
+    names: Sequence[str],
+    index: str | None,
+    storage_options: Mapping[str, Any],
+    **options: Any,
 ) -> Iterator[tuple[Any, ...]]:
     with streamload.StreamLoader(
         urls,
@@ -106,6 +132,7 @@ def _rows_of_field(
         collate_fn=_Values(names),
         index=index,
         storage_options=storage_options or None,
+        **options,
     ) as loader:
         for rows in loader:
             yield from rows

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, BinaryIO
 
 import typer
-from streamload_tools.arguments import Json, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Json, Ray, StorageOption, Urls, Workers, parse_storage_options
 from streamload_tools.columns import MetadataColumns
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import print_document, print_line, say
 from streamload_tools.progress import open_progress
+from streamload_tools.ray_pool import open_pool
 from streamload_tools.reading import Reader, ReadShard
 from streamload_tools.verify import missing_names
 
@@ -48,6 +49,7 @@ def index_command(
     ] = None,
     as_document: Json = False,
     workers: Workers = None,
+    ray: Ray = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Read shards once and write their index, so that loaders start at once and know their length.
@@ -58,19 +60,21 @@ def index_command(
       streamload index shards/train
       streamload index s3://bucket/photos --output indexes/photos
       streamload index shards --columns json:aesthetic,parquet:similarity
+      streamload index s3://bucket/photos --ray auto
     """
-    with reported_errors("the index is as it was, or complete"):
+    with reported_errors("the index is as it was, or complete"), open_pool(ray, workers) as pool:
         options = parse_storage_options(storage_option)
         wanted = None if columns is None else MetadataColumns.parse(columns)
         storages = Storages(options)
         shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:
-            found = _index_shards(shards, output, storages, workers or available_processors(), progress.advance)
+            reader = Reader(storages, workers or available_processors(), pool)
+            found = _index_shards(shards, output, reader, progress.advance)
         if not as_document:
             print_line(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
         for folder, inside in _by_index(shards, output).items() if wanted is not None else ():
             assert wanted is not None
-            wanted.write(_place(folder, storages), inside, options or {})
+            wanted.write(_place(folder, storages), inside, options or {}, pool)
         if found.gone:
             say(
                 f"note: dropped {counted(len(found.gone), 'shard')} from the index, such as {found.gone[0]!r}, "
@@ -104,8 +108,7 @@ class _Indexed:
 def _index_shards(
     urls: Sequence[str],
     output: str | None,
-    storages: Storages,
-    workers: int,
+    reader: Reader,
     advance: Callable[[int, int], None],
 ) -> _Indexed:
     """Read shards and write their index; after an error the index is unchanged.
@@ -113,8 +116,7 @@ def _index_shards(
     Args:
         urls: the shards.
         output: the folder of the index; None is `.streamload` beside the shards of each folder.
-        storages: storages of the shards and the index.
-        workers: how many shards to read at once.
+        reader: reads them, with the storages of the shards and the index.
         advance: called with numbers of shards and bytes as they are read.
 
     Raises:
@@ -122,13 +124,12 @@ def _index_shards(
         StorageError: a shard cannot be read, or the index cannot be written.
         ShardFormatError: a shard is damaged.
     """
-    by_folder = _by_index(urls, output)
+    by_folder, storages = _by_index(urls, output), reader.storages
     for folder, inside in by_folder.items():
         _check(folder, inside)
     with tempfile.TemporaryFile(prefix=".streamload-") as file:
         spool = _Spool(file)
-        reader = Reader(storages, workers)
-        for url, read in reader.each(urls, reader.read, advance):
+        for url, read in reader.each(urls, Reader.read, advance):
             spool.add(url, read)
         lookup, gone = IndexLookup(None, storages), []
         for folder, inside in by_folder.items():

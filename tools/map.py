@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from streamload_tools.arguments import Json, StorageOption, Where, Workers, parse_storage_options
+from streamload_tools.arguments import Json, Ray, StorageOption, Where, Workers, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import print_document, print_line, shown_bytes
 from streamload_tools.packing.mapping import map_shards
@@ -48,6 +48,7 @@ def map_command(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the shards in DEST.")] = False,
     as_document: Json = False,
     workers: Workers = None,
+    ray: Ray = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Write what a function makes of each sample: a new sample, several, or None to leave it out.
@@ -59,6 +60,7 @@ def map_command(
       streamload map filters:large_enough shards/train shards/large
       streamload map embed:vectors shards/train vectors --sidecar --batch-size 64
       streamload map filters:large_enough shards/train shards/large --resume
+      streamload map filters:large_enough s3://bucket/train s3://bucket/large --ray auto
     """
     with reported_errors("run the same command with --resume to go on"):
         options = parse_storage_options(storage_option)
@@ -76,6 +78,7 @@ def map_command(
             resume=resume,
             overwrite=overwrite,
             storage_options=options,
+            ray=ray,
         )
     with reported_errors("everything is published"):
         _report(dest, Storages(options), as_document=as_document)

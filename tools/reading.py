@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from streamload_tools.failures import UsageError
+from streamload_tools.ray_pool import RayPool
 
 from streamload.errors import DatasetIndexError, ShardFormatError, StorageError, StreamloadError
 from streamload.index.index_lookup import IndexLookup
@@ -38,33 +40,44 @@ class _StoppedError(Exception):
 
 
 class Reader:
-    """Reads whole shards on threads.
+    """Reads whole shards on threads, or on the nodes of a Ray cluster.
 
     Args:
         storages: storages of the shards.
-        workers: how many shards to read at once.
+        workers: how many shards to read at once on threads.
+        pool: does it on the nodes of a cluster instead.
+
+    Attributes:
+        storages: as given.
+        workers: as given.
     """
 
-    def __init__(self, storages: Storages, workers: int) -> None:
+    def __init__(self, storages: Storages, workers: int = 1, pool: RayPool | None = None) -> None:
         self.storages = storages
-        self._workers = workers
+        self.workers = workers
+        self._pool = pool
+        self._advance: Callable[[int, int], None] = lambda *_: None
         self._stopped = threading.Event()
         self._counting = threading.Lock()
 
     def each(
-        self, urls: Sequence[str], act: Callable[[str], _Result], advance: Callable[[int, int], None]
+        self, urls: Sequence[str], act: Callable[[Reader, str], _Result], advance: Callable[[int, int], None]
     ) -> Iterator[tuple[str, _Result]]:
         """Call a function for each shard, several at once; the results are in the order of the shards.
 
-        An exception of `act`, or an interruption, stops all reads. No thread is left at the end.
+        An exception of `act`, or an interruption, stops all reads. No thread or task is left at the end.
 
         Args:
             urls: the shards.
-            act: called on a thread; it may call `read`.
+            act: called on a thread, or picklable and called on a node; it may call `read` of the reader that it gets.
             advance: called with numbers of shards and bytes as they are read.
         """
+        if self._pool is not None:
+            calls = (partial(_acted_on_a_node, self.storages, act, url) for url in urls)
+            yield from zip(urls, self._pool.results(calls, advance), strict=True)
+            return
         self._advance = advance
-        with ThreadPoolExecutor(min(self._workers, max(1, len(urls))), "streamload-reading") as threads:
+        with ThreadPoolExecutor(min(self.workers, max(1, len(urls))), "streamload-reading") as threads:
             futures = deque(threads.submit(self._one, act, url) for url in urls)
             try:
                 for url in urls:
@@ -101,10 +114,10 @@ class Reader:
         finally:
             await storages.aclose()
 
-    def _one(self, act: Callable[[str], _Result], url: str) -> _Result:
+    def _one(self, act: Callable[[Reader, str], _Result], url: str) -> _Result:
         if self._stopped.is_set():
             raise _StoppedError
-        result = act(url)
+        result = act(self, url)
         self._count(1, 0)
         return result
 
@@ -116,6 +129,13 @@ class Reader:
     def _count(self, shards: int, count_bytes: int) -> None:
         with self._counting:
             self._advance(shards, count_bytes)
+
+
+def _acted_on_a_node(
+    storages: Storages, act: Callable[[Reader, str], _Result], url: str, report: Callable[[int, int], None]
+) -> _Result:
+    ((_, result),) = Reader(storages).each([url], act, report)
+    return result
 
 
 def scanned_table(url: str, *, every_byte: bool = False, labels: bool = False) -> ShardTable:
@@ -160,22 +180,29 @@ def tables(
         advance: called with numbers of shards and bytes as they are read.
     """
     selected = None if where is None else _selected(where, listing, reader.storages)
-    start = 0
-
-    def found(url: str) -> tuple[int, ShardTable]:
-        shard = shards[url]
-        table = lookup.table_of(shard.folder, shard.name) if indexed[url] else None
-        if table is not None:
-            return shard.bytes, table
-        read = reader.read(url, every_byte=False, labels=labels)
-        return read.bytes, read.table
-
     shards = {shard.url: shard for shard in listing.shards}
-    indexed = {shard.url: folder is not None for shard, folder in zip(listing.shards, listing.index_of, strict=True)}
-    for _, (shard_bytes, table) in reader.each(list(shards), found, advance):
+    pairs = list(zip(listing.shards, listing.index_of, strict=True))
+
+    def known(_: Reader, url: str) -> ShardTable | None:
+        return lookup.table_of(shards[url].folder, shards[url].name)
+
+    from_index = Reader(reader.storages, reader.workers).each([s.url for s, index in pairs if index], known, advance)
+    from_shard = reader.each([s.url for s, index in pairs if not index], partial(_headers, labels), advance)
+    start = 0
+    for shard, index in pairs:
+        if index:
+            (_, table), shard_bytes = next(from_index), shard.bytes
+        else:
+            _, (table, shard_bytes) = next(from_shard)
+        assert table is not None
         end = start + len(table)
         yield shard_bytes, table if selected is None else table.only(np.flatnonzero(selected[start:end]))
         start = end
+
+
+def _headers(labels: bool, reader: Reader, url: str) -> tuple[ShardTable, int]:
+    read = reader.read(url, every_byte=False, labels=labels)
+    return read.table, read.bytes
 
 
 def _selected(where: str, listing: Listing, storages: Storages) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import typer
 from streamload_tools import shardify_options as options
-from streamload_tools.arguments import Json, PlainUsage, StorageOption, parse_storage_options
+from streamload_tools.arguments import Json, PlainUsage, Ray, StorageOption, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import print_document, print_line
 from streamload_tools.packing.packing import PackOptions
@@ -15,6 +15,7 @@ from streamload_tools.packing.planning import parse_split
 from streamload_tools.packing.resizing import Resizing
 from streamload_tools.packing.source_to_shards import as_json, as_lines, source_to_shards
 from streamload_tools.packing.targets import Place, Start
+from streamload_tools.ray_pool import open_pool
 from streamload_tools.sources.kinds import SourceOptions
 from streamload_tools.sources.table import TableColumns
 
@@ -47,6 +48,7 @@ def shardify(
     resize: options.Resize = None,
     quality: options.Quality = None,
     workers: options.Workers = None,
+    ray: Ray = None,
     labels: options.Labels = None,
     classes: options.Classes = None,
     partition: options.Partition = None,
@@ -87,9 +89,10 @@ def shardify(
       shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
       shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
       shardify photos s3://bucket/photos                     to a bucket
+      shardify photos shards --ray auto                      on all nodes of a Ray cluster
     """
     del version
-    with reported_errors("run the same command with --resume to go on"):
+    with reported_errors("run the same command with --resume to go on"), open_pool(ray, workers) as pool:
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         packed = source_to_shards(
             source,
@@ -117,6 +120,7 @@ def shardify(
                 resizing=None if resize is None else Resizing(resize, quality or options.DEFAULT_QUALITY),
                 workers=workers or available_processors(),
                 sync=sync,
+                pool=pool,
             ),
             _place(dest, staging, storage_option),
             Start(overwrite=overwrite, resume=resume),
@@ -177,7 +181,7 @@ def _place(dest: str, staging: str | None, storage_options: Sequence[str] | None
     if protocol_of(dest) in WEB:
         shown = without_secrets(dest)
         raise UsageError(f"DEST is {shown!r}, but a web server cannot be written to; name a folder or a bucket")
-    return Place(dest.rstrip("/"), storages.for_url(dest), staging)
+    return Place(dest.rstrip("/"), storages, staging)
 
 
 if __name__ == "__main__":

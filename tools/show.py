@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from streamload_tools.arguments import Index, Json, StorageOption, Urls, Where, parse_storage_options
+from streamload_tools.arguments import Index, Json, Ray, StorageOption, Urls, Where, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import print_document, print_line
+from streamload_tools.ray_pool import ON_A_NODE, open_pool
 
 import streamload
 from streamload.decode.decoders import decoder_for, is_image
@@ -26,6 +28,9 @@ from streamload.pictures.sheet import MOST_SAMPLES, draw_sheet
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 from streamload.text import counted
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["show_command"]
 
@@ -49,6 +54,7 @@ def show_command(
     as_document: Json = False,
     where: Where = None,
     index: Index = None,
+    ray: Ray = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Draw samples side by side, each with its key, class and other values, to a picture.
@@ -64,24 +70,41 @@ def show_command(
       streamload show shards/train --output cats.png --where 'label == 0' --seed 1
       streamload show s3://bucket/train --output boxes.webp --samples 8 --columns 4 --fields jpg,json
     """
-    with reported_errors():
+    with reported_errors(), open_pool(ray, None) as pool:
         check_picture_path("--output", output)
         options = {"index": index, "storage_options": parse_storage_options(storage_option), "where": where}
         names = None if fields is None else (*fields.split(","), *_NAMES)
-        reads = _read_by_number if _has_numbers(urls, options) else _read_first
-        with reads(urls, samples, seed, {"fields": names, "decode": False, **options}) as (reader, found, number, what):
-            sheet = draw_sheet(
-                (_decoded(_by_name(sample, names)) for sample in found),
-                f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}: {what}",
-                classes=_classes(reader),
-                columns=columns,
-            )
+        drawing = partial(_draw, urls, samples, seed, names=names, columns=columns, options=options)
+        (drawn,) = [drawing()] if pool is None else pool.results([drawing])
+        sheet, number, what = drawn
         save_picture(sheet, output)
         if as_document:
             size = {"width": sheet.width, "height": sheet.height}
             print_document({"picture": output, "samples": number, "which": what, **size})
         else:
             print_line(f"{output}: {what}, {sheet.width} x {sheet.height} pixels")
+
+
+def _draw(
+    urls: Sequence[str],
+    samples: int,
+    seed: int | None,
+    _: Callable[[int, int], None] = lambda *_: None,
+    *,
+    names: Sequence[str] | None,
+    columns: int | None,
+    options: Mapping[str, Any],
+) -> tuple[Image, int, str]:
+    """The picture, how many samples are in it, and which these are."""
+    reads = _read_by_number if _has_numbers(urls, options) else _read_first
+    with reads(urls, samples, seed, {"fields": names, "decode": False, **options}) as (reader, found, number, what):
+        sheet = draw_sheet(
+            (_decoded(_by_name(sample, names)) for sample in found),
+            f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}: {what}",
+            classes=_classes(reader),
+            columns=columns,
+        )
+    return sheet, number, what
 
 
 _Chosen: TypeAlias = "tuple[streamload.TarDataset | streamload.StreamLoader, Iterator[Any], int, str]"
@@ -122,7 +145,7 @@ def _read_first(urls: Sequence[str], wanted: int, seed: int | None, options: Map
     """The first samples of the dataset, or of its order when it is shuffled."""
     order: dict[str, Any] = {"shuffle": seed is not None, "seed": seed or 0}
     with streamload.StreamLoader(
-        list(urls), wanted, collate_fn=list, num_workers=0, prefetch_batches=1, **order, **options
+        list(urls), wanted, collate_fn=list, prefetch_batches=1, **ON_A_NODE, **order, **options
     ) as loader:
         batch = next(iter(loader), None)
         if not batch:

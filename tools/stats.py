@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Annotated, Any
@@ -12,10 +12,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from streamload_tools import decoded, values
-from streamload_tools.arguments import Index, Json, StorageOption, Urls, Where, Workers, parse_storage_options
+from streamload_tools.arguments import Index, Json, Ray, StorageOption, Urls, Where, Workers, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import aligned, print_document, print_line, shown_bytes
 from streamload_tools.progress import open_progress
+from streamload_tools.ray_pool import RayPool, open_pool
 from streamload_tools.reading import Reader, tables
 from streamload_tools.value_charts import draw_values
 
@@ -70,6 +71,7 @@ def stats_command(
     where: Where = None,
     index: Index = None,
     workers: Workers = None,
+    ray: Ray = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Report the sizes of shards, fields and classes, the samples per rank, and the memory that a shuffle takes.
@@ -82,13 +84,13 @@ def stats_command(
       streamload stats shards/train --pixels
       streamload stats shards/train --field npy --output values.json --json
     """
-    with reported_errors(_GOES_ON if pixels or field else ""):
+    with reported_errors(_GOES_ON if pixels or field else ""), open_pool(ray, workers) as pool:
         options = parse_storage_options(storage_option)
         storages = Storages(options)
         processors = workers or available_processors()
         listing = list_shards(urls, index, storages)
         files = _result_files(output, listing, storages, wanted=pixels or bool(field))
-        stats = dataset_stats(listing, index, storages, workers=processors, ranks=ranks, where=where)
+        stats = dataset_stats(listing, index, storages, workers=processors, ranks=ranks, where=where, pool=pool)
         memory = None
         if batch_size is not None:
             stored_bytes = sum(field.bytes for field in stats.figures.fields.values())
@@ -104,6 +106,7 @@ def stats_command(
                 stats.figures.samples,
                 files=files,
                 where=where,
+                nodes=None if pool is None else values.Nodes(pool, stats.shards),
                 index=index,
                 num_workers="auto" if workers is None else workers,
                 storage_options=options,
@@ -282,6 +285,7 @@ class DatasetStats:
     """The figures, and what follows from them.
 
     Attributes:
+        shards: in order, each with the number of its samples.
         ranks: the world size.
         budget_bytes: the minimum `memory_budget` for a shuffle_window of 10,000 and remote shards; None for compressed
             shards, whose need is not known in advance.
@@ -289,13 +293,21 @@ class DatasetStats:
     """
 
     figures: DatasetFigures
+    shards: Sequence[tuple[str, int]]
     ranks: int
     budget_bytes: int | None
     rank_samples: tuple[int, int]
 
 
 def dataset_stats(
-    listing: Listing, index: str | None, storages: Storages, *, workers: int, ranks: int, where: str | None = None
+    listing: Listing,
+    index: str | None,
+    storages: Storages,
+    *,
+    workers: int,
+    ranks: int,
+    where: str | None = None,
+    pool: RayPool | None = None,
 ) -> DatasetStats:
     """Read the indexes, or the shards without one, with progress on standard error.
 
@@ -306,20 +318,24 @@ def dataset_stats(
         workers: how many shards to read at once.
         ranks: the world size.
         where: a condition that samples have to meet.
+        pool: reads shards without an index on the nodes of a cluster.
 
     Raises:
         StreamloadError: an index or a shard cannot be read, or is damaged.
     """
     tally = Tally()
     with open_progress("reading", len(listing.shards), "shards") as progress:
-        reader, lookup = Reader(storages, workers), IndexLookup(index, storages)
+        reader, lookup = Reader(storages, workers, pool), IndexLookup(index, storages)
         found = tables(listing, lookup, reader, labels=True, where=where, advance=progress.advance)
-        for shard_bytes, table in found:
+        shards = []
+        for shard, (shard_bytes, table) in zip(listing.shards, found, strict=True):
             tally.add(shard_bytes, table)
+            shards.append((shard.url, len(table)))
     figures = tally.figures()
     compressed = any(compression_of(shard.url) for shard in listing.shards)
     return DatasetStats(
         figures=figures,
+        shards=shards,
         ranks=ranks,
         budget_bytes=None if compressed else least_budget_bytes(figures, window=_WINDOW, ranks=ranks),
         rank_samples=samples_of_a_rank(figures.samples, ranks),

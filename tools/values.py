@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from streamload_tools.failures import UsageError
 from streamload_tools.moments import Moments
 from streamload_tools.output import aligned, say
 from streamload_tools.progress import open_progress
+from streamload_tools.ray_pool import ON_A_NODE, RayPool
 
 import streamload
 from streamload.decode.decoders import is_image
@@ -26,7 +28,16 @@ from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
 from streamload.text import counted, listed
 
-__all__ = ["SAVED_EVERY_S", "FieldValues", "ResultFiles", "as_json", "as_lines", "chosen_fields", "measure_values"]
+__all__ = [
+    "SAVED_EVERY_S",
+    "FieldValues",
+    "Nodes",
+    "ResultFiles",
+    "as_json",
+    "as_lines",
+    "chosen_fields",
+    "measure_values",
+]
 
 _BATCH = 64
 """Partial results are merged in the order of the batches, so how large they are must not depend on the machine."""
@@ -65,6 +76,10 @@ class FieldValues:
         return cls(saved["samples"], saved["type"], Moments.from_json(saved["moments"]))
 
 
+Measured = tuple[int, Mapping[str, FieldValues], int]
+"""Of one batch: the samples, what their fields hold, and the bytes that were read for it."""
+
+
 def chosen_fields(there_are: Sequence[str], named: Sequence[str], *, pixels: bool) -> tuple[str, ...]:
     """The fields to measure.
 
@@ -92,12 +107,13 @@ def measure_values(
     *,
     files: ResultFiles,
     where: str | None,
+    nodes: Nodes | None = None,
     **options: Any,
 ) -> dict[str, FieldValues]:
     """Read, decode and measure all samples.
 
     What is found is saved every ten seconds, and where the pass is interrupted; the next call goes on there. The result
-    is the same, bit for bit, for any number of workers, and whether it was interrupted or not.
+    is the same, bit for bit, for any number of workers or nodes, and whether it was interrupted or not.
 
     Args:
         urls: shards, patterns or folders.
@@ -105,39 +121,104 @@ def measure_values(
         samples: how many there are.
         files: where what an interrupted pass has found is kept.
         where: a condition that samples have to meet.
+        nodes: does it on a cluster.
         **options: of `StreamLoader`.
 
     Raises:
         StreamloadError: a sample cannot be read, or its values are not numbers; it names the sample.
     """
-    loader = streamload.StreamLoader(
+    options = {"where": where, **options}
+    loader = _loader(urls, fields, options)
+    with loader, open_progress("measuring", samples, "samples") as progress:
+        meant = {"fields": list(fields), "where": where, "batch": _BATCH}
+        found, done = files.begin(loader, meant)
+        progress.advance(done, 0)
+        state = loader.state_dict()
+        kept_s = time.monotonic()
+        batches = _measured(loader) if nodes is None else nodes.measured(fields, options, done)
+        try:
+            for count, values, read_bytes in batches:
+                _add(found, values)
+                done += count
+                progress.advance(count, read_bytes)
+                if time.monotonic() - kept_s > SAVED_EVERY_S:
+                    files.keep(state | {"position": done}, meant, found, done)
+                    kept_s = time.monotonic()
+        except BaseException:
+            if done:
+                files.keep(state | {"position": done}, meant, found, done)
+            raise
+    return found
+
+
+def _loader(urls: Sequence[str], fields: Sequence[str], options: Mapping[str, Any]) -> streamload.StreamLoader:
+    return streamload.StreamLoader(
         list(urls),
         _BATCH,
         fields=tuple(f"{name}?" for name in fields),
         transform={name: partial(_values_of, _IMAGE_CHANNELS if is_image(name) else 1) for name in fields},
         collate_fn=partial(_merged, tuple(fields)),
-        where=where,
         **options,
     )
-    with loader, open_progress("measuring", samples, "samples") as progress:
-        meant = {"fields": list(fields), "where": where, "batch": _BATCH}
-        found, done = files.begin(loader, meant)
-        progress.advance(done, 0)
-        kept_s, read_bytes = time.monotonic(), 0
-        try:
-            for count, values in loader:
-                _add(found, values)
-                done += count
-                progress.advance(count, loader.statistics().payload_bytes - read_bytes)
-                read_bytes = loader.statistics().payload_bytes
-                if time.monotonic() - kept_s > SAVED_EVERY_S:
-                    files.keep(loader, meant, found, done)
-                    kept_s = time.monotonic()
-        except BaseException:
-            if done:
-                files.keep(loader, meant, found, done)
-            raise
-    return found
+
+
+def _measured(loader: streamload.StreamLoader) -> Iterator[Measured]:
+    read_bytes = 0
+    for count, values in loader:
+        before, read_bytes = read_bytes, loader.statistics().payload_bytes
+        yield count, values, read_bytes - before
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The nodes of a cluster, of which each task measures about a shard.
+
+    A task gives what it has found batch by batch, in the batches of the whole pass, so that they are merged as one
+    machine merges them.
+
+    Attributes:
+        pool: runs the tasks.
+        shards: in order, each with the number of its samples.
+    """
+
+    pool: RayPool
+    shards: Sequence[tuple[str, int]]
+
+    def measured(self, fields: Sequence[str], options: Mapping[str, Any], start: int) -> Iterator[Measured]:
+        """What is found in each batch from a position on."""
+        options = {**options, **ON_A_NODE}
+        calls = (
+            partial(_measured_on_a_node, urls, fields, options, skipped, batches)
+            for urls, skipped, batches in self.stretches(start)
+        )
+        for found in self.pool.results(calls):
+            yield from found
+
+    def stretches(self, start: int) -> Iterator[tuple[list[str], int, int]]:
+        """For each task: the shards that its batches lie in, the samples of the first to skip, and how many batches."""
+        ends = np.cumsum([count for _, count in self.shards])
+        samples = int(ends[-1])
+        size = max(1, samples // len(self.shards) // _BATCH) * _BATCH
+        while start < samples:
+            end = min(start + size, samples)
+            first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, end, "left"))
+            urls = [url for url, count in self.shards[first : last + 1] if count]
+            before = int(ends[first]) - self.shards[first][1]
+            yield urls, start - before, -(-(end - start) // _BATCH)
+            start = end
+
+
+def _measured_on_a_node(
+    urls: Sequence[str],
+    fields: Sequence[str],
+    options: Mapping[str, Any],
+    skipped: int,
+    batches: int,
+    _: Callable[[int, int], None],
+) -> list[Measured]:
+    with _loader(urls, fields, options) as loader:
+        loader.load_state_dict(loader.state_dict() | {"position": skipped})
+        return list(islice(_measured(loader), batches))
 
 
 class ResultFiles:
@@ -185,14 +266,14 @@ class ResultFiles:
 
     def keep(
         self,
-        loader: streamload.StreamLoader,
+        state: Mapping[str, Any],
         meant: Mapping[str, Any],
         found: Mapping[str, FieldValues],
         samples: int,
     ) -> None:
-        """Save what has been found so far."""
+        """Save what has been found so far, and the loader's state behind that."""
         values = {name: value.saved() for name, value in found.items()}
-        kept = {"meant": meant, "samples": samples, "loader": loader.state_dict(), "values": values}
+        kept = {"meant": meant, "samples": samples, "loader": dict(state), "values": values}
         self._storage.write(self._unfinished_url, json.dumps(kept).encode())
 
     def publish(self, document: Mapping[str, Any], picture: bytes) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from glob import escape
-from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from streamload_tools.arguments import Index, Json, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Index, Json, Ray, StorageOption, Urls, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
 from streamload_tools.output import print_document, print_line, say
 from streamload_tools.progress import open_progress
-from streamload_tools.reading import Reader, differences
+from streamload_tools.ray_pool import ON_A_NODE, RayPool, open_pool
+from streamload_tools.reading import Reader, ReadShard, differences
 
 import streamload
 from streamload.environment.launchers import available_processors
@@ -44,6 +45,7 @@ def verify_command(
     as_document: Json = False,
     index: Index = None,
     workers: Workers = None,
+    ray: Ray = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Read every byte of shards and compare it with the index. The exit status is 1 if anything is damaged.
@@ -54,22 +56,20 @@ def verify_command(
       streamload verify shards/train
       streamload verify shards/train --decode
       streamload verify s3://bucket/photos --json
+      streamload verify s3://bucket/photos --decode --ray auto
     """
-    with reported_errors():
+    with reported_errors(), open_pool(ray, workers) as pool:
         options = parse_storage_options(storage_option)
         storages, workers = Storages(options), workers or available_processors()
         shards = find_shards(urls, storages)
         lookup = IndexLookup(index, storages)
-        reader = Reader(storages, workers)
+        reader = Reader(storages, workers, pool)
         found, whole, samples = _Faults(kept=as_document), list[str](), 0
         classes, faults = _class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
         found.add(faults)
         with open_progress("verifying", len(shards), "shards") as progress:
-
-            def checked(url: str) -> _Checked:
-                return _check(url, lookup, reader, classes.get(folder_and_name(url)[0]))
-
-            for url, result in reader.each(shards, checked, progress.advance):
+            for url, read in reader.each(shards, _try_reading, progress.advance):
+                result = _check(url, read, lookup, classes.get(folder_and_name(url)[0]))
                 found.add(result.damages)
                 if not result.damages:
                     whole.append(url)
@@ -78,7 +78,12 @@ def verify_command(
         found.add(_missing_shards(shards, lookup, storages) if index is None else ())
         if decode and whole:
             with open_progress("decoding", samples, "samples") as progress:
-                found.add(_undecodable(whole, index, options, workers, progress.advance))
+                decoding = partial(_undecodable, index=index, storage_options=options)
+                found.add(
+                    decoding(whole, num_workers=workers, advance=progress.advance)
+                    if pool is None
+                    else _undecodable_on_nodes(whole, decoding, pool, progress.advance)
+                )
         unchecked = _without_checksums(shards, lookup)
         if as_document:
             counts = {"shards": len(shards), "samples": samples, "shards_without_checksums": unchecked}
@@ -134,20 +139,26 @@ class _Checked(NamedTuple):
     damages: Sequence[StreamloadError]
 
 
-def _check(url: str, lookup: IndexLookup, reader: Reader, classes: Sequence[str] | None) -> _Checked:
-    """Read one shard completely, and report what is wrong with it.
+def _try_reading(reader: Reader, url: str) -> ReadShard | StreamloadError:
+    """Read one shard completely; or what is wrong with it."""
+    try:
+        return reader.read(url)
+    except StreamloadError as exc:
+        return exc
+
+
+def _check(url: str, read: ReadShard | StreamloadError, lookup: IndexLookup, classes: Sequence[str] | None) -> _Checked:
+    """What is wrong with a shard that was read completely.
 
     Args:
         url: the shard.
+        read: what was read, or why it cannot be.
         lookup: finds its index.
-        reader: reads it.
         classes: the names of the classes in the `classes.json` beside it, or None.
     """
+    if isinstance(read, StreamloadError):
+        return _Checked(0, [read])
     folder, name = folder_and_name(url)
-    try:
-        read = reader.read(url)
-    except StreamloadError as exc:
-        return _Checked(0, [exc])
     found: list[StreamloadError] = [] if classes is None else list(_nameless_labels(url, read.table, classes))
     try:
         index = lookup.of_folder(folder)
@@ -240,12 +251,30 @@ def _without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:
     return sum(not is_compressed(url) and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
 
 
+def _undecodable_on_nodes(
+    shards: Sequence[str],
+    decoding: Callable[..., Iterator[SampleError]],
+    pool: RayPool,
+    advance: Callable[[int, int], None],
+) -> Iterator[SampleError]:
+    """`_undecodable` with a task for each shard."""
+    for found in pool.results((partial(_undecodable_of_shard, decoding, url) for url in shards), advance):
+        yield from found
+
+
+def _undecodable_of_shard(
+    decoding: Callable[..., Iterator[SampleError]], url: str, advance: Callable[[int, int], None]
+) -> list[SampleError]:
+    return list(decoding([url], advance=advance, **ON_A_NODE))
+
+
 def _undecodable(
     shards: Sequence[str],
+    *,
     index: str | None,
     storage_options: Mapping[str, Any],
-    workers: int,
     advance: Callable[[int, int], None],
+    **options: Any,
 ) -> Iterator[SampleError]:
     """Decode every field of every sample with a StreamLoader; the errors of samples that cannot be decoded.
 
@@ -253,7 +282,7 @@ def _undecodable(
         shards: intact shards.
         index: the folder of their index, if it is not beside them.
         storage_options: the loader's.
-        workers: number of processes.
+        options: others of the loader.
         advance: called with numbers of samples, and 0, as they are decoded.
 
     Raises:
@@ -264,17 +293,23 @@ def _undecodable(
         _DECODED_TOGETHER,
         transform=_nothing,
         on_error="skip",
-        num_workers=workers,
         index=index,
         storage_options=storage_options or None,
+        **options,
     ) as loader:
-        seen = 0
-        for batch in chain(loader, [()]):
+        seen, batches = 0, iter(loader)
+        while True:
+            try:
+                batch = next(batches, None)
+            except SampleError:  # every one has failed, which a loader refuses; they are named one by one here
+                batch = None
             new = loader.statistics().skipped_samples - seen
-            advance(len(batch) + new, 0)
+            advance((0 if batch is None else len(batch)) + new, 0)
             if new:
                 yield from loader.skipped[-new:]
                 seen += new
+            if batch is None:
+                return
 
 
 def _nothing(_: object) -> int:

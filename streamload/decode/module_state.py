@@ -31,7 +31,7 @@ import numpy as np
 
 from streamload.decode.failure import Attempt
 
-__all__ = ["ModuleState", "StatePickler", "set_state", "state_of"]
+__all__ = ["ModuleState", "StatePickler", "is_users", "set_state", "state_of"]
 
 MAX_VALUE_BYTES = 16 << 20
 """Of a pickle. Larger values are not sent, since each worker would get a copy, needed or not."""
@@ -137,7 +137,7 @@ class _ValuePickler(StatePickler):
             raise TypeError("it is an open file")
         if isinstance(value, Random | np.random.Generator | np.random.RandomState):
             raise TypeError("a generator's state would be the same in all workers")
-        if isinstance(value, type) and _is_users(value.__module__) and not _is_importable(value):
+        if isinstance(value, type) and is_users(value.__module__) and not _is_importable(value):
             raise TypeError("its class is defined within a function")
         if (torch := sys.modules.get("torch")) is not None:
             if isinstance(value, torch.Generator):
@@ -332,7 +332,7 @@ def _all_parts(value: Any) -> list[tuple[Key, Any]]:
         return [] if (held := value.get(_MISSING)) is _MISSING else [(_VALUE, held)]
     if isinstance(value, dict | list):
         return list(value.items() if isinstance(value, dict) else enumerate(value))
-    if isinstance(value, threading.local) or _is_users(type(value).__module__):
+    if isinstance(value, threading.local) or is_users(type(value).__module__):
         return list(getattr(value, "__dict__", {}).items())
     return []
 
@@ -421,7 +421,7 @@ def _kind(value: Any) -> str:
 
 
 def _note(name: str | None, modules: set[str]) -> None:
-    if name is not None and name not in modules and _is_users(name):
+    if name is not None and name not in modules and is_users(name):
         modules.add(name)
 
 
@@ -444,7 +444,7 @@ def _is_importable(value: FunctionType | type) -> bool:
     return found is value
 
 
-def _is_users(name: str) -> bool:
+def is_users(name: str) -> bool:
     """Whether a module is the user's: not ours, installed, or Python's. `__main__` is pickled by value."""
     if name == "__main__" or name.partition(".")[0] in _OURS:
         return False

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from importlib.metadata import version
 from types import CellType, CodeType
@@ -21,6 +22,7 @@ from streamload_tools.packing.publishing import ANY_NAMES, NAMES, Part
 from streamload_tools.packing.remote_staging import RemoteStaging
 from streamload_tools.packing.staging import Run, Staging, is_being_published, open_staging
 from streamload_tools.packing.targets import Place, Start, check_destination, refuse_shards
+from streamload_tools.ray_pool import open_pool, pickled_by_value
 from streamload_tools.sources.listing import Listing
 
 from streamload.arguments import parse_bytes
@@ -72,6 +74,7 @@ def pack(
     overwrite: bool = False,
     sync: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    ray: str | None = None,
 ) -> None:
     """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
 
@@ -92,9 +95,13 @@ def pack(
         overwrite: replace the shards that are there, or discard an interrupted run.
         sync: flush everything to the disk.
         storage_options: as for `StreamLoader`.
+        ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The nodes read the
+            inputs and write the shards by themselves, so both lie in a bucket or on a file system that all of them have
+            at the same path. `workers` is then how many tasks run at once, by default one for each processor.
 
     Raises:
         StreamloadError: the function fails or gives a wrong sample, with the number of the input; or a process died.
+        ClusterError: there is no such cluster, or a node differs from this machine.
         ValueError: there is no sample, two have one key, one is too large, or the destination cannot be used.
         OSError: something cannot be written.
     """
@@ -112,6 +119,7 @@ def pack(
         overwrite=overwrite,
         sync=sync,
         storages=Storages(storage_options),
+        ray=ray,
     )
 
 
@@ -128,6 +136,7 @@ def pack_inputs(
     overwrite: bool,
     sync: bool,
     storages: Storages,
+    ray: str | None = None,
     names: Sequence[str] | None = None,
     may_be_empty: bool = False,
 ) -> None:
@@ -163,9 +172,11 @@ def pack_inputs(
     if storages.is_local(dest):
         place = Place(dest, None, None, naming)
     else:
-        place = Place(dest.rstrip("/"), storages.for_url(dest), None, naming)
+        place = Place(dest.rstrip("/"), storages, None, naming)
     run = Run(place.dest, remembered, listing, resume, overwrite, sync, naming)
-    _run(partial(packing, cloudpickle.dumps(function), inputs), len(inputs), options, place, run)
+    pickled = cloudpickle.dumps(function) if ray is None else pickled_by_value(function)
+    with open_pool(ray, workers) as pool:
+        _run(partial(packing, pickled, inputs), len(inputs), replace(options, pool=pool), place, run)
 
 
 def check_counts(**numbers: int | None) -> None:
@@ -182,7 +193,7 @@ def _run(
     if not check_destination(place, [""], start, run.options):
         return
     folder = place.staging_folder()
-    staging = Staging(folder, run) if place.storage is None else RemoteStaging(folder, run, place.storage, [""])
+    staging = Staging(folder, run) if place.storages is None else RemoteStaging(folder, run, place.storages, [""])
     with open_staging(staging):
         if place.storage is None and not is_being_published(place.dest):  # another may have published meanwhile
             refuse_shards(place, [""], start)

@@ -53,6 +53,7 @@ def map_shards(
     overwrite: bool = False,
     sync: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    ray: str | None = None,
 ) -> None:
     """Write a dataset of what a function makes of another one's samples, in their order and with their keys.
 
@@ -81,6 +82,7 @@ def map_shards(
             discard an interrupted run.
         sync: flush everything to the disk.
         storage_options: of the shards and the destination.
+        ray: as for `pack`: a task on the nodes of a Ray cluster for each shard.
 
     Raises:
         ValueError, StreamloadError, OSError: as `pack`, and as `StreamLoader` for the shards.
@@ -108,6 +110,7 @@ def map_shards(
         overwrite=overwrite,
         sync=sync,
         storages=storages,
+        ray=ray,
         names=None if is_cut else _names(listing),
         may_be_empty=sidecar,
     )

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
+from streamload_tools.packing.nodes_force import Force, force_for
 from streamload_tools.packing.planning import planned_parts, sample_bytes, shard_spans, table_sample_bytes
 from streamload_tools.packing.publishing import NAMES, Part
 from streamload_tools.packing.records import Finished, kept
+from streamload_tools.packing.remote_staging import RemoteStaging
 from streamload_tools.packing.resizing import Resizing
 from streamload_tools.packing.staging import Staging
 from streamload_tools.packing.work import CallTask, CheckTask, JoinTask, PackTask, Task, fingerprint
-from streamload_tools.packing.workforce import Workforce
 from streamload_tools.progress import open_progress
+from streamload_tools.ray_pool import RayPool
 from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import ArrayRow, Source, SourceFile
@@ -48,6 +50,7 @@ class PackOptions:
         skip_bad: skip files that cannot be packed.
         resizing: how to resize images, or None.
         workers: number of processes.
+        pool: packs on the nodes of a cluster instead.
         sync: flush shards to disk.
         piece_files: samples of a piece, which determines where a resumed run continues, but no published byte.
         many_files: from so many samples on, processes are started before the tasks are planned.
@@ -62,6 +65,7 @@ class PackOptions:
     resizing: Resizing | None
     workers: int
     sync: bool
+    pool: RayPool | None = None
     piece_files: int = 256
     many_files: int = 1000
 
@@ -77,7 +81,7 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
         OSError, StreamloadError: something cannot be written, or a process died.
         ValueError: a sample is larger than a shard may be.
     """
-    with Workforce(options.workers, staging.lock) as force:
+    with force_for(staging, listing, options.workers, options.pool) as force:
         if len(source.samples) >= options.many_files:
             force.start(_fewest_tasks(len(source.samples), listing, options))  # they import while this process plans
         run = _Run(source, listing, options, staging, force)
@@ -116,7 +120,7 @@ def pack_calls(
         )
         for number, first in enumerate(range(0, len(inputs), together))
     ]
-    with Workforce(options.workers, staging.lock) as force:
+    with force_for(staging, listing, options.workers, options.pool) as force:
         run = _Run(Source((), None, "input"), listing, options, staging, force)
         pieces = run.call(tasks)
         _refuse_equal_keys(pieces, staging)
@@ -145,7 +149,7 @@ def pack_shards(
         CallTask(staging.path("shards", "all", name), function, (given,), number, may_be_empty)
         for number, (name, given) in enumerate(zip(names, inputs, strict=True))
     ]
-    with Workforce(options.workers, staging.lock) as force:
+    with force_for(staging, listing, options.workers, options.pool) as force:
         return Part("", _Run(Source((), None, "input"), listing, options, staging, force).call_for_shards(tasks))
 
 
@@ -184,7 +188,7 @@ class _Run:
     listing: Listing
     options: PackOptions
     staging: Staging
-    force: Workforce
+    force: Force
 
     def check(self) -> list[Fault]:
         """Read all files, and return those that cannot be packed."""
@@ -211,11 +215,11 @@ class _Run:
         """
         size_of = dict(zip(self.listing.paths, self.listing.sizes.tolist(), strict=True))
         planned = [(name, task) for name, numbers in parts.items() for task in self._tasks(name, numbers, size_of)]
-        if self.staging.noted(_JOINING):  # joined pieces are removed, but their records remain
+        if self._is_joining():  # joined pieces are removed, but their records remain
             return self._from_records(parts, planned)
         packed: dict[str, list[Finished]] = {name: [] for name in parts}
         faults: list[Fault] = []
-        ready = self._known(planned)
+        ready = self._known(planned) if self.options.resizing is None else self._known_pieces(planned)
 
         def tasks() -> Iterator[Task]:
             for _, task in planned:
@@ -241,11 +245,17 @@ class _Run:
 
     def call(self, tasks: Sequence[CallTask]) -> list[Finished]:
         """Do the tasks of a user's function; those with samples are pieces to join."""
-        if self.staging.noted(_JOINING):
+        if self._is_joining():
             return self._from_records([""], [("", task) for task in tasks])[0][""]
+        known = self._known_pieces([("", task) for task in tasks])
+        todo = [task for task in tasks if task.path not in known]
         pieces = []
         with open_progress("packing", sum(len(task.inputs) for task in tasks), "inputs") as progress:
-            for result in self.force.results(tasks, len(tasks), progress.advance):
+            results = self.force.results(todo, len(todo), progress.advance)
+            for task in tasks:
+                if task.path in known:
+                    progress.advance(len(task.inputs), 0)
+                result = known[task.path] if task.path in known else next(results)
                 assert isinstance(result, Finished)
                 if result.table is not None:
                     pieces.append(result)
@@ -268,6 +278,14 @@ class _Run:
                 self.staging.take("", task.path, partial(fingerprint, task), result)
         return shards
 
+    def _pieces_stay(self) -> bool:
+        """Whether pieces that are joined stay until the run ends: those that nodes have put into a bucket."""
+        return self.options.pool is not None and isinstance(self.staging, RemoteStaging)
+
+    def _is_joining(self) -> bool:
+        """Whether an earlier run has removed pieces, of which the records remain."""
+        return not self._pieces_stay() and bool(self.staging.noted(_JOINING))
+
     def _from_records(
         self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask | CallTask]]
     ) -> tuple[dict[str, list[Finished]], list[Fault]]:
@@ -289,6 +307,10 @@ class _Run:
         found = {task.path: self.staging.known(task.path, partial(fingerprint, task)) for _, task in planned}
         return {path: finished for path, finished in found.items() if finished is not None}
 
+    def _known_pieces(self, planned: Sequence[tuple[str, PackTask | CallTask]]) -> dict[str, Finished]:
+        """The pieces that nodes have put into a bucket; nodes alone can use them."""
+        return self._known(planned) if self._pieces_stay() else {}
+
     def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
         """Join each part's pieces to shards; remove pieces as soon as they are joined."""
         self._check_pieces(pieces)
@@ -297,7 +319,8 @@ class _Run:
         for _, task in planned:
             for path, _ in task.pieces:
                 needed[path] = needed.get(path, 0) + 1
-        self.staging.note(_JOINING, True)
+        if not self._pieces_stay():
+            self.staging.note(_JOINING, True)
         joined: dict[str, list[Finished]] = {name: [] for name in pieces}
         known = self._known(planned)
         todo = [task for _, task in planned if task.path not in known]
@@ -312,7 +335,7 @@ class _Run:
                     progress.advance(1, 0 if result.table is None else result.table.shard_bytes)
                 for path, _ in task.pieces:
                     needed[path] -= 1
-                    if not needed[path]:
+                    if not needed[path] and not self._pieces_stay():
                         with suppress(FileNotFoundError):
                             os.unlink(path)
         return joined

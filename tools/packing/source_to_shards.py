@@ -98,10 +98,10 @@ def source_to_shards(
         return None
     listing = list_files(found)
     run = Run(dest, remembered, listing, start.resume, start.overwrite, options.sync)
-    if place.storage is None:
+    if place.storages is None:
         staging = Staging(place.staging_folder(), run)
     else:
-        staging = RemoteStaging(place.staging_folder(), run, place.storage, splits)
+        staging = RemoteStaging(place.staging_folder(), run, place.storages, splits)
     with open_staging(staging):
         if start.resume and not staging.resumed:
             say("note: there is no unfinished run to resume; packing from the start")

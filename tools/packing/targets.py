@@ -19,6 +19,7 @@ from streamload_tools.packing.staging import is_being_published, is_unfinished, 
 from streamload.index.shard_names import ShardNaming
 from streamload.index.unfinished import STAGING
 from streamload.storage.protocol import Storage
+from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.write.destination import existing_names
 
@@ -31,15 +32,20 @@ class Place:
 
     Attributes:
         dest: a path, or a url without a trailing slash.
-        storage: its storage, if it is remote.
+        storages: with its storage, if it is remote.
         staging: the local folder to pack in, if it is remote; None is the system's folder for temporary files.
         naming: what the shards are called.
     """
 
     dest: str
-    storage: Storage | None
+    storages: Storages | None
     staging: str | None
     naming: ShardNaming = NAMES
+
+    @property
+    def storage(self) -> Storage | None:
+        """The storage of the destination, if it is remote."""
+        return None if self.storages is None else self.storages.for_url(self.dest)
 
     def staging_folder(self) -> str:
         """The folder that runs into this destination pack in. Raises OSError, UsageError."""

@@ -238,7 +238,7 @@ def _pack(task: PackTask, counter: _Counter) -> Finished:
 
 
 def _call(task: CallTask, counter: _Counter) -> Finished:
-    function = cloudpickle.loads(task.function)
+    function = _loaded(task.function)
     shard = ShardFile(task.path)
     try:
         for number, pickled in enumerate(task.inputs, start=task.first):
@@ -260,6 +260,14 @@ def _call(task: CallTask, counter: _Counter) -> Finished:
         return Finished(task.path, shard.publish(replace=True, durable=False) if is_written else None)
     finally:
         shard.discard()
+
+
+def _loaded(function: bytes) -> Callable[[object], object]:
+    try:
+        loaded: Callable[[object], object] = cloudpickle.loads(function)
+    except ImportError as exc:  # on another machine
+        raise StreamloadError(f"the function needs what cannot be imported here ({exc}); install it") from exc
+    return loaded
 
 
 def _samples_of(result: object) -> Iterable[Mapping[str, object]]:

@@ -1,0 +1,259 @@
+"""Connects to a Ray cluster that runs already, with one clear error for each reason why that fails.
+
+Nothing of Ray is imported before `connect` is called. Ray places, runs and watches the processes; this module only
+finds out early what would fail late: no such cluster, other versions, too few resources, a folder that nodes lack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from types import TracebackType
+from typing import Any, Self
+
+from streamload.errors import ClusterError
+
+__all__ = ["FileOfAll", "RayCluster", "Versions", "connect"]
+
+_CONNECT_TIMEOUT_S = 10.0
+_PROBE_TIMEOUT_S = 120.0
+_INSTALL = 'pip install "streamload[ray]"'
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What has to be equal wherever one run works, since it decides which bytes are written and what can be unpickled.
+
+    Attributes:
+        streamload: its version; None where it is not installed.
+        python: major and minor.
+    """
+
+    streamload: str | None
+    python: str
+
+    @classmethod
+    def here(cls) -> Self:
+        """Those of this process."""
+        return cls(metadata.version("streamload"), ".".join(platform.python_version_tuple()[:2]))
+
+
+@dataclass(frozen=True, slots=True)
+class FileOfAll:
+    """A file that every node has to see as this process does.
+
+    Attributes:
+        path: its absolute path.
+        size: its size in bytes.
+        mtime_ns: its modification time.
+        role: what it is to the user, such as "the folder of DEST", for the message.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    role: str
+
+    @classmethod
+    def at(cls, path: str, role: str) -> Self:
+        """As this process sees it. Raises OSError."""
+        found = os.stat(path)
+        return cls(os.path.abspath(path), found.st_size, found.st_mtime_ns, role)
+
+
+def _import_ray() -> Any:
+    """The module `ray`. Raises ClusterError if it is not installed."""
+    try:
+        return import_module("ray")
+    except ImportError as exc:
+        raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from exc
+
+
+class RayCluster:
+    """A connection of this process to a Ray cluster; a context manager.
+
+    Attributes:
+        ray: the module.
+        address: as the user gave it.
+    """
+
+    def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
+        """Use `connect`."""
+        self.ray, self.address = ray, address
+        self._is_own = is_own
+
+    def cpus(self) -> float:
+        """The processors of all nodes, as Ray counts them."""
+        return float(self.ray.cluster_resources().get("CPU", 0))
+
+    def require(self, resources: Mapping[str, float]) -> None:
+        """Check that some node has all of these resources, free or not.
+
+        Args:
+            resources: as Ray names them, "CPU" and "GPU" included.
+
+        Raises:
+            ClusterError: no node has them; Ray would wait for one forever.
+        """
+        nodes = [node["Resources"] for node in self._nodes()]
+        if any(all(node.get(name, 0) >= amount for name, amount in resources.items()) for node in nodes):
+            return
+        wanted = ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        there = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
+        largest = ", ".join(f"{amount:g} {name}" for name, amount in there.items())
+        raise ClusterError(
+            f"no node of the Ray cluster at {self.address!r} has {wanted}: of its {len(nodes)} nodes the largest have "
+            f"{largest}; start nodes that have it, or ask for less"
+        )
+
+    def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
+        """Run a short task on every node that runs tasks: has it the versions of this process, and sees it the files?
+
+        Nodes that join later are not asked; `Versions` can be compared in each task.
+
+        Raises:
+            ClusterError: a node differs; the message names it.
+        """
+        probe = self.ray.remote(num_cpus=0, max_retries=0)(_probe())
+        placed = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        nodes = {node["NodeID"]: node for node in self._nodes() if node["Resources"].get("CPU", 0)}
+        paths = [file.path for file in files]
+        asked = {probe.options(scheduling_strategy=placed(name, soft=False)).remote(paths): name for name in nodes}
+        here = Versions.here()
+        waiting = list(asked)
+        while waiting:
+            done, waiting = self.ray.wait(waiting, timeout=_PROBE_TIMEOUT_S)
+            if not done:
+                late = ", ".join(sorted(nodes[asked[each]]["NodeManagerAddress"] for each in waiting))
+                raise ClusterError(f"no process of Ray starts on {late}; look at the logs of Ray there")
+            for each in done:
+                with contextlib.suppress(*self.lost_errors()):  # a node that has died since runs no task either
+                    where = nodes[asked[each]]["NodeManagerAddress"]
+                    _compare(where, here, files, self.ray.get(each))
+
+    def lost_errors(self) -> tuple[type[Exception], ...]:
+        """What Ray raises for a task whose process or node was lost."""
+        names = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "TaskUnschedulableError")
+        return tuple(getattr(self.ray.exceptions, name) for name in names)
+
+    def close(self) -> None:
+        """Disconnect, if `connect` made the connection; what runs for it on the nodes is ended. Idempotent."""
+        if self._is_own:
+            self._is_own = False
+            self.ray.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
+
+def connect(address: str = "auto", *, log_to_driver: bool = False) -> RayCluster:
+    """Connect this process to a Ray cluster, or use the connection that the program has already.
+
+    Args:
+        address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.
+        log_to_driver: print what is printed on the nodes.
+
+    Raises:
+        ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
+    """
+    ray = _import_ray()
+    if ray.is_initialized():
+        return RayCluster(ray, address, is_own=False)
+    _check_reachable(address)
+    try:
+        ray.init(address, namespace="streamload", log_to_driver=log_to_driver, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as exc:
+        ray.shutdown()
+        raise ClusterError(_why(address, exc)) from exc
+    return RayCluster(ray, address, is_own=True)
+
+
+def _check_reachable(address: str) -> None:
+    """Try an address first: Ray itself tries for a minute and then may end the process."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address in ("auto", "local"):
+        return
+    if not (host and colon and port.isdigit()):
+        raise ClusterError(
+            f"{address!r} is no address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as exc:
+        raise ClusterError(
+            f"no Ray cluster answers at {address!r} ({exc}); check the address, which `ray start --head` prints, and "
+            "that its port is open"
+        ) from exc
+
+
+def _why(address: str, exc: Exception) -> str:
+    text = " ".join(str(exc).split())
+    if "ersion mismatch" in text:
+        return f"the Ray cluster at {address!r} has another version: {text}; install the same here as on its nodes"
+    if address == "auto":
+        return (
+            f"no Ray cluster runs on this machine ({text}); start one with `ray start --head`, join this machine to "
+            "one with `ray start --address HOST:PORT`, or give the address"
+        )
+    return f"the Ray cluster at {address!r} cannot be used from here: {text}; this machine has to be one of its nodes"
+
+
+def _probe() -> Callable[[Sequence[str]], dict[str, Any]]:
+    """What runs on a node. A function within a function travels by its code, so the node need not have streamload."""
+
+    def probe(paths: Iterable[str]) -> dict[str, Any]:
+        import os
+        import platform
+        from importlib import metadata
+
+        def seen(path: str) -> tuple[int, int] | None:
+            try:
+                found = os.stat(path)
+            except OSError:
+                return None
+            return found.st_size, found.st_mtime_ns
+
+        try:
+            installed: str | None = metadata.version("streamload")
+        except metadata.PackageNotFoundError:
+            installed = None
+        python = ".".join(platform.python_version_tuple()[:2])
+        return {"streamload": installed, "python": python, "files": [seen(path) for path in paths]}
+
+    return probe
+
+
+def _compare(where: str, here: Versions, files: Sequence[FileOfAll], answer: Mapping[str, Any]) -> None:
+    there = Versions(answer["streamload"], answer["python"])
+    for difference in _differences(here, there):
+        raise ClusterError(f"on the Ray node {where} {difference}; install the same on all nodes")
+    for file, seen in zip(files, answer["files"], strict=True):
+        if seen != (file.size, file.mtime_ns):
+            what = "does not exist" if seen is None else "is another file"
+            raise ClusterError(
+                f"the Ray node {where} does not see {file.role}: there {file.path!r} {what}; use a bucket, or a file "
+                "system that all nodes have at the same path"
+            )
+
+
+def _differences(here: Versions, there: Versions) -> Iterator[str]:
+    if there.streamload is None:
+        yield "streamload is not installed"
+    elif there.streamload != here.streamload:
+        yield f"streamload is {there.streamload}, and {here.streamload} here"
+    if there.python != here.python:
+        yield f"Python is {there.python}, and {here.python} here"
