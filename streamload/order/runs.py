@@ -180,7 +180,8 @@ class RepeatCounts:
         if not len(self._repeats):
             return np.zeros((len(block), _BLOCK), np.uint8)
         samples = block[:, np.newaxis] * _BLOCK + np.arange(_BLOCK)
-        return self._repeats[np.minimum(samples, len(self._repeats) - 1)]
+        found: NDArray[Any] = self._repeats[np.minimum(samples, len(self._repeats) - 1)]
+        return found
 
 
 def _pieces(values: NDArray[Any]) -> Iterator[NDArray[Any]]:

@@ -77,7 +77,8 @@ def _settled(
         return None
     by_turn = np.lexsort((words, group))
     turns = np.arange(len(by_turn)) - np.repeat(np.cumsum(n_open) - n_open, n_open)
-    return samples[by_turn[turns < left[group[by_turn]]]]
+    found: IntArray = samples[by_turn[turns < left[group[by_turn]]]]
+    return found
 
 
 def _bounds(sizes: IntArray, wanted: IntArray, spread: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
