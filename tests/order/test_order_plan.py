@@ -256,3 +256,28 @@ GOLDEN = [
     (4, 49),
     (2, 8),
 ]
+
+
+@given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 4), st.data())
+@settings(max_examples=150, deadline=None)
+def test_shards_ahead_are_those_of_the_batches_that_follow(options, counts, world_size, data):
+    start = data.draw(st.integers(0, sum(counts)))
+    plan = oracle.rank_plan(options, counts, data.draw(st.integers(0, world_size - 1)), world_size, start)
+    ahead = plan.shards_ahead()
+    assert len(set(ahead)) == len(ahead)
+    size = options.batch_size * world_size
+    following = [
+        rows for end, rows in oracle.plan_batches(plan) if end - start <= 16 * size and end % size == start % size
+    ]
+    assert {shard for rows in following for shard, _ in rows} <= set(ahead)
+
+
+def test_a_rank_foresees_the_shards_of_its_own_lanes_from_where_it_stands():
+    counts, ranks = [50] * 120, 6
+    options = dataclasses.replace(OPTIONS, lanes=ranks, window=60)
+    order = shards_in_order(options, len(counts), 0).tolist()
+    for rank in range(ranks):
+        own = order[rank * 20 : (rank + 1) * 20]
+        assert oracle.rank_plan(options, counts, rank, ranks).shards_ahead() == own
+        resumed = oracle.rank_plan(options, counts, rank, ranks, start=ranks * 520)  # 520 of each lane, the window 60
+        assert resumed.shards_ahead() == own[9:]
