@@ -95,7 +95,7 @@ def test_a_rank_loads_the_tables_of_its_own_shards_alone(tmp_path: Path) -> None
             server.play(Script())
             urls = f"{server.url}/data"
             with StreamLoader(
-                urls, 100, shuffle=True, shuffle_window=500, fields=("cls",), rank=rank, world_size=ranks
+                urls, 5, shuffle=True, shuffle_window=500, fields=("cls",), rank=rank, world_size=ranks
             ) as loader:
                 batches = iter(loader)
                 labels = next(batches)[0].tolist()
