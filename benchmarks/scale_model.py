@@ -150,11 +150,12 @@ def layouts(ranks: int, batch_size: int, window: int, feeders: int) -> list[Layo
     return [
         Layout("a feeder for each rank", Reader(ranks, batch_size, ranks, window)),
         Layout("a feeder for each node", Reader(ranks, batch_size, ranks, window), shared=True),
+        Layout(f"{feeders} remote feeders, {ranks:,} lanes", Reader(ranks, batch_size, ranks, window, feeders), True),
+        Layout(f"{feeders} remote feeders, {wide:,} lanes", Reader(ranks, batch_size, wide, window, feeders), True),
         Layout(
-            f"{feeders} remote feeders a rank, {ranks:,} lanes", Reader(ranks, batch_size, ranks, window, feeders), True
-        ),
-        Layout(
-            f"{feeders} remote feeders a rank, {wide:,} lanes", Reader(ranks, batch_size, wide, window, feeders), True
+            f"{feeders} remote feeders, batches in turn",
+            Reader(ranks, batch_size, wide, window, feeders, in_turn=True),
+            remote=True,
         ),
         Layout("a feeder for each rank, 1 lane", Reader(ranks, batch_size, 1, window)),
     ]
@@ -196,9 +197,7 @@ def links(layout: Layout, cluster: Cluster, measured: Measured, samples: int, ti
     )
 
 
-def loss(
-    cluster: Cluster, reader: Reader, restart_s: float, *, spare: float = 1.25, died_s: float = 60.0, lost: int = 1
-) -> Loss:
+def loss(cluster: Cluster, reader: Reader, restart_s: float, *, spare: float = 1.25, lost: int = 1) -> Loss:
     """One reader dies: an event for each batch of a rank, of which each of its feeders makes a share.
 
     A feeder makes `batches_ahead` batches ahead, and then one as often as the rank takes one. What it has sent stays;
@@ -208,21 +207,19 @@ def loss(
         cluster: what is assumed.
         reader: what dies.
         restart_s: until another one makes batches.
-        spare: how much faster feeders are than the ranks need.
-        died_s: when.
+        spare: how much faster feeders are than the ranks need, above 1.
         lost: how many readers die at once, each of another rank.
     """
     step_s = reader.batch_size / cluster.samples_per_s
     make_s = step_s / spare
-    batches = int((died_s + 40 * restart_s + 60) / step_s)
+    hidden_s = cluster.batches_ahead * step_s
+    died_s = 60.0 + 2 * hidden_s / (spare - 1)  # when all that may be ahead is
+    batches = int((died_s + restart_s) / step_s) + 10
     taken = _taken(batches, step_s, make_s, reader.feeders, cluster.batches_ahead, None)
     with_loss = _taken(batches, step_s, make_s, reader.feeders, cluster.batches_ahead, (died_s, died_s + restart_s))
     late = [after - before for before, after in zip(taken, with_loss, strict=True)]
     stalled_s = late[-1]
-    # A buffer is full again when the feeder that was lost has caught up with the others.
-    hidden_s = cluster.batches_ahead * step_s
-    full_again_s = restart_s + min(restart_s, hidden_s) * 1 / (spare - 1) if spare > 1 else math.inf
-    return Loss(stalled_s, lost, full_again_s)
+    return Loss(max(0.0, stalled_s), lost, restart_s + min(restart_s, hidden_s) / (spare - 1))
 
 
 def _taken(

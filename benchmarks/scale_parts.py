@@ -64,6 +64,7 @@ def _index_s(index: DatasetIndex, name: str) -> tuple[float, float]:
     """Seconds to parse an index, and to find where the table of a shard lies."""
     content = index.to_json()
     read_s, again = _timed(lambda: DatasetIndex.from_json(content, index.folder))
+    gc.collect()
     return read_s, _timed(lambda: again.group(name))[0]
 
 

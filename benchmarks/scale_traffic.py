@@ -29,6 +29,7 @@ class Reader:
         feeders: of each rank; each makes an equal share of the rows of every batch, as a virtual rank.
         rank: whose batches.
         feeder: which of its feeders.
+        in_turn: its feeders make whole batches in turn instead, as a `collate_fn` needs them.
     """
 
     ranks: int
@@ -38,11 +39,24 @@ class Reader:
     feeders: int = 1
     rank: int = 0
     feeder: int = 0
+    in_turn: bool = False
+
+    @property
+    def rows_of_batch(self) -> int:
+        """Of a batch of its own: a share of the rank's, or all of it."""
+        return self.batch_size if self.in_turn else self.batch_size // self.feeders
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Its batches are those with this number, and then every so many."""
+        return (self.feeder, self.feeders) if self.in_turn else (0, 1)
 
     def plan(self, counts: ShardCounts, *, epoch: int = 0, start: int = 0) -> RankPlan:
-        """Its plan: that of rank `rank * feeders + feeder` of `ranks * feeders`."""
-        options = OrderOptions(0, True, self.window, self.lanes, self.batch_size // self.feeders, True, False)
+        """Its plan: that of rank `rank * feeders + feeder` of `ranks * feeders`; in turn, that of its rank."""
+        options = OrderOptions(0, True, self.window, self.lanes, self.rows_of_batch, True, False)
         place = self.rank * self.feeders + self.feeder, self.ranks * self.feeders
+        if self.in_turn:
+            place = self.rank, self.ranks
         return RankPlan(options, counts, epoch, *place, start=start)
 
 
@@ -77,7 +91,9 @@ class Traffic:
         return self.most_held * PART_BYTES
 
 
-def traffic(plan: RankPlan, samples: int, sample_bytes: int, most_rows: int | None = None) -> Traffic:
+def traffic(
+    plan: RankPlan, samples: int, sample_bytes: int, most_rows: int | None = None, *, turn: tuple[int, int] = (0, 1)
+) -> Traffic:
     """What the rest of a plan needs, or its first batches of so many rows.
 
     Args:
@@ -85,12 +101,13 @@ def traffic(plan: RankPlan, samples: int, sample_bytes: int, most_rows: int | No
         samples: of a shard.
         sample_bytes: of each sample; in a shard they lie one after another.
         most_rows: the rows that are looked at, about; None for all.
+        turn: the number of the first batch that counts, and how many there are from one to the next.
     """
     first_use: dict[int, int] = {}
     last_use: dict[int, int] = {}
     shards: set[int] = set()
     rows = 0
-    for shard, sample in _blocks(plan, most_rows):
+    for shard, sample in _blocks(plan, most_rows, *turn):
         shards.update(np.unique(shard).tolist())
         for reach in (0, sample_bytes - 1):  # a sample may lie in two parts
             keys = (shard << _NUMBER_BITS) | ((sample * sample_bytes + reach) // PART_BYTES)
@@ -122,21 +139,27 @@ def times_expected(reader: Reader, samples: int, sample_bytes: int) -> float:
         sample_bytes: of each.
     """
     readers = reader.ranks * reader.feeders
+    of_lane = max(1.0, reader.ranks / reader.lanes) * reader.feeders if reader.in_turn else readers / reader.lanes
     edges = reader.lanes * PART_BYTES / (samples * sample_bytes)  # the part that two lanes share
-    if readers <= reader.lanes:
+    if of_lane <= 1:
         return 1.0 + edges
-    turn, own = reader.ranks * reader.batch_size / reader.lanes, reader.batch_size / reader.feeders
+    own = reader.rows_of_batch * min(1.0, reader.ranks / reader.lanes)  # rows of a lane in a batch, one after another
+    turn = own * of_lane
     meets = min(1.0, (reader.window + own) / turn)
     in_part = PART_BYTES / sample_bytes + 1  # and the one that lies across an edge
     finds = 1 - (1 - own / max(own, min(turn, reader.window))) ** in_part
-    return readers / reader.lanes * meets * finds + edges
+    return of_lane * meets * finds + edges
 
 
-def _blocks(plan: RankPlan, most_rows: int | None) -> Iterator[tuple[IntArray, IntArray]]:
-    left = most_rows
+def _blocks(plan: RankPlan, most_rows: int | None, first: int, step: int) -> Iterator[tuple[IntArray, IntArray]]:
+    left, batches = most_rows, 0
     while left is None or left > 0:
         block = plan.take(_ROWS_AT_ONCE if left is None else min(left, _ROWS_AT_ONCE))
         if block is None:
             return
-        yield block.shard, block.sample
+        numbers = np.repeat(batches + np.arange(len(block.ends)), np.diff(block.batch_edges))
+        own = numbers % step == first
+        batches += len(block.ends)
         left = None if left is None else left - len(block.shard)
+        if own.any():
+            yield block.shard[own], block.sample[own]
