@@ -12,6 +12,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -43,7 +44,10 @@ def listing(url: str) -> Found:
     held = _resident_bytes() - before
     send_s, sent = _timed(lambda: pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
     (index,) = indexes.values()
-    read_s, group_s = _index_s(index, found.shards[-1].name)
+    content, name, folder = index.to_json(), found.shards[-1].name, index.folder
+    group_s, _ = _timed(partial(index.group, name))
+    gc.collect()
+    read_s, _ = _timed(partial(DatasetIndex.from_json, content, folder))
     fingerprint_s, _ = _timed(lambda: fingerprint((shard.name, shard.bytes) for shard in found.shards))
     before = _resident_bytes()
     receive_s, _received = _timed(lambda: pickle.loads(sent))
@@ -58,14 +62,6 @@ def listing(url: str) -> Found:
         "group_s": group_s,
         "fingerprint_s": fingerprint_s,
     }
-
-
-def _index_s(index: DatasetIndex, name: str) -> tuple[float, float]:
-    """Seconds to parse an index, and to find where the table of a shard lies."""
-    content = index.to_json()
-    read_s, again = _timed(lambda: DatasetIndex.from_json(content, index.folder))
-    gc.collect()
-    return read_s, _timed(lambda: again.group(name))[0]
 
 
 def plans(scale: Scale, window: int, cases: list[dict[str, int]], seconds: float) -> Found:

@@ -42,7 +42,7 @@ from streamload import StreamLoader, TarDataset
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROSE = {"docs/design.md", "docs/index-format.md", "docs/performance.md"}
+PROSE = {"docs/design.md", "docs/index-format.md", "docs/performance.md", "docs/scale.md"}
 EXCERPTS = "docs/frameworks.md"
 SERVED = "127.0.0.1:8333"
 PHOTOS = 48
