@@ -42,10 +42,11 @@ from streamload import StreamLoader, TarDataset
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROSE = {"docs/design.md", "docs/index-format.md", "docs/performance.md"}
-EXCERPTS = {"docs/frameworks.md": 8, "docs/ray.md": 4}
-"""Pages whose Python blocks stand in an example, and at least how many. `tests/tools/test_tools_ray.py` runs the
-commands that need a cluster."""
+PROSE = {"docs/design.md", "docs/index-format.md", "docs/performance.md", "docs/scale.md"}
+EXCERPTS = {"docs/frameworks.md": 12}
+"""Pages whose Python blocks stand in an example, and at least how many."""
+NEEDS_CLUSTER = ("--ray", "RayFeeders")
+"""Blocks with one of these run on a Ray cluster, in `tests/tools/test_tools_ray.py` and `tests/remote_feeders`."""
 SERVED = "127.0.0.1:8333"
 PHOTOS = 48
 COMMANDS = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}
@@ -160,6 +161,8 @@ def test_a_pages_blocks_run(page: str, packed: Path, tmp_path: Path, monkeypatch
     ran: list[Ran] = []
     with servers_end(tmp_path):
         for language, code in BLOCK.findall(PAGES[page].replace(SERVED, served)):
+            if any(word in code for word in NEEDS_CLUSTER):
+                continue
             if language == "bash":
                 shell(code, tmp_path)
             elif "import litdata" not in code and "from litdata" not in code:
@@ -304,7 +307,7 @@ def test_the_readme_is_short() -> None:
 
 def test_the_tree_of_the_design_page_lists_every_file() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
-    assert len(page.split()) <= 2_500
+    assert len(page.split()) <= 3_000
     folders: list[str] = []
     listed: list[str] = []
     for line in page.rpartition("```\n")[0].rpartition("```\n")[2].splitlines():

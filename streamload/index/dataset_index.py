@@ -198,10 +198,20 @@ class DatasetIndex:
 
     def group(self, name: str) -> TableGroup:
         """What to read for the table of one shard. Raises what `shard` raises."""
-        if not self._groups:
-            self._groups.update({name: group for group in _groups_of(self.shards) for name in group.shards})
-        self._known_number(name)
+        if name not in self._groups:
+            first, end = self._range_of_file(self._known_number(name))
+            self._groups.update({name: group for group in _groups_of(self.shards, first, end) for name in group.shards})
         return self._groups[name]
+
+    def _range_of_file(self, number: int) -> tuple[int, int]:
+        """The shards whose tables are in the same file as that of one, which are neighbours."""
+        files = self.shards.files
+        first, end = number, number + 1
+        while first and files[first - 1] == files[number]:
+            first -= 1
+        while end < len(files) and files[end] == files[number]:
+            end += 1
+        return first, end
 
     def file_group(self, name: str) -> TableGroup:
         """All tables of the file that holds the table of one shard. Raises what `shard` raises."""
@@ -355,19 +365,15 @@ def _shards_of_format_1(document: dict[str, Any]) -> IndexedShards | None:
     )
 
 
-def _groups_of(shards: IndexedShards) -> list[TableGroup]:
-    """Shards whose tables lie beside each other and are read at once."""
+def _groups_of(shards: IndexedShards, first: int, end: int) -> list[TableGroup]:
+    """Shards of one table file, whose tables lie beside each other and are read at once."""
     groups: list[TableGroup] = []
-    first, file, start = 0, "", 0
-    places = zip(shards.files, shards.starts, shards.table_sizes, strict=True)
-    for number, (its_file, its_start, size) in enumerate(places):
-        if its_file != file or size is None or its_start + size - start > GROUP_BYTES:
-            if number:
-                groups.append(_group(shards, first, number))
-            first, file, start = number, its_file, its_start
-    if len(shards):
-        groups.append(_group(shards, first, len(shards)))
-    return groups
+    for number in range(first + 1, end):
+        size = shards.table_sizes[number]
+        if size is None or shards.starts[number] + size - shards.starts[first] > GROUP_BYTES:
+            groups.append(_group(shards, first, number))
+            first = number
+    return [*groups, _group(shards, first, end)]
 
 
 def _group(shards: IndexedShards, first: int, end: int) -> TableGroup:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from typing import Self
 from urllib.parse import quote
 
@@ -206,10 +207,11 @@ class Finder:
     def _in_remote_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
         known = self._known(folder)
         if known is not None:
-            web = protocol_of(folder) in WEB
+            web, entries = protocol_of(folder) in WEB, known.shards
+            columns = zip(entries.names, entries.sizes, entries.mtimes_ns, entries.etags, strict=True)
             return [
-                _indexed(f"{folder}/{quote(entry.name) if web else entry.name}", entry)
-                for entry in sorted(known.shards, key=lambda entry: entry.name)
+                ShardInfo(f"{folder}/{_quoted(name) if web else name}", size, mtime_ns or 0, etag)
+                for name, size, mtime_ns, etag in sorted(columns, key=itemgetter(0))
             ]
         if protocol_of(folder) in WEB:
             raise ShardNotFoundError(
@@ -321,6 +323,10 @@ class Finder:
             if type(exc) is not StorageError:
                 raise
             return unknown  # the server refuses requests for headers; shards may still be read
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) and name.isascii() else quote(name)
 
 
 def _indexed(url: str, entry: IndexedShard) -> ShardInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.limits import SMALL_REQUESTS
+from streamload.order.turns import group_sizes
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
@@ -32,14 +34,24 @@ class Labels:
     values: tuple[int, ...]
     number: NDArray[np.unsignedinteger]
 
-    def all_values(self) -> NDArray[np.int64]:
-        """int64[N], each sample's label."""
-        found: NDArray[np.int64] = np.array(self.values, np.int64)[self.number]
+    def numbers_in(self, other: Labels) -> NDArray[np.unsignedinteger]:
+        """unsigned[N], where each sample's label lies among the values of `other`, which has some of them.
+
+        For a label that it lacks this is any number up to their count.
+        """
+        if other is self:
+            return self.number
+        dtype = np.min_scalar_type(len(other.values))
+        found: NDArray[np.unsignedinteger] = np.searchsorted(other.values, self.values).astype(dtype)[self.number]
         return found
 
     def of(self, selected: NDArray[np.bool_]) -> Labels:
         """Those of the selected samples, bool[N]."""
-        return _labels(self.all_values()[selected])
+        numbers = self.number[selected]
+        occurring = np.flatnonzero(group_sizes(numbers, len(self.values)))
+        dtype = np.min_scalar_type(max(0, len(occurring) - 1))
+        values = tuple(self.values[number] for number in occurring.tolist())
+        return Labels(values, np.searchsorted(occurring, np.arange(len(self.values))).astype(dtype)[numbers])
 
 
 def read_labels(listing: Listing, storages: Storages) -> Labels:
@@ -59,30 +71,35 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
             found = thread.submit(asyncio.run, _load_labels(tables, len(shards))).result()
     else:
         found = [_labels_of(tables.find(shard), tables.url(shard)) for shard in shards]
-    return _labels(np.concatenate(found))
+    return _joined(found)
 
 
-def _labels(found: NDArray[np.int64]) -> Labels:
-    values, numbers = np.unique(found, return_inverse=True)
-    return Labels(tuple(values.tolist()), numbers.astype(np.min_scalar_type(max(0, len(values) - 1))))
+def _joined(pieces: Sequence[Labels]) -> Labels:
+    """The labels of the pieces, one after another; of 10^9 samples none is ever held as more than its number."""
+    values = np.array(sorted({value for piece in pieces for value in piece.values}), np.int64)
+    dtype = np.min_scalar_type(max(0, len(values) - 1))
+    numbers = [np.searchsorted(values, piece.values).astype(dtype)[piece.number] for piece in pieces if piece.values]
+    return Labels(tuple(values.tolist()), np.concatenate([np.empty(0, dtype), *numbers]))
 
 
-async def _load_labels(tables: Tables, n_shards: int) -> list[NDArray[np.int64]]:
+async def _load_labels(tables: Tables, n_shards: int) -> list[Labels]:
     room = asyncio.Semaphore(SMALL_REQUESTS)
 
-    async def load(shard: int) -> NDArray[np.int64]:
+    async def load(shard: int) -> Labels:
         async with room:
             return _labels_of(await tables.load(shard), tables.url(shard))
 
     return await asyncio.gather(*map(load, range(n_shards)))
 
 
-def _labels_of(table: ShardTable | None, url: str) -> NDArray[np.int64]:
+def _labels_of(table: ShardTable | None, url: str) -> Labels:
+    """The labels of one shard. They are no view of its table, which would stay in memory with them."""
     assert table is not None, "the shard is in an index"
     if table.labels is not None:
-        return table.labels
+        values, number = np.unique(table.labels, return_inverse=True)
+        return Labels(tuple(values.tolist()), number.astype(np.min_scalar_type(max(0, len(values) - 1))))
     if len(table) == 0:
-        return np.empty(0, np.int64)
+        return Labels((), np.empty(0, np.uint8))
     raise _no_labels(
         "the index has no labels of this shard, since not every sample in it has a whole number as cls", url
     )

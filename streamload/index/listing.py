@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -160,7 +160,7 @@ def _listed(
 ) -> Listing:
     indexes = IndexLookup(index, storages)
     finder = Finder(storages, indexes)
-    shards = tuple(_shard(found) for found in finder.find(urls))
+    shards = _shards(finder.find(urls))
     counts: list[int | None] = []
     index_of: list[str | None] = []
     used: dict[str, DatasetIndex] = {}
@@ -174,8 +174,10 @@ def _listed(
             continue
         index_of.append(known.folder)
         counts.append(known.shards.samples[number])
-        if shard.bytes != UNKNOWN_BYTES and (shard.bytes != known.shards.sizes[number] or shard.etag is not None):
-            check_shard(known.shards[number], shard.bytes, shard.url, shard.etag)
+        entries = known.shards  # by columns: an entry is made only to be complained about
+        same_version = shard.etag == entries.etags[number] or None in (shard.etag, entries.etags[number])
+        if shard.bytes != UNKNOWN_BYTES and not (same_version and shard.bytes == entries.sizes[number]):
+            check_shard(entries[number], shard.bytes, shard.url, shard.etag)
         used[known.folder] = known
     indexes.warn_of_unreadable()
     if indexes_read is not None:
@@ -224,9 +226,14 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
     )
 
 
-def _shard(found: ShardInfo) -> Shard:
-    folder, name = folder_and_name(found.url)
-    return Shard(found.url, name, found.bytes, found.mtime_ns, folder, found.etag)
+def _shards(found: Iterable[ShardInfo]) -> tuple[Shard, ...]:
+    """The shards with their folders, each of which is one object: so it is held, and sent to the feeder, once."""
+    folders: dict[str, str] = {}
+    shards = []
+    for url, size, mtime_ns, etag in found:
+        folder, name = folder_and_name(url)
+        shards.append(Shard(url, name, size, mtime_ns, folders.setdefault(folder, folder), etag))
+    return tuple(shards)
 
 
 def joined_listing(listings: Sequence[Listing]) -> Listing:

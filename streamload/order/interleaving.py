@@ -123,6 +123,25 @@ class Interleaving:
             return []
         return self._retired().pass_positions(least - self._radius)
 
+    def shards_from(self, number: int, lanes: IntArray) -> list[int]:
+        """The shards that outputs of some lanes from a number on may be of, in the order in which lanes come to them.
+
+        The sequence must be complete.
+        """
+        assert self._bounds is not None, "the lanes have no bounds before all counts are known"
+        sequence = self.sequence
+        first = self._bounds[lanes] + max(0, number - self._radius)
+        ends = self._bounds[lanes + 1]
+        first_run = sequence.edges.searchsorted(first, side="right") - 1
+        n_runs = np.where(first < ends, sequence.edges.searchsorted(ends, side="left") - first_run, 0)
+        before = np.repeat(np.cumsum(n_runs) - n_runs, n_runs)
+        runs = np.repeat(first_run, n_runs) + np.arange(len(before)) - before
+        starts_in_lane = np.maximum(sequence.edges[runs], np.repeat(first, n_runs)) - np.repeat(
+            self._bounds[lanes], n_runs
+        )
+        by_start = np.argsort(starts_in_lane, kind="stable")
+        return list(dict.fromkeys(sequence.order[runs[by_start]].tolist()))
+
     def finish_all(self) -> list[int]:
         """The shards of the sequence that were not named yet."""
         return self._retired().pass_all()

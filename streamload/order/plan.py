@@ -29,6 +29,9 @@ __all__ = ["EpochPlan", "OrderOptions", "RankPlan", "RowBlock", "ShardCounts", "
 _MOST_NUMBERS_AHEAD = 65_536
 """How many outputs of a streamed lane are final before they are requested, beyond the next batch."""
 
+_BATCHES_WITH_KNOWN_LANES = 16
+"""Of so many batches the lanes are looked at to foresee shards; most often all batches of a rank are of the same."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBlock:
@@ -73,7 +76,7 @@ class EpochPlan(Protocol):
         """How many outputs every lane has reached, at least."""
 
     def shards_ahead(self) -> list[int]:
-        """The shards in the order in which the plan comes to them first."""
+        """The shards in the order in which the plan comes to them first; perhaps not all of them."""
 
     def missing(self, limit: int = 8) -> list[int]:
         """The shards whose counts are needed before the next `take`."""
@@ -157,8 +160,19 @@ class RankPlan:
         return self._interleaving.lanes_read
 
     def shards_ahead(self) -> list[int]:
-        """The shards in the order in which the plan comes to them first, as far as that is known."""
-        return list(dict.fromkeys(self._sequence.order.tolist()))
+        """The shards in the order in which the plan comes to them first, as far as that is known.
+
+        Once all counts are known these are the shards of the lanes that this rank's next batches are of, from where it
+        stands: of 10^5 shards on 1,024 ranks about 98.
+        """
+        if not self._sequence.complete:
+            return list(dict.fromkeys(self._sequence.order.tolist()))
+        n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
+        starts = self._position + np.arange(n_known, dtype=np.int64) * self._global_batch
+        lanes, _ = slices_of_full_batches(
+            starts, self._options.lanes, self._rank, self._world_size, self._options.batch_size
+        )
+        return self._interleaving.shards_from(self.number, np.unique(lanes))
 
     def missing(self, limit: int = 8) -> list[int]:
         """The shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.

@@ -5,9 +5,9 @@ The sequences of this module offer what `ShardSequence` does, and need the count
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,14 @@ from streamload.order.randomness import CounterDraws, as_uniforms
 __all__ = ["RepeatCounts", "RunSequence", "Runs", "SampleSequence", "SampledSequence", "whole_passes"]
 
 IntArray = NDArray[np.int64]
+
+_BLOCK = 32
+"""Samples whose draws are summed up together."""
+
+_PIECE = _BLOCK << 14
+
+_ROWS_AT_ONCE = 4_096
+"""Draws that are looked up together, so that what is made for them stays in the processor's cache."""
 
 
 class SampleSequence(Protocol):
@@ -116,25 +124,73 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 class RepeatCounts:
     """The samples of the concatenated shards as listed, each repeated as often as it is drawn.
 
+    Beside the given array it holds a quarter of a byte for each sample: there may be 10^9.
+
     Args:
-        repeats: int64[N], how often each sample is drawn, in the order of the listing.
+        repeats: whole numbers or truth values, [N]: how often each sample is drawn, in the order of the listing.
         counts: int64[n_shards], the samples of each shard.
     """
 
-    def __init__(self, repeats: IntArray, counts: IntArray) -> None:
-        self._ends = np.cumsum(repeats)
-        self._first_sample = np.cumsum(counts) - counts
-        before = np.concatenate((np.zeros(1, np.int64), self._ends))
-        self._first_place = before[self._first_sample]
-        self.lengths: IntArray = before[self._first_sample + counts] - self._first_place
+    def __init__(self, repeats: NDArray[Any], counts: IntArray) -> None:
+        self._repeats = repeats.view(np.uint8) if repeats.dtype == np.bool_ else repeats
+        self._block_ends = np.empty(0, np.int64)
+        if len(repeats):
+            self._block_ends = np.cumsum(np.concatenate([_block_sums(piece) for piece in _pieces(self._repeats)]))
+        ends = np.cumsum(counts)
+        self._first_sample = ends - counts
+        self._first_place = self._places_before(self._first_sample)
+        self.lengths: IntArray = self._places_before(ends) - self._first_place
         """int64[n_shards], how many draws each shard has."""
 
     def find(self, shards: IntArray, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """The samples (in the shard) of some draws of shards, and how often each came before."""
         places = self._first_place[shards] + numbers
-        samples = np.searchsorted(self._ends, places, side="right")
-        before = np.where(samples > 0, self._ends[samples - 1], 0)
+        samples, before = np.empty_like(places), np.empty_like(places)
+        for start in range(0, len(places), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            samples[part], before[part] = self._sample_at(places[part])
         return samples - self._first_sample[shards], places - before
+
+    def _sample_at(self, places: IntArray) -> tuple[IntArray, IntArray]:
+        """The samples, of all, that some draws are of, and how many draws there are of those before each."""
+        block = self._block_ends.searchsorted(places, side="right")
+        within = places - self._draws_before(block)
+        summed = np.cumsum(self._repeats_in(block), axis=1, dtype=np.int64)
+        place = np.count_nonzero(summed <= within[:, np.newaxis], axis=1)
+        before = np.where(place > 0, summed[np.arange(len(place)), place - 1], 0)
+        return block * _BLOCK + place, places - within + before
+
+    def _places_before(self, samples: IntArray) -> IntArray:
+        """How many draws there are of the samples before some."""
+        found = np.empty_like(samples)
+        for start in range(0, len(samples), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            block, place = np.divmod(samples[part], _BLOCK)
+            inside = np.arange(_BLOCK) < place[:, np.newaxis]
+            found[part] = self._draws_before(block) + np.sum(
+                self._repeats_in(block), axis=1, where=inside, dtype=np.int64
+            )
+        return found
+
+    def _draws_before(self, block: IntArray) -> IntArray:
+        return np.where(block > 0, self._block_ends[block - 1], 0) if len(self._block_ends) else block
+
+    def _repeats_in(self, block: IntArray) -> NDArray[Any]:
+        """[k, _BLOCK], the draws of each sample of some blocks; behind the last sample anything."""
+        if not len(self._repeats):
+            return np.zeros((len(block), _BLOCK), np.uint8)
+        samples = block[:, np.newaxis] * _BLOCK + np.arange(_BLOCK)
+        found: NDArray[Any] = self._repeats[np.minimum(samples, len(self._repeats) - 1)]
+        return found
+
+
+def _pieces(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """An array in pieces of whole blocks: NumPy converts all that it is given to sum up."""
+    return (values[start : start + _PIECE] for start in range(0, len(values), _PIECE))
+
+
+def _block_sums(values: NDArray[Any]) -> IntArray:
+    return np.add.reduceat(values, np.arange(0, len(values), _BLOCK), dtype=np.int64)
 
 
 class RunSequence:

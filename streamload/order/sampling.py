@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
+from streamload.order.turns import first_of_groups, group_sizes
 
 __all__ = ["Mixed", "Sampled", "Sampling", "Stretched", "Weighted", "mixed_words"]
 
@@ -83,25 +84,30 @@ class Weighted:
     ) -> Weighted:
         """Draws among the selected samples, bool[N], alone: the others are a group that weighs nothing."""
         if selected is not None:
-            group = np.where(selected, group, len(weight))
+            group = np.where(selected, group.astype(np.min_scalar_type(len(weight))), len(weight))
             weight = np.append(weight, 0.0)
-        return cls(group.astype(np.min_scalar_type(len(weight) - 1)), weight, epoch_size)
+        return cls(group.astype(np.min_scalar_type(len(weight) - 1), copy=False), weight, epoch_size)
 
     def shares(self) -> NDArray[np.float64]:
         """float64[K], how often each group is drawn in an epoch, on average."""
-        summed = self._summed_shares()
+        summed = self._summed_shares(self._sizes())
         shares: NDArray[np.float64] = np.diff(summed, prepend=0.0)
         return shares
 
-    def repeats(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """How often each sample comes in an epoch, int64[N]; the sum is `epoch_size`. Takes O(N log N)."""
+    def repeats(self, seed: int, epoch: int) -> NDArray[np.unsignedinteger]:
+        """How often each sample comes in an epoch, [N], as small integers as hold it; the sum is `epoch_size`.
+
+        Takes O(N) and a few bytes for each sample, unless groups are small.
+        """
         size = self._sizes()
-        start, drawn = self._stretches(seed, epoch)
+        start, drawn = self._stretches(seed, epoch, size)
         first_pass, first = np.divmod(start, np.maximum(size, 1))
         last_pass, end = np.divmod(start + drawn, np.maximum(size, 1))
-        repeats: NDArray[np.int64] = (last_pass - first_pass)[self.group]
-        repeats -= self._turns(seed, first_pass) < first[self.group]
-        repeats += self._turns(seed, last_pass) < end[self.group]
+        whole = last_pass - first_pass
+        dtype = np.min_scalar_type(int(whole.max(initial=0)) + 1)
+        repeats: NDArray[np.unsignedinteger] = whole.astype(dtype)[self.group]
+        repeats += self._first_in(seed, last_pass, size, end)
+        repeats -= self._first_in(seed, first_pass, size, first)
         return repeats
 
     def drawn_of_shards(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -113,32 +119,34 @@ class Weighted:
         return drawn
 
     def _sizes(self) -> NDArray[np.int64]:
-        return np.bincount(self.group, minlength=len(self.weight))
+        return group_sizes(self.group, len(self.weight))
 
-    def _summed_shares(self) -> NDArray[np.float64]:
-        summed: NDArray[np.float64] = np.cumsum(self.weight / self.weight.max() * self._sizes())
+    def _summed_shares(self, size: NDArray[np.int64]) -> NDArray[np.float64]:
+        summed: NDArray[np.float64] = np.cumsum(self.weight / self.weight.max() * size)
         summed *= self.epoch_size / summed[-1]
         summed[summed == summed[-1]] = self.epoch_size  # exactly
         return summed
 
-    def _stretches(self, seed: int, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _stretches(self, seed: int, epoch: int, size: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """For each group's endless passes: where the epoch's draws begin, and how many there are."""
-        summed = self._summed_shares()
+        summed = self._summed_shares(size)
         shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
         ends = np.floor(summed + shift).astype(np.int64)
         drawn = np.diff(ends, prepend=0)
         most = np.ceil(np.diff(summed, prepend=0.0) * (1 - 1e-12)).astype(np.int64)  # of whole shares, not one more
         return epoch * most, drawn
 
-    def _turns(self, seed: int, passes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each sample the number of its turn in some pass of its group, int64[N]."""
-        words = CounterDraws(philox_key(seed, 0, "turns")).words(0, 0, len(self.group))
-        words = mixed_words(words + passes.astype(np.uint64)[self.group] * _GOLDEN)
-        by_turn = np.lexsort((words, self.group))
-        size = self._sizes()
-        turns = np.empty(len(self.group), np.int64)
-        turns[by_turn] = np.arange(len(self.group)) - np.repeat(np.cumsum(size) - size, size)
-        return turns
+    def _first_in(
+        self, seed: int, passes: NDArray[np.int64], size: NDArray[np.int64], wanted: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which samples are among the first of their group in some pass of it, bool[N]."""
+        draws = CounterDraws(philox_key(seed, 0, "turns"))
+        shifts = passes.astype(np.uint64) * _GOLDEN
+
+        def words(first: int, group: NDArray[np.unsignedinteger]) -> NDArray[np.uint64]:
+            return mixed_words(draws.words(0, first, len(group)) + shifts[group])
+
+        return first_of_groups(words, self.group, size, wanted)
 
 
 Sampling = Stretched | Weighted | Sampled | Mixed

@@ -127,4 +127,4 @@ def _build(
 
 def _selected(selected: NDArray[np.bool_] | None, counts: IntArray) -> RepeatCounts | None:
     """The selected samples, once each; None for all."""
-    return None if selected is None else RepeatCounts(selected.astype(np.int64), counts)
+    return None if selected is None else RepeatCounts(selected, counts)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamload.order.lanes import lane_bounds
 
-__all__ = ["lanes_and_numbers", "rank_bounds", "slice_of_any_batch", "slices_of_full_batches"]
+__all__ = ["lanes_and_numbers", "least_lanes_of_rank", "rank_bounds", "slice_of_any_batch", "slices_of_full_batches"]
 
 IntArray = NDArray[np.int64]
 
@@ -22,6 +22,17 @@ def rank_bounds(n_rows: int, rank: int, world_size: int) -> tuple[int, int]:
     share, extra = divmod(n_rows, world_size)
     start = rank * share + min(rank, extra)
     return start, start + share + (rank < extra)
+
+
+def least_lanes_of_rank(n_lanes: int, world_size: int, batch_size: int) -> int:
+    """How many lanes any rank reads at least in the course of an epoch, whose windows it then needs side by side.
+
+    A state may be resumed by ranks that do not divide its lanes: then a rank's slice of a batch covers the same few
+    lanes each time, unless batches are so small that not every lane has a row in each.
+    """
+    if n_lanes % world_size and batch_size * world_size < n_lanes:
+        return n_lanes
+    return -(-n_lanes // world_size)
 
 
 def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tuple[IntArray, IntArray]:

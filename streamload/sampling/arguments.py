@@ -201,7 +201,7 @@ class SamplingOptions:
                 weights = {label: one for label, one in weights.items() if label not in unused}
             weight = label_weights(weights, among, self._names)
             size = self._epoch_size or len(among.number)
-            return Weighted.among(self._selected, np.searchsorted(among.values, labels.all_values()), weight, size)
+            return Weighted.among(self._selected, labels.numbers_in(among), weight, size)
         epoch_size = self._epoch_size or self.n_selected
         return None if epoch_size is None else Stretched(epoch_size, self._selected)
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.index.labels import Labels
+from streamload.order.turns import group_sizes
 
 __all__ = ["Weights", "by_label", "checked_weights", "label_weights", "named"]
 
@@ -103,7 +104,7 @@ def label_weights(
     weights: str | Mapping[int, float], labels: Labels, names: Sequence[str] | None
 ) -> NDArray[np.float64]:
     """The weight of one sample of each label."""
-    counts = np.bincount(labels.number, minlength=len(labels.values))
+    counts = group_sizes(labels.number, len(labels.values))
     if len(counts) == 0:
         raise ValueError("weights by label: the dataset has no samples")
     if isinstance(weights, str):

@@ -63,6 +63,8 @@ class Lookahead:
         self._plan = plan
         self._scan_order = iter(shard_order)
         self._table_order = iter(shard_order)
+        self._tables_ahead: list[int] = []
+        self._reached: set[int] = set()
         self._fields = fields
         self._verify = verify
         self._tables = tables
@@ -208,8 +210,18 @@ class Lookahead:
         self._scan_ahead()
         if self._prerequisites is not None:
             self._prerequisites.fetcher.foresight.passed(self._plan.number)
-            self._prerequisites.want_tables(itertools.islice(self._table_order, _TABLES_AHEAD))
+            self._want_tables_ahead(block)
         return True
+
+    def _want_tables_ahead(self, block: RowBlock) -> None:
+        """Have the tables loaded of the few shards that come after those reached: one may be as large as a part."""
+        assert self._prerequisites is not None
+        self._reached.update(block.shard.tolist())
+        self._tables_ahead = [shard for shard in self._tables_ahead if shard not in self._reached]
+        while len(self._tables_ahead) < _TABLES_AHEAD and (shard := next(self._table_order, None)) is not None:
+            if shard not in self._reached:
+                self._tables_ahead.append(shard)
+        self._prerequisites.want_tables(self._tables_ahead)
 
     def _scan_ahead(self) -> None:
         """Have shards scanned before the plan comes to them: as many as are fetched at once, where they are fetched."""

@@ -18,6 +18,7 @@ from streamload.index.listing import Listing
 from streamload.options import DEFAULT_WINDOW, Options
 from streamload.order.options import OrderOptions
 from streamload.order.sampling import Stretched
+from streamload.order.slices import least_lanes_of_rank
 from streamload.sampling.mixture import Portion
 from streamload.tar.decompression import compression_of
 from streamload.tar.extensions import KIND_OF, Kind
@@ -132,7 +133,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         samples=samples,
         data_bytes=sum(sizes),
         lanes=order.lanes,
-        lanes_read=order.lanes // world_size if order.lanes % world_size == 0 else order.lanes,
+        lanes_read=least_lanes_of_rank(order.lanes, world_size, order.batch_size),
         shards=len(sizes),
         ranks=world_size,
         batch_copies=_batch_copies(listing, options) if reads_all and order.sampling is None else 0,

@@ -11,6 +11,7 @@ from streamload.errors import LoaderStateError
 from streamload.order.layout import ShardSequence
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, batches_per_rank
 from streamload.order.sequence import shards_in_order
+from streamload.order.slices import least_lanes_of_rank
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=True)
 world_sizes = st.integers(1, 9)
@@ -256,3 +257,52 @@ GOLDEN = [
     (4, 49),
     (2, 8),
 ]
+
+
+@given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 4), st.data())
+@settings(max_examples=150, deadline=None)
+def test_shards_ahead_are_those_of_the_batches_that_follow(options, counts, world_size, data):
+    start = data.draw(st.integers(0, sum(counts)))
+    plan = oracle.rank_plan(options, counts, data.draw(st.integers(0, world_size - 1)), world_size, start)
+    ahead = plan.shards_ahead()
+    assert len(set(ahead)) == len(ahead)
+    size = options.batch_size * world_size
+    following = [
+        rows for end, rows in oracle.plan_batches(plan) if end - start <= 16 * size and end % size == start % size
+    ]
+    assert {shard for rows in following for shard, _ in rows} <= set(ahead)
+
+
+def test_a_rank_foresees_the_shards_of_its_own_lanes_from_where_it_stands():
+    counts, ranks = [50] * 120, 6
+    options = dataclasses.replace(OPTIONS, lanes=ranks, window=60)
+    order = shards_in_order(options, len(counts), 0).tolist()
+    for rank in range(ranks):
+        own = order[rank * 20 : (rank + 1) * 20]
+        assert oracle.rank_plan(options, counts, rank, ranks).shards_ahead() == own
+        resumed = oracle.rank_plan(options, counts, rank, ranks, start=ranks * 520)  # 520 of each lane, the window 60
+        assert resumed.shards_ahead() == own[9:]
+
+
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_rank_reads_at_least_the_lanes_that_are_foreseen(lanes, world_size, batch_size, data):
+    options = dataclasses.replace(OPTIONS, lanes=lanes, batch_size=batch_size, drop_last=True)
+    rank = data.draw(st.integers(0, world_size - 1))
+    size = batch_size * world_size
+    whole = -(-40 * max(size, lanes) // size) * size  # long enough for every lane to have its turn at every place
+    plan = oracle.rank_plan(options, [whole], rank, world_size)
+    while plan.take(500) is not None:
+        pass
+    foreseen = least_lanes_of_rank(lanes, world_size, batch_size)
+    if lanes % world_size == 0 or size >= lanes:
+        assert len(plan.lanes_read) >= foreseen
+    if lanes % world_size == 0 and size % lanes == 0:
+        assert len(plan.lanes_read) == foreseen
+
+
+def test_ranks_that_do_not_divide_the_lanes_of_a_state_read_a_few_of_them():
+    assert least_lanes_of_rank(1_024, 1_536, 256) == 1
+    assert least_lanes_of_rank(1_024, 768, 256) == 2
+    assert least_lanes_of_rank(4_096, 1_024, 1) == 4
+    assert least_lanes_of_rank(1_024, 3, 1) == 1_024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -21,8 +22,10 @@ from order_oracle import (
 
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan, ShardCounts
+from streamload.order.runs import RepeatCounts
 from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
 from streamload.order.sequence import runs_of_epoch, sequence_of_epoch
+from streamload.order.turns import first_of_groups, group_sizes
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 Row = tuple[int, int]
@@ -218,7 +221,7 @@ def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
     group = (np.arange(2000) % 20 == 7).astype(np.uint8)
     sampling = Weighted(group, 1 / np.bincount(group), 2000)
     for epochs in (1, 2, 19):
-        total = sum(sampling.repeats(3, epoch) for epoch in range(epochs))
+        total = sum(sampling.repeats(3, epoch).astype(np.int64) for epoch in range(epochs))
         for label in range(2):
             assert np.ptp(total[group == label]) <= 1
     assert np.ptp(total[group == 0]) == 0
@@ -227,7 +230,7 @@ def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
 def test_weights_that_all_differ_are_met_in_the_mean() -> None:
     weight = np.arange(1, 101, dtype=np.float64)
     sampling = Weighted(np.arange(100, dtype=np.uint8), weight, 100)
-    repeats = np.array([sampling.repeats(0, epoch) for epoch in range(2000)])
+    repeats = np.array([sampling.repeats(0, epoch) for epoch in range(2000)], np.int64)
     expected = weight / weight.sum() * 100
     assert (np.abs(repeats - expected) < 1).all()
     assert np.abs(repeats.mean(axis=0) - expected).max() < 0.06
@@ -238,6 +241,57 @@ def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
     assert sampling.repeats(1, 2).tolist() == sampling.repeats(1, 2).tolist()
     assert sampling.repeats(1, 2).tolist() != sampling.repeats(2, 2).tolist()
     assert sampling.repeats(1, 2).tolist() != sampling.repeats(1, 3).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([0.0, 0.01, 0.5, 8.0, np.inf]), st.booleans())
+def test_the_first_of_each_group_are_those_that_a_sort_finds(
+    seed: int, n_groups: int, spread: float, few_words: bool
+) -> None:
+    generator = np.random.default_rng(seed)
+    group = generator.integers(0, n_groups, generator.choice([0, 1, 50, 3_000])).astype(np.uint8)
+    words = generator.integers(0, 9 if few_words else 2**64, len(group), np.uint64)
+    sizes = group_sizes(group, n_groups)
+    wanted = generator.integers(0, sizes + 1)
+    found = first_of_groups(lambda first, of: words[first : first + len(of)], group, sizes, wanted, spread=spread)
+    expected = np.zeros(len(group), bool)
+    for number in range(n_groups):
+        own = np.flatnonzero(group == number)
+        expected[own[np.argsort(words[own], kind="stable")][: wanted[number]]] = True
+    assert np.array_equal(found, expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 90), min_size=1, max_size=12), st.integers(0, 2**32), st.booleans())
+def test_a_draw_of_a_shard_is_found_as_in_the_list_of_all(counts: list[int], seed: int, selection: bool) -> None:
+    generator = np.random.default_rng(seed)
+    repeats = generator.integers(0, 2 if selection else 4, sum(counts)) * generator.integers(0, 2, sum(counts))
+    found = RepeatCounts(repeats.astype(np.bool_ if selection else np.uint8), np.array(counts))
+    firsts = np.cumsum(counts) - counts
+    for shard, (first, count) in enumerate(zip(firsts, counts, strict=True)):
+        drawn = np.repeat(np.arange(count), repeats[first : first + count])
+        assert found.lengths[shard] == len(drawn)
+        samples, before = found.find(np.full(len(drawn), shard), np.arange(len(drawn)))
+        assert np.array_equal(samples, drawn)
+        assert np.array_equal(before, np.arange(len(drawn)) - np.searchsorted(drawn, drawn))
+
+
+@pytest.mark.parametrize("drawn_by", ["weights", "where"])
+def test_an_epoch_of_drawn_samples_takes_a_few_bytes_for_each(drawn_by: str) -> None:
+    n_samples, n_shards = 1_000_000, 1_000
+    sampling: Sampling = Stretched(n_samples // 2, np.arange(n_samples) % 2 == 0)
+    if drawn_by == "weights":
+        sampling = Weighted((np.arange(n_samples) % 3).astype(np.uint8), np.array([1.0, 2.0, 0.5]), n_samples)
+    counts = ShardCounts.of([n_samples // n_shards] * n_shards)
+    tracemalloc.start()
+    try:
+        plan = RankPlan(dataclasses.replace(OPTIONS, sampling=sampling), counts, 1, 0, 1)
+        assert plan.take(100) is not None
+        held_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 3 * n_samples
+    assert peak_bytes < 10 * n_samples
 
 
 # -- stretches -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import fsspec.asyn
@@ -10,8 +11,10 @@ import pytest
 from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
-from streamload import StreamLoader
+from streamload import ShardWriter, StreamLoader
 from streamload.errors import StorageError
+from streamload.index.dataset_index import DatasetIndex
+from streamload.order.randomness import permutation
 from streamload.storage.retry_policy import Attempts
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
@@ -78,3 +81,25 @@ def test_without_an_index_shards_are_fetched_beside_each_other_from_the_start(se
     with StreamLoader(Place(server.url).urls("plain", range(3)), 8, fields=("cls",), num_workers=0) as loader:
         assert [label for (labels,) in loader for label in labels.tolist()] == LABELS
     assert server.report().most_beside == 3
+
+
+def test_a_rank_loads_the_tables_of_its_own_shards_alone(tmp_path: Path) -> None:
+    """A table is larger here than what is read at once, so that each is a request."""
+    shards, samples, ranks = 12, 1_700, 4
+    with ShardWriter(tmp_path / "data", max_count=samples) as writer:
+        for number in range(shards * samples):
+            writer.write({"__key__": f"{number:08d}", "cls": number})
+    index = DatasetIndex.load(tmp_path / "data" / ".streamload")
+    starts = {index.place(name).start: number for number, name in enumerate(index.shards.names)}
+    with FaultServer(tmp_path) as server:
+        for rank in (0, 3):
+            server.play(Script())
+            urls = f"{server.url}/data"
+            with StreamLoader(
+                urls, 5, shuffle=True, shuffle_window=500, fields=("cls",), seed=0, rank=rank, world_size=ranks
+            ) as loader:
+                next(iter(loader))
+                spans = [of for _, path, of in server.report().log if path.endswith(".bin")]
+            requested = [starts[int(str(of).removeprefix("bytes=").split("-")[0])] for of in spans]
+            own = permutation(0, 0, shards).tolist()[rank * shards // ranks : (rank + 1) * shards // ranks]
+            assert sorted(requested) == sorted(own)
