@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from streamload.arguments import parse_bytes
 from streamload.decode.failure import Attempt, in_words
@@ -13,13 +13,67 @@ from streamload.errors import WorkerError
 from streamload.ray_feeders import RayFeeders
 from streamload.remote.actor import FeederActor, Greeting, versions
 
-__all__ = ["Cluster", "check_versions", "missing_resources"]
-
-_log = logging.getLogger("streamload")
+__all__ = ["Cluster", "PlacedActor", "RayCluster", "check_versions", "missing_resources"]
 
 
-class Cluster:
-    """Ray, as this process is connected to it.
+_ANSWER_S = 4.0
+_MOST_ATTEMPTS = 3
+"""How long an actor may take to answer before another one is started beside it, and how many may be started."""
+
+
+class PlacedActor(Protocol):
+    """An actor, seen from the relay."""
+
+    async def serve(self) -> None:
+        """Have it serve whoever connects to it; this ends, or raises why, when it does."""
+
+
+class Cluster(Protocol):
+    """Where actors are placed."""
+
+    async def connect(self) -> None:
+        """Connect to it.
+
+        Raises:
+            WorkerError: it cannot be used.
+        """
+
+    async def place(self, *, relaxed: bool = False, again: bool = False) -> tuple[PlacedActor, Greeting]:
+        """Start an actor on some node; returns it and what it says.
+
+        Args:
+            relaxed: it claims nothing, so any node will do.
+            again: one has died a moment ago.
+
+        Raises:
+            WorkerError: it was not placed in time, or runs other versions.
+            Exception: it died.
+        """
+
+    def end(self, actor: Any) -> None:
+        """Kill an actor, and what it has started with it. Idempotent."""
+
+    def close(self) -> None:
+        """Kill all actors."""
+
+
+class RayActor:
+    """An actor of Ray's.
+
+    Args:
+        handle: Ray's.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    async def serve(self) -> None:
+        """See `PlacedActor`."""
+        await self.handle.serve.remote()
+
+
+class RayCluster:
+    """Ray, as this process is connected to it; see `Cluster`.
 
     Args:
         feeders: what the user wants.
@@ -27,20 +81,19 @@ class Cluster:
 
     def __init__(self, feeders: RayFeeders) -> None:
         self._feeders = feeders
-        self._actors: list[Any] = []
+        self._actors: list[RayActor] = []
 
     async def connect(self) -> None:
-        """Connect, as the driver of a job of its own. Ray's calls block, so they are made on a thread.
-
-        Raises:
-            WorkerError: there is no cluster, it has other versions, or it is too small.
-        """
-        await self._within(asyncio.to_thread(self._connect), "connecting to the cluster took longer")
+        """Connect, as the driver of a job of its own. Ray's calls block, so they are made on a thread."""
+        await self._within(asyncio.to_thread(self._connect), lambda: "connecting to the Ray cluster took longer")
         await asyncio.to_thread(self._check_resources, self._feeders.number)
 
     def _connect(self) -> None:
         import ray
 
+        logging.getLogger("ray").setLevel(
+            logging.ERROR
+        )  # it says how it connects, with a warning that it is on a thread
         options: dict[str, Any] = {"address": self._feeders.address, "log_to_driver": False}
         if self._feeders.runtime_env is not None:
             options["runtime_env"] = dict(self._feeders.runtime_env)
@@ -71,21 +124,42 @@ class Cluster:
         if missing:
             raise WorkerError(missing)
 
-    async def place(self, *, relaxed: bool = False) -> tuple[Any, Greeting]:
-        """Start an actor on some node; returns it and what it says.
-
-        Args:
-            relaxed: it claims nothing, so any node will do.
-
-        Raises:
-            WorkerError: it was not placed in time, or runs other versions.
-            RayError: it died.
+    async def place(self, *, relaxed: bool = False, again: bool = False) -> tuple[RayActor, Greeting]:
+        """See `Cluster`. Where the one before has died, its node may have too, and Ray takes a while to find out, in
+        which it still places actors there: so another one is started beside one that does not answer soon.
         """
+        if not relaxed:
+            await asyncio.to_thread(self._check_resources, 1)
+        return await self._within(self._first_to_answer(relaxed, _ANSWER_S if again else None), self._too_late)
+
+    async def _first_to_answer(self, relaxed: bool, answer_s: float | None) -> tuple[RayActor, Greeting]:
+        attempts: list[asyncio.Task[tuple[RayActor, Greeting]]] = []
+        try:
+            while True:
+                attempts.append(asyncio.create_task(self._start(relaxed)))
+                has_another = len(attempts) < _MOST_ATTEMPTS
+                while True:
+                    waited = [attempt for attempt in attempts if not attempt.done()]
+                    timeout_s = answer_s if has_another else None
+                    done, _ = await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                    good = next((attempt for attempt in done if attempt.exception() is None), None)
+                    if good is not None:
+                        attempts.remove(good)
+                        return good.result()
+                    if has_another:
+                        break
+                    if len(done) == len(waited):
+                        return done.pop().result()  # raises why
+        finally:
+            for attempt in attempts:
+                attempt.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+
+    async def _start(self, relaxed: bool) -> tuple[RayActor, Greeting]:
+        """Start an actor, and wait for its greeting; one that gives none is killed."""
         import ray
 
         feeders = self._feeders
-        if not relaxed:
-            await asyncio.to_thread(self._check_resources, 1)
         claims: dict[str, Any] = {"num_cpus": 0}
         if not relaxed:
             claims = {"num_cpus": feeders.num_cpus, "resources": dict(feeders.resources or {})}
@@ -93,22 +167,22 @@ class Cluster:
                 claims["memory"] = parse_bytes("memory", feeders.memory)
         kind: Any = ray.remote(FeederActor)
         wanted = kind.options(scheduling_strategy="SPREAD", max_restarts=0, **claims)
-        actor = await asyncio.to_thread(wanted.remote)
+        actor = RayActor(await asyncio.to_thread(wanted.remote))
         self._actors.append(actor)
         try:
-            greeting: Greeting = await self._within(_result(actor.greet.remote()), self._too_late())
+            greeting: Greeting = await actor.handle.greet.remote()
             check_versions(greeting)
         except BaseException:
             self.end(actor)
             raise
         return actor, greeting
 
-    async def _within(self, coroutine: Any, what: str) -> Any:
+    async def _within(self, coroutine: Any, what: Callable[[], str]) -> Any:
         try:
             return await asyncio.wait_for(coroutine, self._feeders.start_timeout)
         except TimeoutError:
             raise WorkerError(
-                f"{what} than start_timeout={self._feeders.start_timeout} s; `ray status` shows what the cluster does"
+                f"{what()} than start_timeout={self._feeders.start_timeout} s; `ray status` shows what the cluster does"
             ) from None
 
     def _too_late(self) -> str:
@@ -120,23 +194,19 @@ class Cluster:
             "free there. Ask for fewer or smaller feeders, or end what uses the rest; it took longer"
         )
 
-    def end(self, actor: Any) -> None:
-        """Kill an actor, and what it has started with it. Idempotent."""
+    def end(self, actor: RayActor) -> None:
+        """See `Cluster`."""
         import ray
 
         if actor in self._actors:
             self._actors.remove(actor)
             with Attempt():  # the cluster may be gone
-                ray.kill(actor)
+                ray.kill(actor.handle)
 
     def close(self) -> None:
-        """Kill all actors; the connection ends with this process."""
+        """See `Cluster`; the connection ends with this process."""
         for actor in list(self._actors):
             self.end(actor)
-
-
-async def _result(reference: Any) -> Any:
-    return await reference
 
 
 def missing_resources(nodes: Sequence[Mapping[str, float]], demands: Mapping[str, float], number: int) -> str:

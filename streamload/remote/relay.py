@@ -30,7 +30,7 @@ from streamload.memory.slots import MappedSlots, SlotPool
 from streamload.memory.unnamed import naming_the_limit
 from streamload.order.share import Share
 from streamload.remote.actor import Greeting
-from streamload.remote.cluster import Cluster
+from streamload.remote.cluster import Cluster, RayCluster
 from streamload.remote.merging import ReceivedBatch, Unmergeable, merge, write
 from streamload.remote.remote_feeder import RemoteFeeder
 from streamload.schedule.epoch import ReadyBatch
@@ -70,9 +70,10 @@ class Relay:
         configure: what the trainer wants; its `feeders` say of whom.
         listing: the shards.
         send: takes messages for the trainer, with descriptors.
+        cluster: where the feeders are; None for Ray's.
     """
 
-    def __init__(self, configure: Configure, listing: Listing, send: Send) -> None:
+    def __init__(self, configure: Configure, listing: Listing, send: Send, cluster: Cluster | None = None) -> None:
         assert configure.feeders is not None
         self._configure = replace(configure, listing=listing, feeders=None)
         self._number = number = configure.feeders.number
@@ -84,7 +85,7 @@ class Relay:
         self._send = send
         self._slots = SlotPool()
         self._mapped = MappedSlots()
-        self._cluster = Cluster(configure.feeders)
+        self._cluster = cluster or RayCluster(configure.feeders)
         self._feeders = [RemoteFeeder(each, number, self._cluster, self) for each in range(number)]
         self._events: list[Event] = []
         self._wake = asyncio.Event()

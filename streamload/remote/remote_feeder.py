@@ -16,7 +16,7 @@ from streamload.errors import WorkerError
 from streamload.feeder.messages import AbandonEpoch, Answer, Call, Configure, EpochStart, Failed, Tracing
 from streamload.memory.mapped import Bytes
 from streamload.remote.actor import Greeting, Hosting
-from streamload.remote.cluster import Cluster
+from streamload.remote.cluster import Cluster, PlacedActor
 from streamload.remote.merging import ReceivedBatch
 from streamload.remote.wire import Batches, Credit, Wire, connect
 from streamload.totals import Totals
@@ -77,7 +77,7 @@ class RemoteFeeder:
         self.greeting: Greeting | None = None
         self.restarts = 0
         self.skipped_members: dict[str, int] = {}
-        self._actor: Any = None
+        self._actor: PlacedActor | None = None
         self._start: EpochStart | None = None
         self._sent_start: EpochStart | None = None
         self._received_end: int | None = None
@@ -169,9 +169,9 @@ class RemoteFeeder:
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
-    async def place(self, *, relaxed: bool = False) -> None:
+    async def place(self, *, relaxed: bool = False, again: bool = False) -> None:
         """Place an actor; see `Cluster.place`."""
-        actor, greeting = await self._cluster.place(relaxed=relaxed)
+        actor, greeting = await self._cluster.place(relaxed=relaxed, again=again)
         self._clock_offset_s = perf_counter() - greeting.clock_s
         self._actor, self.greeting = actor, greeting
 
@@ -203,10 +203,10 @@ class RemoteFeeder:
 
     async def _place_again(self) -> None:
         try:
-            await self.place()
+            await self.place(again=True)
         except WorkerError as error:
             _log.warning("%s cannot be placed as it was (%s); it shares a node with others now", self._name, error)
-            await self.place(relaxed=True)
+            await self.place(relaxed=True, again=True)
 
     async def _serve(self) -> None:
         """Serve the relay until the actor is gone.
@@ -216,7 +216,8 @@ class RemoteFeeder:
         """
         greeting, actor = self.greeting, self._actor
         assert greeting is not None
-        life = asyncio.ensure_future(_result(actor.serve.remote()))
+        assert actor is not None
+        life = asyncio.ensure_future(actor.serve())
         tasks: list[asyncio.Future[Any]] = [life]
         wire: Wire | None = None
         try:
@@ -354,10 +355,6 @@ class RemoteFeeder:
         """The event by this machine's clock, and on a track of this feeder."""
         track = event.track if event.track == "connection" else f"{event.track} of {self._name}"
         return event._replace(start_s=event.start_s + self._clock_offset_s, track=track)
-
-
-async def _result(reference: Any) -> Any:
-    return await reference
 
 
 def _shortly(error: BaseException) -> str:
