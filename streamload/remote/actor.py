@@ -33,7 +33,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.trainer.connection import FeederProcess
 from streamload.trainer.scan_progress import ScanProgress
 
-__all__ = ["FeederActor", "Greeting", "Hosting", "versions"]
+__all__ = ["FeederActor", "Greeting", "HostedFeeder", "Hosting", "versions"]
 
 _LOOK_UP_S = 0.05
 _MOST_FRAME_BYTES = 8 << 20
@@ -135,9 +135,10 @@ class HostedFeeder:
 
     Args:
         wire: leads to the relay.
+        forwards_logs: send what is logged in this process, too.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, *, forwards_logs: bool = True) -> None:
         self._wire = wire
         self._feeder: FeederProcess | None = None
         self._pending: deque[tuple[Ready, ReadyBatch, Bytes]] = deque()
@@ -145,6 +146,7 @@ class HostedFeeder:
         self._latest: Ready | None = None
         self._others: deque[Any] = deque()
         self._current: tuple[int, int, int] | None = None
+        self._newest = 0  # the pass that was requested last
         self._credits = 0
         self._wake = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
@@ -154,7 +156,8 @@ class HostedFeeder:
         def send_logged(logged: Logged) -> None:
             loop.call_soon_threadsafe(self._put, logged)
 
-        forward_records(send_logged)
+        if forwards_logs:
+            forward_records(send_logged)
 
     async def serve(self) -> None:
         """See `FeederActor.serve`."""
@@ -222,7 +225,7 @@ class HostedFeeder:
             self._feeder, self._latest, self._current = None, None, None
 
     def _request(self, start: EpochStart) -> None:
-        self._current, self._credits = start.identity, 0
+        self._current, self._credits, self._newest = start.identity, 0, start.number
         self._keep_only(start.identity)
         if self._feeder is not None:
             self._feeder.send(start)
@@ -281,9 +284,13 @@ class HostedFeeder:
             self._put(message)
             return
         feeder.forget(message.retired)
-        for batch in message.batches:
-            self._pending.append((message, batch, feeder.lease(batch.slot)))
-        if message.last:
+        leased = [(message, batch, feeder.lease(batch.slot)) for batch in message.batches]
+        is_wanted = message.start == self._current or message.start[0] > self._newest
+        if not is_wanted:  # it was sent before the feeder knew
+            leased.clear()
+            feeder.note_taken(len(message.batches))
+        self._pending.extend(leased)
+        if message.last and is_wanted:
             self._ended.add(message.start)
         if message.totals is not None or message.events or message.skipped_members:
             self._latest = _later(self._latest, message)

@@ -96,8 +96,8 @@ def merge(parts: Sequence[ReceivedBatch]) -> Merge:
         for row in part.batch.failed
     ):
         raise Unmergeable
-    pickled = next((part.batch.layout for part in parts if part.batch.layout is not None), None)
-    layout = None if pickled is None else _common_layout(parts)
+    layout = _common_layout(parts)
+    pickled = next((part.batch.layout for part in parts if part.batch.layout and not part.batch.nothing_left), None)
     size_bytes, merged = 0, []
     if layout is not None:
         layout = layout.with_capacity(rows)
@@ -124,7 +124,7 @@ def write(parts: Sequence[ReceivedBatch], merge: Merge, memory: Bytes) -> None:
     views = slot_views(merge.layout, memory, merge.batch.rows)
     row, end_bytes = 0, merge.layout.offsets()[1]
     for part in parts:
-        if part.batch.layout is not None:
+        if part.batch.layout is not None and not part.batch.nothing_left:  # else there is nothing in its slot
             layout = _layouts.load(part.batch.layout)
             for view, own in zip(views, slot_views(layout, part.memory, part.rows), strict=True):
                 view[row : row + part.rows] = own
@@ -135,10 +135,10 @@ def write(parts: Sequence[ReceivedBatch], merge: Merge, memory: Bytes) -> None:
         row += part.rows
 
 
-def _common_layout(parts: Sequence[ReceivedBatch]) -> Layout:
+def _common_layout(parts: Sequence[ReceivedBatch]) -> Layout | None:
     found: Layout | None = None
     for part in parts:
-        if part.batch.layout is None:
+        if part.batch.layout is None or part.batch.nothing_left:
             continue
         layout = _layouts.load(part.batch.layout)
         if layout.capacity is None or part.batch.rows != part.rows:
@@ -146,7 +146,6 @@ def _common_layout(parts: Sequence[ReceivedBatch]) -> Layout:
         if found is not None and layout.with_capacity(1) != found:
             raise Unmergeable
         found = layout.with_capacity(1)
-    assert found is not None
     return found
 
 
