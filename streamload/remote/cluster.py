@@ -149,7 +149,7 @@ class RayCluster:
                     if has_another:
                         break
                     if len(done) == len(waited):
-                        return done.pop().result()  # raises why
+                        raise _cannot_start(done.pop().exception())
         finally:
             for attempt in attempts:
                 attempt.cancel()
@@ -207,6 +207,17 @@ class RayCluster:
         """See `Cluster`; the connection ends with this process."""
         for actor in list(self._actors):
             self.end(actor)
+
+
+def _cannot_start(error: BaseException | None) -> WorkerError:
+    if isinstance(error, WorkerError):
+        return error
+    failed = WorkerError(
+        f"actors with feeders do not start on the Ray cluster, where {_MOST_ATTEMPTS} were tried; is streamload "
+        f"installed on all of its nodes, or named in runtime_env=? The last one: {error}"
+    )
+    failed.__cause__ = error
+    return failed
 
 
 def missing_resources(nodes: Sequence[Mapping[str, float]], demands: Mapping[str, float], number: int) -> str:

@@ -16,7 +16,6 @@ from streamload import ShardWriter
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RayCluster]:
     """A head without processors and two nodes with two each, for the whole session; no test kills its nodes."""
-    pytest.importorskip("ray", reason='needs Ray: pip install "streamload[ray]"')
     with ray_cluster({"a": 2, "b": 2}) as started:
         yield started
 
