@@ -77,7 +77,7 @@ class Options:
     strict: bool
     verify: bool
     progress: bool
-    feeders: RayFeeders | None = None
+    feeders: RayFeeders | None
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:

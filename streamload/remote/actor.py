@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.trainer.connection import FeederProcess
 from streamload.trainer.scan_progress import ScanProgress
 
-__all__ = ["FeederActor", "Greeting", "HostedFeeder", "Hosting", "versions"]
+__all__ = ["FeederActor", "Greeting", "Hosting", "versions"]
 
 _LOOK_UP_S = 0.05
 _MOST_FRAME_BYTES = 8 << 20
@@ -89,10 +90,8 @@ def versions() -> dict[str, str]:
     """What must be the same in the trainer and in the actors: they send each other pickles."""
     import ray
 
-    import streamload
-
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"streamload": streamload.__version__, "Python": python, "Ray": ray.__version__}
+    return {"streamload": sys.modules["streamload"].__version__, "Python": python, "Ray": ray.__version__}
 
 
 class FeederActor:

@@ -13,7 +13,7 @@ from streamload.errors import WorkerError
 from streamload.ray_feeders import RayFeeders
 from streamload.remote.actor import FeederActor, Greeting, versions
 
-__all__ = ["Cluster", "PlacedActor", "RayCluster", "check_versions", "missing_resources"]
+__all__ = ["Cluster", "PlacedActor", "RayCluster"]
 
 
 _ANSWER_S = 4.0
@@ -85,10 +85,10 @@ class RayCluster:
 
     async def connect(self) -> None:
         """Connect, as the driver of a job of its own. Ray's calls block, so they are made on a thread."""
-        await self._within(asyncio.to_thread(self._connect), lambda: "connecting to the Ray cluster took longer")
+        await self._within(asyncio.to_thread(self._join), lambda: "connecting to the Ray cluster took longer")
         await asyncio.to_thread(self._check_resources, self._feeders.number)
 
-    def _connect(self) -> None:
+    def _join(self) -> None:
         import ray
 
         logging.getLogger("ray").setLevel(

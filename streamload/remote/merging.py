@@ -14,7 +14,7 @@ from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 from streamload.schedule.epoch import FailedRow, Part, ReadyBatch
 
-__all__ = ["Merge", "ReceivedBatch", "Unmergeable", "merge"]
+__all__ = ["ReceivedBatch", "Unmergeable", "merge", "write"]
 
 _MOST_LAYOUTS = 1000
 

@@ -22,7 +22,7 @@ from streamload.remote.wire import Batches, Credit, Wire, connect
 from streamload.totals import Totals
 from streamload.trace import Event
 
-__all__ = ["FeederOwner", "RemoteFeeder"]
+__all__ = ["RemoteFeeder"]
 
 _log = logging.getLogger("streamload")
 _REASON_S = 2.0
