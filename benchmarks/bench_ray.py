@@ -111,7 +111,7 @@ def sleeping(folder: str, cluster: RayCluster) -> list[Row]:
     for number in (1, 4):
         options: dict[str, Any] = {"batch_size": 32, "fields": ("cls", "__key__"), "transform": Sleeping(0.02)}
         feeders = RayFeeders(number, address=cluster.address)
-        loader = StreamLoader(folder, **options, num_workers=2, samples=slice(0, 1600), feeders=feeders)
+        loader = StreamLoader(folder, **options, num_workers=2, samples=slice(0, 960), feeders=feeders)
         rows.append(measure(f"{number} Ray feeder{'s' * (number > 1)}", loader, cluster, 1))
     return rows
 
@@ -131,10 +131,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--only-sleep", action="store_true", help="only the transform that sleeps")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ray_cluster({"a": 4, "b": 4}) as cluster:
         write_images(Path(folder) / "images", arguments.images)
-        show("Images", images(f"{folder}/images", cluster, arguments.epochs))
+        if not arguments.only_sleep:
+            show("Images", images(f"{folder}/images", cluster, arguments.epochs))
         show("A transform that sleeps 20 ms", sleeping(f"{folder}/images", cluster))
 
 

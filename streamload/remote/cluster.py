@@ -130,7 +130,9 @@ class RayCluster:
         """
         if not relaxed:
             await asyncio.to_thread(self._check_resources, 1)
-        return await self._within(self._first_to_answer(relaxed, _ANSWER_S if again else None), self._too_late)
+        starting = self._first_to_answer(relaxed, _ANSWER_S if again else None)
+        placed: tuple[RayActor, Greeting] = await self._within(starting, self._too_late)
+        return placed
 
     async def _first_to_answer(self, relaxed: bool, answer_s: float | None) -> tuple[RayActor, Greeting]:
         attempts: list[asyncio.Task[tuple[RayActor, Greeting]]] = []
