@@ -121,9 +121,7 @@ def show(title: str, rows: list[Row]) -> None:
     print("|---|---|---|---|---|---|")
     for name, cost_ms, rate, size in rows:
         cost, gain = cost_ms / rows[0][1], rate / rows[0][2]
-        print(
-            f"| {name} | {cost_ms:.3f} | {cost:.2f} | {rate:,.0f} | {gain:.2f} | {size:,.0f} |"
-        )
+        print(f"| {name} | {cost_ms:.3f} | {cost:.2f} | {rate:,.0f} | {gain:.2f} | {size:,.0f} |")
     print()
 
 
