@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamload import errors, images
     from streamload.errors import StreamloadError
     from streamload.loader import StreamLoader
+    from streamload.ray_feeders import RayFeeders
     from streamload.sampling.mixture import Mixture, Portion
     from streamload.statistics import Statistics
     from streamload.tar_dataset import TarDataset
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Mixture",
     "Portion",
+    "RayFeeders",
     "ShardWriter",
     "Statistics",
     "StreamLoader",
@@ -43,6 +45,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Mixture": "streamload.sampling.mixture",
     "Portion": "streamload.sampling.mixture",
+    "RayFeeders": "streamload.ray_feeders",
     "ShardWriter": "streamload.write.shard_writer",
     "Statistics": "streamload.statistics",
     "StreamLoader": "streamload.loader",

@@ -27,6 +27,7 @@ from streamload.pictures.batches import KEY, samples_in
 from streamload.pictures.files import check_picture_path, save_picture
 from streamload.pictures.notebook import html_table
 from streamload.pictures.sheet import draw_sheet, sheet_title
+from streamload.ray_feeders import RayFeeders
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Mixture, Portion, portions_of
 from streamload.sampling.selection import Keys, Samples, Where
@@ -158,6 +159,10 @@ class StreamLoader(NamedClasses):
         verify: check every field against the checksum in the index.
         progress: show, on a terminal or in a notebook, how far shards without an index are scanned while the first
             batch waits for that for more than two seconds. Elsewhere the log has it.
+        feeders: `RayFeeders(4, num_cpus=8)` has this rank's batches made by four feeders on other nodes of a Ray
+            cluster, each with `num_workers` workers and a `memory_budget` of its own; "auto" is a worker for each of
+            its processors, and at most its part of a quarter of its node's free memory. The batches are the same, and a
+            state is that of any loader. Another number may be set later (`loader.feeders = None`), for the next pass.
 
     Raises:
         TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
@@ -211,6 +216,7 @@ class StreamLoader(NamedClasses):
         strict: bool = True,
         verify: bool = False,
         progress: bool = True,
+        feeders: RayFeeders | None = None,
     ) -> None:
         options = Options.among(locals())
         moves_to = device_for(device)
@@ -251,7 +257,7 @@ class StreamLoader(NamedClasses):
             if name in _FIXED:
                 what = f"{name}= is an argument of the constructor: make a new loader"
             raise AttributeError(
-                f"a StreamLoader's {name!r} cannot be set ({what}); only `transform` can, for the next pass",
+                f"a StreamLoader's {name!r} cannot be set ({what}); only `transform` and `feeders` can, for the next",
                 name=name,
                 obj=self,
             )
@@ -272,6 +278,21 @@ class StreamLoader(NamedClasses):
     @transform.setter
     def transform(self, transform: Transform | None) -> None:
         self._options = self._link.change_transform(transform)
+
+    @property
+    def feeders(self) -> RayFeeders | None:
+        """Where batches are made; see the constructor's argument.
+
+        When others are set, the next pass uses them, in the same way as another `transform`.
+
+        Raises:
+            TypeError, ValueError: when it is set to what the constructor would refuse; nothing is changed then.
+        """
+        return self._options.feeders
+
+    @feeders.setter
+    def feeders(self, feeders: RayFeeders | None) -> None:
+        self._options = self._link.change_feeders(feeders)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
@@ -545,7 +566,9 @@ class StreamLoader(NamedClasses):
         given = self._options.fields
         if given is not None and fields is not None:
             fields = (*given, *fields[len(given) :])
-        options = replace(self._options, fields=fields, num_workers=0, prefetch_batches=1, pin_memory=False)
+        options = replace(
+            self._options, fields=fields, num_workers=0, prefetch_batches=1, pin_memory=False, feeders=None
+        )
         other = object.__new__(StreamLoader)
         other._mover, other._rank_was_found = None, False
         other.rank, other.world_size = self.rank, self.world_size
@@ -655,9 +678,13 @@ class StreamLoader(NamedClasses):
 
 
 _NAMES = tuple(inspect.signature(StreamLoader).parameters)
-_FIXED = frozenset(_NAMES) - {"transform"}
+_FIXED = frozenset(_NAMES) - {"feeders", "transform"}
 _ALIKE = 0.85
 
 
 def _is_misspelt(name: str) -> bool:
-    return name != "transform" and not name.startswith("_") and bool(difflib.get_close_matches(name, _NAMES, 1, _ALIKE))
+    return (
+        name not in ("feeders", "transform")
+        and not name.startswith("_")
+        and bool(difflib.get_close_matches(name, _NAMES, 1, _ALIKE))
+    )

@@ -27,6 +27,7 @@ from streamload.fetch.fetch_options import Fetching
 from streamload.limits import MOST_WORKERS_PER_PROCESSOR
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
 from streamload.order.plan import OrderOptions
+from streamload.ray_feeders import RayFeeders
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
@@ -76,6 +77,7 @@ class Options:
     strict: bool
     verify: bool
     progress: bool
+    feeders: RayFeeders | None
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
@@ -88,6 +90,13 @@ class Options:
         self._check_functions()
         self._check_fields()
         self._check_storage()
+        if self.feeders is not None and not isinstance(self.feeders, RayFeeders):
+            raise TypeError(f"feeders={self.feeders!r} must be RayFeeders(...), or None")
+        if self.feeders is not None and self.num_workers == 0:
+            raise ValueError(
+                f"num_workers=0 makes batches in this thread, and feeders={self.feeders!r} makes them on other nodes; "
+                "leave num_workers out, or feeders"
+            )
 
     @property
     def field_names(self) -> tuple[str, ...] | None:
@@ -101,14 +110,14 @@ class Options:
 
     @property
     def workers(self) -> int:
-        """How many workers; "auto" resolved: this rank's share of the processors."""
+        """How many workers, of each feeder; "auto" resolved: this rank's share of the processors, or a feeder's."""
         if self.num_workers != "auto":
             return self.num_workers
-        return processors_of_rank()
+        return processors_of_rank() if self.feeders is None else self.feeders.num_cpus
 
     def _warn_of_workers(self) -> None:
         """Each worker takes memory, and seconds of a processor to start."""
-        processors = processors_of_rank()
+        processors = processors_of_rank() if self.feeders is None else self.feeders.num_cpus
         if self.num_workers != "auto" and self.num_workers > MOST_WORKERS_PER_PROCESSOR * processors:
             warn_at_caller(
                 f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
@@ -126,6 +135,11 @@ class Options:
         """
         self._warn_of_workers()
         only_here = [url for url in urls if self.storages.is_process_local(url)]
+        if only_here and self.feeders is not None:
+            raise ValueError(
+                f"feeders={self.feeders!r}, but only this process can read {only_here[0]!r}; put the shards where all "
+                "nodes can read them, into a bucket or on a file system that they share"
+            )
         if not only_here or self.num_workers == 0:
             return self
         if self.num_workers == "auto":

@@ -49,6 +49,7 @@ GOOD: dict[str, Any] = {
     "strict": True,
     "verify": False,
     "progress": True,
+    "feeders": None,
 }
 
 

@@ -227,6 +227,12 @@ class Feeder:
         self.pool.close()
         self._slots.close()
 
+    async def aclose(self) -> None:
+        """The same, and end all fetching."""
+        self.close()
+        if self.prerequisites is not None:
+            await self.prerequisites.close()
+
     def _make_prerequisites(self, fetching: Fetching, listing: Listing) -> Prerequisites | None:
         """What fetches shards, if there are any that need that."""
         fetched = fetched_shards(listing, fetching.storages)

@@ -10,6 +10,7 @@ from streamload.decode.tasks import Failure
 from streamload.fetch.fetch_options import Fetching
 from streamload.index.listing import Listing
 from streamload.order.epoch_start import EpochStart
+from streamload.ray_feeders import RayFeeders
 from streamload.schedule.epoch import ReadyBatch
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.totals import Totals
@@ -74,6 +75,9 @@ class Configure:
         log_levels: of the trainer's loggers, for the workers.
         descriptors: how many the trainer may have open where it makes the rows, else 0.
         most_workers: how many workers there may become, by what they do; None if their number is fixed.
+        feeders: feeders on other nodes, of which each has all of this; None where this process is to be the feeder.
+        whole_batches: with several feeders, each batch is made by one, whatever the settings say.
+        budget_is_automatic: no budget of memory was given, so that a node with less free memory may have a smaller one.
     """
 
     listing: Listing | None
@@ -86,6 +90,9 @@ class Configure:
     log_levels: tuple[tuple[str, int], ...] = ()
     descriptors: int = 0
     most_workers: int | None = None
+    feeders: RayFeeders | None = None
+    whole_batches: bool = False
+    budget_is_automatic: bool = False
 
 
 @dataclass(frozen=True)

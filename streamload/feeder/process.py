@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.decode.tasks import RowsDone, ScanDone
@@ -34,26 +34,49 @@ __all__ = ["serve"]
 _GRACE_S = 0.3
 
 
-def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+Send = Callable[[Any, Sequence[int]], None]
+
+
+class Relay(Protocol):
+    """What stands in a feeder's place in its process."""
+
+    def handle(self, message: Any, /) -> None:
+        """Take a message from the trainer."""
+
+    async def what_holds_up(self) -> str:
+        """What the next batch waits for, in words; empty where nothing shows."""
+
+    async def aclose(self) -> None:
+        """End all that it has started."""
+
+
+MakeRelay = Callable[[Configure, Listing, Send], Relay]
+
+
+def run(sock: socket.socket, trainer: int, early: EarlyWorkers, *, make_relay: MakeRelay | None = None) -> NoReturn:
     """Serve one trainer to the end, and end this process.
 
     Args:
         sock: leads to the trainer.
         trainer: the number of its process.
         early: the workers that have been started already.
+        make_relay: makes what stands in a feeder's place, for a trainer that wants feeders on other nodes.
     """
-    asyncio.run(_serve_and_exit(sock, trainer, early))
+    asyncio.run(_serve_and_exit(sock, trainer, early, make_relay))
 
 
 class _Process:
     """The feeder as a process of its own."""
 
-    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
+    def __init__(
+        self, sock: socket.socket, trainer: int, early: EarlyWorkers, make_relay: MakeRelay | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._trainer = trainer
         self._early = early
-        self._feeder: Feeder | None = None
+        self._make_relay = make_relay
+        self._feeder: Feeder | Relay | None = None
         self._caller: CallerPool | None = None
         self._found: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
@@ -70,34 +93,40 @@ class _Process:
         elif isinstance(message, Call) and message.function == WHAT_HOLDS_UP and self._feeder is not None:
             self._begin(self._explain(message, self._feeder))
         elif isinstance(message, Configure):
-            slots = SlotPool(message.descriptors)
-            listing = message.listing or self._found
-            assert listing is not None, "it has listed none"
             with Attempt() as attempt:
-                self._feeder = Feeder(
-                    message,
-                    slots,
-                    self._send,
-                    lambda feeder, shards: self._start_pool(message, slots, feeder, shards),
-                    listing=listing,
-                    indexes=self._indexes,
-                )
+                self._feeder = self._make_feeder(message)
             if attempt.error is not None:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))), ())
-            elif self._feeder is not None and self._feeder.prerequisites is not None:
-                keep_freed_memory(256 << 20)
         elif isinstance(message, RowsDone | ScanDone):
             if self._caller is not None:
                 self._caller.on_done(message)
         elif self._feeder is not None:
             self._feeder.handle(message)
 
+    def _make_feeder(self, configure: Configure) -> Feeder | Relay:
+        listing = configure.listing or self._found
+        assert listing is not None, "it has listed none"
+        if self._make_relay is not None:
+            return self._make_relay(configure, listing, self._send)
+        slots = SlotPool(configure.descriptors)
+        feeder = Feeder(
+            configure,
+            slots,
+            self._send,
+            lambda feeder, shards: self._start_pool(configure, slots, feeder, shards),
+            listing=listing,
+            indexes=self._indexes,
+        )
+        if feeder.prerequisites is not None:
+            keep_freed_memory(256 << 20)
+        return feeder
+
     def _begin(self, answering: Coroutine[Any, Any, None]) -> None:
         calling = asyncio.create_task(answering)
         self._calling.add(calling)  # the loop itself holds tasks weakly
         calling.add_done_callback(self._calling.discard)
 
-    async def _explain(self, call: Call, feeder: Feeder) -> None:
+    async def _explain(self, call: Call, feeder: Feeder | Relay) -> None:
         self._send(Answer(call.number, await feeder.what_holds_up()), ())
 
     async def _call(self, call: Call) -> None:
@@ -151,9 +180,7 @@ class _Process:
         self._channel.close()
         await self._calls.aclose()
         if self._feeder is not None:
-            self._feeder.close()
-            if self._feeder.prerequisites is not None:
-                await self._feeder.prerequisites.close()
+            await self._feeder.aclose()
             return
         self._early.end(_GRACE_S)
 
@@ -171,15 +198,17 @@ def _log_in_trainer(send: Callable[[Logged], None]) -> None:
     forward_records(to_trainer)
 
 
-async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
+async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers, make_relay: MakeRelay | None = None) -> None:
     """The same until the trainer is gone, in a running event loop of any process."""
-    process = _Process(sock, trainer, early)
+    process = _Process(sock, trainer, early, make_relay)
     await process.ended.wait()
     await process.close()
 
 
-async def _serve_and_exit(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
-    await serve(sock, trainer, early)
+async def _serve_and_exit(
+    sock: socket.socket, trainer: int, early: EarlyWorkers, make_relay: MakeRelay | None
+) -> NoReturn:
+    await serve(sock, trainer, early, make_relay)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a storage that is silent

@@ -101,6 +101,10 @@ class MappedSlots:
         self.drop(slot)
         self._descriptors[slot] = descriptor
 
+    def holds(self, slot: int) -> bool:
+        """Whether the slot's descriptor is here."""
+        return slot in self._descriptors
+
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
         """The slot's memory; it is mapped at the first use, and grown for everyone where it is too small."""
         memory = self._memory.get(slot)
@@ -221,10 +225,14 @@ class SlotPool:
         for slot in slots:
             if slot in self._kept:  # one that was discarded meanwhile belongs to the trainer alone
                 self._forget_kept(slot)
-                if self._may_stay_free(slot):
-                    self._free.append(slot)
-                else:
-                    self.discard(slot)
+                self.put_back(slot)
+
+    def put_back(self, slot: int) -> None:
+        """Note that a slot that was taken is not announced after all, and that nobody writes to it any more."""
+        if self._may_stay_free(slot):
+            self._free.append(slot)
+        else:
+            self.discard(slot)
 
     def _may_stay_free(self, slot: int) -> bool:
         count = len(self._free)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.order.share import WHOLE, Share
+
 __all__ = ["EpochStart"]
 
 
@@ -17,6 +19,7 @@ class EpochStart:
     Attributes:
         numbers: int64[M], the epoch's samples, where a sampler names them.
         number: of the pass, counted through a loader's life: an epoch may be started several times.
+        share: what part of the rank's batches is wanted.
     """
 
     epoch: int
@@ -25,6 +28,7 @@ class EpochStart:
     world_size: int
     numbers: NDArray[np.int64] | None = field(default=None, compare=False)
     number: int = 0
+    share: Share = WHOLE
 
     @property
     def identity(self) -> tuple[int, int, int]:

@@ -12,7 +12,8 @@ from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.plan import RowBlock
 from streamload.order.sampling import Mixed
 from streamload.order.sequence import dataset_sequence, mixed_shares
-from streamload.order.slices import lanes_and_numbers, rank_bounds
+from streamload.order.share import WHOLE, Share, slice_of_rank
+from streamload.order.slices import lanes_and_numbers
 from streamload.text import counted
 
 __all__ = ["MixturePlan"]
@@ -28,7 +29,15 @@ class MixturePlan:
     """
 
     def __init__(
-        self, options: OrderOptions, counts: ShardCounts, epoch: int, rank: int, world_size: int, *, start: int = 0
+        self,
+        options: OrderOptions,
+        counts: ShardCounts,
+        epoch: int,
+        rank: int,
+        world_size: int,
+        *,
+        start: int = 0,
+        share: Share = WHOLE,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {counted(world_size, 'rank')}, which are counted from 0")
@@ -39,7 +48,12 @@ class MixturePlan:
         self._epoch = epoch
         self._rank = rank
         self._world_size = world_size
+        self._share = share
+        self._global_batch = options.batch_size * world_size
+        first_row, end_row = share.rows(options.batch_size)
+        self._slice = range(rank * options.batch_size + first_row, rank * options.batch_size + end_row)
         self._position = start
+        self._batches_before = share.batches_before
         self._interleavings: list[Interleaving] = []
         self._shares: BlockShares | None = None
         self._turns: MixedTurns | None = None
@@ -55,7 +69,12 @@ class MixturePlan:
     @property
     def number(self) -> int:
         """How many outputs every lane has reached, at least, over all datasets."""
-        return self._position // self._options.lanes
+        return self._next_start // self._options.lanes
+
+    @property
+    def _next_start(self) -> int:
+        """The position at which the next batch of the share starts; there may be none."""
+        return self._position + self._batches_before * self._global_batch
 
     @property
     def lanes_read(self) -> list[int]:
@@ -87,7 +106,9 @@ class MixturePlan:
         """
         if self.missing(1):
             raise RuntimeError("counts are missing for the next batch: set those that missing() names before take()")
-        wanted = max(1, max_rows // self._options.batch_size)
+        if not self._slice:
+            return None
+        wanted = max(1, max_rows // len(self._slice))
         n_full = min(wanted, self._full_batches_left)
         with_last = self._last_rows > 0 and n_full < wanted
         if n_full == 0 and not with_last:
@@ -115,6 +136,8 @@ class MixturePlan:
 
     @property
     def _ended(self) -> bool:
+        if not self._slice:
+            return True
         return self._turns is not None and self._full_batches_left == 0 and self._last_rows == 0
 
     def _extend(self) -> None:
@@ -125,43 +148,49 @@ class MixturePlan:
             sequence = dataset_sequence(options, mixed, self._counts, self._epoch, dataset)
             self._interleavings.append(Interleaving(sequence, options.lanes, options.radius))
             self._interleavings[-1].refresh()
-        self._full_batches_left, self._last_rows = full_batches_and_last_rows(
+        full, last_rows = full_batches_and_last_rows(
             options, int(shares.sizes.sum()), self._rank, self._world_size, self._position
         )
+        self._full_batches_left, self._last_rows = self._share.batches(full, last_rows, self._batches_before)
 
     def _passed(self, blocks: int) -> list[int]:
         """For each dataset the number that its lanes have reached at the plan's block, or after it."""
         if self._shares is None:
             return []
-        before = self._shares.before(np.array([self._position // self._mixed.block + blocks]))[0]
+        before = self._shares.before(np.array([self._next_start // self._mixed.block + blocks]))[0]
         return [int(number) for number in before // self._options.lanes + (blocks > 0)]
 
     def _take_batches(self, n_full: int, with_last: bool) -> RowBlock:
         assert self._shares is not None
-        options, size = self._options, self._options.batch_size * self._world_size
-        start, full_end = self._position, self._position + n_full * size
-        datasets, lanes, numbers = self._output_indexes(start, full_end)
-        by_lane = np.argsort(lanes.reshape(n_full, size), axis=1, kind="stable")
-        own = by_lane[:, self._rank * options.batch_size : (self._rank + 1) * options.batch_size]
-        own = (own + np.arange(n_full, dtype=np.int64)[:, np.newaxis] * size).ravel()
-        rows = [self._rows(datasets[own], lanes[own], numbers[own], apart=False)]
-        ends = start + size * np.arange(1, n_full + 1, dtype=np.int64)
+        size, stride = self._global_batch, self._global_batch * self._share.step
+        rows, ends = [], self._next_start + size + stride * np.arange(n_full, dtype=np.int64)
+        if n_full:
+            # With a stride the batches between are looked up too: which output comes when is known for stretches only.
+            datasets, lanes, numbers = (
+                column.reshape(-1, size)[:: self._share.step].ravel()
+                for column in self._output_indexes(self._next_start, int(ends[-1]))
+            )
+            by_lane = np.argsort(lanes.reshape(n_full, size), axis=1, kind="stable")
+            own = by_lane[:, self._slice.start : self._slice.stop]
+            own = (own + np.arange(n_full, dtype=np.int64)[:, np.newaxis] * size).ravel()
+            rows.append(self._rows(datasets[own], lanes[own], numbers[own], apart=False))
         if with_last:
             epoch_end = int(self._shares.sizes.sum())
-            rows += self._last_batch(full_end, epoch_end)
+            rows += self._last_batch(self._next_start + n_full * stride, epoch_end)
             ends = np.append(ends, epoch_end)
         shard, sample, repeat = (np.concatenate(column) for column in zip(*rows, strict=True))
-        edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * options.batch_size, len(shard))
+        edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * len(self._slice), len(shard))
         self._position = int(ends[-1])
+        self._batches_before = self._share.step - 1
         self._full_batches_left -= n_full
         self._last_rows = 0 if with_last else self._last_rows
         return RowBlock(edges, shard, sample, ends, repeat)
 
     def _last_batch(self, start: int, end: int) -> list[tuple[IntArray, IntArray, IntArray]]:
-        """The rank's rows of the short batch at the end, and those that fill it up."""
+        """The share's rows of the short batch at the end, and those that fill it up."""
         n_own = end - start
-        n_rows = n_own + (-n_own % self._world_size if self._options.pad else 0)
-        first_row, end_row = rank_bounds(n_rows, self._rank, self._world_size)
+        wanted = slice_of_rank(n_own, self._rank, self._world_size, self._share, pad=self._options.pad)
+        first_row, end_row = wanted.start, wanted.stop
         datasets, lanes, numbers = self._output_indexes(start, end)
         own = np.argsort(lanes, kind="stable")[first_row : min(end_row, n_own)]
         rows = [self._rows(datasets[own], lanes[own], numbers[own], apart=False)]

@@ -21,6 +21,7 @@ from streamload.order.options import (
     full_batches_and_last_rows,
 )
 from streamload.order.sequence import sequence_of_epoch
+from streamload.order.share import WHOLE, Share, slice_of_rank
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 from streamload.text import counted
 
@@ -113,6 +114,7 @@ class RankPlan:
         world_size: the number of ranks.
         start: how many samples of the epoch's order were delivered before.
         numbers: int64[M], the epoch's samples, where the options' sampling is `Sampled`.
+        share: which of the rank's rows or batches the plan has.
 
     Raises:
         ValueError: rank, world size or start make no sense, here or as soon as the number of samples is known.
@@ -128,6 +130,7 @@ class RankPlan:
         *,
         start: int = 0,
         numbers: NDArray[np.int64] | None = None,
+        share: Share = WHOLE,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} is not one of {counted(world_size, 'rank')}, which are counted from 0")
@@ -137,7 +140,11 @@ class RankPlan:
         self._rank = rank
         self._world_size = world_size
         self._global_batch = options.batch_size * world_size
+        self._share = share
+        first_row, end_row = share.rows(options.batch_size)
+        self._slice = range(rank * options.batch_size + first_row, rank * options.batch_size + end_row)
         self._position = start
+        self._batches_before = share.batches_before
         self._sequence = sequence_of_epoch(options, counts, epoch, numbers)
         self._interleaving = Interleaving(self._sequence, options.lanes, options.radius)
         self._full_batches_left = 0
@@ -152,7 +159,7 @@ class RankPlan:
     @property
     def number(self) -> int:
         """How many outputs every lane has reached, at least."""
-        return self._position // self._options.lanes
+        return self._next_start // self._options.lanes
 
     @property
     def lanes_read(self) -> list[int]:
@@ -168,10 +175,8 @@ class RankPlan:
         if not self._sequence.complete:
             return list(dict.fromkeys(self._sequence.order.tolist()))
         n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
-        starts = self._position + np.arange(n_known, dtype=np.int64) * self._global_batch
-        lanes, _ = slices_of_full_batches(
-            starts, self._options.lanes, self._rank, self._world_size, self._options.batch_size
-        )
+        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.step * self._global_batch)
+        lanes, _ = slices_of_full_batches(starts, self._options.lanes, self._slice, self._global_batch)
         return self._interleaving.shards_from(self.number, np.unique(lanes))
 
     def missing(self, limit: int = 8) -> list[int]:
@@ -183,18 +188,17 @@ class RankPlan:
         """
         self._refresh()
         sequence = self._sequence
-        if sequence.complete:
+        if sequence.complete or not self._slice:
             return []
         if self._options.lanes > 1 or sequence.needs_all:
             return sequence.unknown(len(sequence.order), limit)
         if self._batches_finalized(1):
             return []
-        radius = max(
-            expected_radius(self._first_row() + self._options.batch_size, self._options.radius), self._batch_end()
-        )
+        first_end = self._next_start + self._slice.stop
+        radius = max(expected_radius(first_end, self._options.radius), self._next_start + self._global_batch)
         mean = sequence.whole_end / max(sequence.known_shards, 1)
-        first_end = max(sequence.known_end, sequence.whole_end + mean)
-        n_following = -int((first_end - radius) // mean) if mean and radius > first_end else 0
+        shard_end = max(sequence.known_end, sequence.whole_end + mean)
+        n_following = -int((shard_end - radius) // mean) if mean and radius > shard_end else 0
         return sequence.unknown(1 + n_following, limit)
 
     def take(self, max_rows: int) -> RowBlock | None:
@@ -210,7 +214,9 @@ class RankPlan:
         """
         if self.missing(1):
             raise RuntimeError("counts are missing for the next batch: set those that missing() names before take()")
-        wanted = max(1, max_rows // self._options.batch_size)
+        if not self._slice:
+            return None
+        wanted = max(1, max_rows // len(self._slice))
         if self._sequence.complete:
             n_full = min(wanted, self._full_batches_left)
             with_last = self._last_rows > 0 and n_full < wanted
@@ -243,50 +249,50 @@ class RankPlan:
 
     @property
     def _ended(self) -> bool:
+        if not self._slice:
+            return True
         return self._sequence.complete and self._full_batches_left == 0 and self._last_rows == 0
 
     def _refresh(self) -> None:
         """Apply counts that have become known."""
         if self._interleaving.refresh():
-            self._full_batches_left, self._last_rows = full_batches_and_last_rows(
+            full, last_rows = full_batches_and_last_rows(
                 self._options, self._sequence.known_end, self._rank, self._world_size, self._position
             )
+            self._full_batches_left, self._last_rows = self._share.batches(full, last_rows, self._batches_before)
 
-    def _batch_end(self) -> int:
-        return self._position + self._global_batch
-
-    def _first_row(self) -> int:
-        """The number, in a single lane, of this rank's first row of the next full batch."""
-        return self._position + self._rank * self._options.batch_size
+    @property
+    def _next_start(self) -> int:
+        """The position at which the next batch of the share starts; there may be none."""
+        return self._position + self._batches_before * self._global_batch
 
     def _batches_finalized(self, wanted: int) -> int:
         """With one lane and counts still unknown: how many of the next batches the known counts finalize."""
-        known_end, size = self._sequence.known_end, self._global_batch
-        n_full = min(wanted, (known_end - self._position) // size)
+        known_end, stride = self._sequence.known_end, self._global_batch * self._share.step
+        n_full = min(wanted, (known_end - self._next_start - self._global_batch) // stride + 1)
         if n_full <= 0:
             return 0
-        first_end = self._first_row() + self._options.batch_size
+        first_row, first_end = self._next_start + self._slice.start, self._next_start + self._slice.stop
         finalized_end = known_end
         if self._options.radius:
             # A number that lies a window before the end of what is known is final, whatever the draws are.
             finalized_end = known_end - self._options.radius
-            if finalized_end < first_end + (n_full - 1) * size:
-                most = max(_MOST_NUMBERS_AHEAD, size)
-                wanted_end = min(first_end + (n_full - 1) * size, first_end + most)
-                finalized_end = max(finalized_end, self._interleaving.finalize(self._first_row(), wanted_end))
-        return max(0, min(n_full, (finalized_end - first_end) // size + 1))
+            if finalized_end < first_end + (n_full - 1) * stride:
+                most = max(_MOST_NUMBERS_AHEAD, self._global_batch)
+                wanted_end = min(first_end + (n_full - 1) * stride, first_end + most)
+                finalized_end = max(finalized_end, self._interleaving.finalize(first_row, wanted_end))
+        return max(0, min(n_full, (finalized_end - first_end) // stride + 1))
 
     def _take_batches(self, n_full: int, with_last: bool) -> RowBlock:
         options, sequence = self._options, self._sequence
-        starts = self._position + np.arange(n_full, dtype=np.int64) * self._global_batch
+        stride = self._global_batch * self._share.step
+        starts = self._next_start + np.arange(n_full, dtype=np.int64) * stride
         rounds_end = sequence.known_end // options.lanes * options.lanes
         n_simple = int(np.searchsorted(starts, rounds_end - self._global_batch, side="right"))
-        pieces = [
-            slices_of_full_batches(starts[:n_simple], options.lanes, self._rank, self._world_size, options.batch_size)
-        ]
+        pieces = [slices_of_full_batches(starts[:n_simple], options.lanes, self._slice, self._global_batch)]
         ends = starts + self._global_batch
         if with_last:
-            start = self._position + n_full * self._global_batch
+            start = self._next_start + n_full * stride
             starts, ends = np.append(starts, start), np.append(ends, sequence.known_end)
         wrapped_lanes = wrapped_numbers = np.empty(0, np.int64)
         for start, end in zip(starts[n_simple:].tolist(), ends[n_simple:].tolist(), strict=True):
@@ -294,9 +300,7 @@ class RankPlan:
                 range(start, end),
                 sequence.known_end,
                 options.lanes,
-                rank=self._rank,
-                world_size=self._world_size,
-                pad=options.pad,
+                slice_of_rank(end - start, self._rank, self._world_size, self._share, pad=options.pad),
             )
             pieces.append((lanes, numbers))
         lanes = np.concatenate([piece[0] for piece in pieces])
@@ -305,12 +309,13 @@ class RankPlan:
         if len(wrapped_numbers):
             positions = np.concatenate((positions, self._interleaving.positions_apart(wrapped_lanes, wrapped_numbers)))
         shard, sample = sequence.locate(positions)
-        batch_edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * options.batch_size, len(shard))
+        batch_edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * len(self._slice), len(shard))
         self._advance(n_full, with_last, int(ends[-1]))
         return RowBlock(batch_edges, shard, sample, ends, sequence.repeats(positions))
 
     def _advance(self, n_full: int, with_last: bool, end: int) -> None:
         self._position = end
+        self._batches_before = self._share.step - 1
         if self._sequence.complete:
             self._full_batches_left -= n_full
             self._last_rows = 0 if with_last else self._last_rows

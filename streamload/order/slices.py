@@ -48,9 +48,9 @@ def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tupl
 
 
 def slices_of_full_batches(
-    starts: IntArray, n_lanes: int, rank: int, world_size: int, batch_size: int
+    starts: IntArray, n_lanes: int, slice_of_batch: range, global_batch: int
 ) -> tuple[IntArray, IntArray]:
-    """One rank's slices of whole global batches that lie within the full rounds, without making the other ranks'.
+    """The same slice of whole global batches that lie within the full rounds, without making the rest of them.
 
     A batch of B positions from s on holds `B // L` numbers of each lane, and one more of the `B % L` lanes from
     `s % L` on, cyclically. So the lanes fall into three runs of equal counts, and which lane and number a row is
@@ -59,22 +59,21 @@ def slices_of_full_batches(
     Args:
         starts: int64[m], the position at which each of the global batches starts.
         n_lanes: the number of lanes, L.
-        rank: the rank whose slices are wanted.
-        world_size: the number of ranks.
-        batch_size: rows of one rank's batch; B is `batch_size * world_size`.
+        slice_of_batch: the rows that are wanted of each batch: those of a rank, or a share of them.
+        global_batch: rows of a global batch, B.
 
     Returns:
-        Lanes and numbers in the lane of the rows, int64[m * batch_size] each, batch by batch, each lane-major.
+        Lanes and numbers in the lane of the rows, int64[m * len(slice)] each, batch by batch, each lane-major.
     """
     if not len(starts):  # a batch may be far larger than the dataset
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    rows = rank * batch_size + np.arange(batch_size, dtype=np.int64)[np.newaxis, :]
-    share, extra = divmod(batch_size * world_size, n_lanes)
+    rows = np.arange(slice_of_batch.start, slice_of_batch.stop, dtype=np.int64)[np.newaxis, :]
+    share, extra = divmod(global_batch, n_lanes)
     if n_lanes == 1:
         numbers = starts[:, np.newaxis] + rows
         return np.zeros(numbers.size, np.int64), numbers.ravel()
     if extra == 0 and len(starts) > 1:
-        lanes, numbers = slices_of_full_batches(starts[:1], n_lanes, rank, world_size, batch_size)
+        lanes, numbers = slices_of_full_batches(starts[:1], n_lanes, slice_of_batch, global_batch)
         rounds = (starts - starts[0]) // n_lanes
         return np.tile(lanes, len(starts)), (numbers[np.newaxis, :] + rounds[:, np.newaxis]).ravel()
     first_lane = (starts % n_lanes)[:, np.newaxis]
@@ -96,17 +95,15 @@ def slices_of_full_batches(
 
 
 def slice_of_any_batch(
-    batch: range, n_samples: int, n_lanes: int, *, rank: int, world_size: int, pad: bool
+    batch: range, n_samples: int, n_lanes: int, slice_of_batch: range
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """One rank's slice of the global batch of some positions, wherever it lies and however short it is.
+    """A slice of the global batch of some positions, wherever it lies and however short it is.
 
     Args:
         batch: the positions of the batch in the epoch's order, all below `n_samples`.
         n_samples: the samples of the epoch.
         n_lanes: the number of lanes.
-        rank: the rank whose slice is wanted.
-        world_size: the number of ranks.
-        pad: fill up to a multiple of the world size with the first positions of the order; they come last.
+        slice_of_batch: the rows that are wanted; those behind its own are the first positions of the order.
 
     Returns:
         Lanes and numbers of the batch's own rows, then lanes and numbers of the rows that fill up, int64 each.
@@ -114,9 +111,7 @@ def slice_of_any_batch(
     positions = np.arange(batch.start, batch.stop, dtype=np.int64)
     lanes, numbers = lanes_and_numbers(positions, n_samples, n_lanes)
     lane_major = np.argsort(lanes, kind="stable")
-    n_own = len(batch)
-    n_rows = n_own + (-n_own % world_size if pad else 0)
-    first_row, end_row = rank_bounds(n_rows, rank, world_size)
+    n_own, first_row, end_row = len(batch), slice_of_batch.start, slice_of_batch.stop
     own = lane_major[first_row : min(end_row, n_own)]
     wrapped = np.arange(max(first_row, n_own), max(end_row, n_own), dtype=np.int64) - n_own
     return lanes[own], numbers[own], *lanes_and_numbers(wrapped % n_samples, n_samples, n_lanes)

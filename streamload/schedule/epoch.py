@@ -29,7 +29,7 @@ from streamload.order.epoch_start import EpochStart
 from streamload.schedule.scheduler import PipelineSettings, Resources, RowBatch, RowBatcher, Scheduler
 from streamload.totals import Totals
 
-__all__ = ["Epoch", "Epochs", "OrphanedTasks", "Part", "ReadyBatch"]
+__all__ = ["Epoch", "Epochs", "FailedRow", "OrphanedTasks", "Part", "ReadyBatch"]
 
 _MESSAGES_PER_WINDOW = 5
 """How often the trainer acknowledges, while it takes as many batches as may be outstanding."""

@@ -223,6 +223,8 @@ class Scheduler:
         self._learned = resources.learned
         self._begun_again = begun_again
         self._start = start
+        first_row, end_row = start.share.rows(settings.order.batch_size)
+        self._batch_rows = max(1, end_row - first_row)  # of a full batch
         self._plan_rows = partial(_plan_rows, settings, resources)
         self._ahead = self._plan_rows(start)
         self._wrapped = False
@@ -313,7 +315,7 @@ class Scheduler:
         """A part of a slow batch, or a run of fast ones."""
         size = self._size()
         if size.parts > 1 or self._scheduling is not None:
-            return self._part_of_batch(-(-self._settings.order.batch_size // size.parts))
+            return self._part_of_batch(-(-self._batch_rows // size.parts))
         return self._run(whole=False)
 
     def _whole_batches(self) -> RowTask | None:
@@ -359,13 +361,13 @@ class Scheduler:
     def _size(self) -> TaskSize:
         size = task_size(
             self._learned.row_s,
-            self._settings.order.batch_size,
+            self._batch_rows,
             self._learned.size_bytes,
             capacity=self._pool.capacity,
             prefetch_batches=self._settings.prefetch_batches,
             whole=self._whole,
         )
-        most_run = max(1, self._most_run_rows // self._settings.order.batch_size)
+        most_run = max(1, self._most_run_rows // self._batch_rows)
         size = self._within_room(replace(size, run=min(size.run, most_run)))
         most = self._slots.most_in_flight
         if self._most_slot_bytes is not None:
@@ -380,7 +382,7 @@ class Scheduler:
         room_bytes = self._settings.expansion_room_bytes
         if room_bytes is None:
             return size
-        batch_rows = self._settings.order.batch_size
+        batch_rows = self._batch_rows
         row_bytes = -(-self._learned.size_bytes // batch_rows)
         rows = max(1, room_bytes // row_bytes - 1)  # of the last one there is a copy while it is made
         parts, run = -(-batch_rows // rows), max(1, rows // batch_rows)
@@ -418,7 +420,7 @@ class Scheduler:
         rows, values_start = end - start, batch.values_end
         if rows == batch.rows or self._learned.layout is None:
             return Piece(batch.number, batch.slot, start, rows)
-        row_bytes = self._learned.values_bytes / self._settings.order.batch_size
+        row_bytes = self._learned.values_bytes / self._batch_rows
         room_bytes = round_up(int(rows * row_bytes * _ROOM_FACTOR) + _LEAST_ROOM_BYTES, ALIGNMENT_BYTES)
         batch.values_end += room_bytes
         return Piece(batch.number, batch.slot, start, rows, values_start, room_bytes)
@@ -436,8 +438,8 @@ class Scheduler:
         """The rows of the largest batch of any epoch: `batch_size` may be far more than there are samples."""
         order, counts = self._settings.order, self._tables.counts
         if not counts.complete or isinstance(order.sampling, Sampled):
-            return order.batch_size
-        return min(order.batch_size, self._rows_of_rank(samples_of_epoch(order, counts.total)))
+            return self._batch_rows
+        return min(self._batch_rows, self._rows_of_rank(samples_of_epoch(order, counts.total)))
 
     @property
     def _sampled_few(self) -> bool:
@@ -506,5 +508,5 @@ def _plan_rows(
 def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:
     where = start.epoch, start.rank, start.world_size
     if isinstance(order.sampling, Mixed):
-        return MixturePlan(order, tables.counts, *where, start=start.position)
-    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers)
+        return MixturePlan(order, tables.counts, *where, start=start.position, share=start.share)
+    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers, share=start.share)

@@ -159,6 +159,7 @@ class FeederProcess:
         workers: how many processes it is to start before anything else.
         progress: shows how far scans are.
         on_map: called with every newly mapped slot.
+        module: the first lines of the process.
 
     Attributes:
         waited_s: see `Connection`.
@@ -166,7 +167,12 @@ class FeederProcess:
     """
 
     def __init__(
-        self, workers: int, on_map: Callable[[Bytes], None] | None, progress: ScanProgress | None = None
+        self,
+        workers: int,
+        on_map: Callable[[Bytes], None] | None,
+        progress: ScanProgress | None = None,
+        *,
+        module: str = "streamload.feeder.start",
     ) -> None:
         self._slots = SlotReader(on_map)
         self._inbox = Inbox(progress)
@@ -178,7 +184,7 @@ class FeederProcess:
         self._end_requested = False
         self._death: str | None = None
         self._worker: CallerWorker | None = None
-        self._child = child = launch("streamload.feeder.start", workers)
+        self._child = child = launch(module, workers)
         self._channel = Channel(child.socket)
         self._receiving = RLock()
         self._owner = os.getpid()

@@ -100,6 +100,7 @@ class FeederClient:
         storages: the same.
         is_process_local: whether only this process can read some place.
         is_here: whether functions are called in this process.
+        start: the same.
         process: the feeder's process that was started last, which may be closed; None where there is none.
         starting: held while a feeder is started.
     """
@@ -114,7 +115,7 @@ class FeederClient:
         self._places = list(places)
         self.is_process_local = any(map(storages.is_process_local, self._places))
         self.is_here = self.is_process_local or all(map(storages.is_local, self._places))
-        self._start = start
+        self.start = start
         self._calls = Calls()
         self.process: FeederProcess | None = None
         self.starting = RLock()
@@ -131,7 +132,7 @@ class FeederClient:
             process = self.find_running()
             if process is None:
                 self.storages.check(self._places)
-                process = self.process = self._start()
+                process = self.process = self.start()
             return process
 
     def find_running(self) -> FeederProcess | None:

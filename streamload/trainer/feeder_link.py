@@ -27,6 +27,7 @@ from streamload.log_records import log_levels
 from streamload.memory.unnamed import descriptor_limit, naming_the_limit
 from streamload.options import Options
 from streamload.order.epoch_start import EpochStart
+from streamload.ray_feeders import RayFeeders
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.schedule.scheduler import PipelineSettings
@@ -165,6 +166,17 @@ class FeederLink:
         options = replace(self._options, transform=transform)
         check_fields(self._portions, self._listings, options)
         self._options, self._changed = options, True
+        return options
+
+    def change_feeders(self, feeders: RayFeeders | None) -> Options:
+        """Have later passes use other feeders; a running pass is not changed.
+
+        Raises:
+            TypeError, ValueError: they make no sense, or not with the other options.
+        """
+        options = replace(self._options, feeders=feeders).resolved_for(named_places(self._portions.values()))
+        self._options, self._changed = options, True
+        self._client.start = partial(_start_process, options, self._registry)
         return options
 
     def take_changes(self) -> None:
@@ -378,6 +390,9 @@ class FeederLink:
             ends_at_failure=options.on_error == "raise" and options.in_order,
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),
+            feeders=options.feeders,
+            whole_batches=options.on_error == "replace",
+            budget_is_automatic=options.memory_budget == "auto",
         )
         return configure, None if options.workers else options.job(self._own_transforms, self._existing)
 
@@ -416,7 +431,10 @@ def _progress(options: Options) -> ScanProgress:
 def _start_process(options: Options, registry: Callable[[], HostRegistry | None]) -> FeederProcess:
     """A feeder, which starts the workers."""
     found = registry() if options.pin_memory and options.workers else None
+    on_map = None if found is None else pinning(found)
     try:
-        return FeederProcess(options.workers, None if found is None else pinning(found), _progress(options))
+        if options.feeders is not None:
+            return FeederProcess(0, on_map, _progress(options), module="streamload.remote.start")
+        return FeederProcess(options.workers, on_map, _progress(options))
     except OSError as error:
         raise naming_the_limit(error) from error

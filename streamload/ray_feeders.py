@@ -1,0 +1,80 @@
+"""`RayFeeders`, which asks for feeders on other nodes; it imports nothing of Ray.
+
+On its own because the options hold it, the messages carry it, and the room that carries it out lies above both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from math import isfinite
+from typing import Any
+
+from streamload.arguments import parse_bytes
+
+__all__ = ["RayFeeders"]
+
+_MOST_FEEDERS = 1024
+
+
+@dataclass(frozen=True)
+class RayFeeders:
+    """Feeders of one loader as actors of a Ray cluster, of which the trainer's machine is a node.
+
+    Attributes:
+        number: how many.
+        num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
+        resources: what else a node must have for one, by Ray's names, as `{"cpu_node": 1}`.
+        memory: that a node must have left for each, as a number of bytes or "8GB"; None claims none.
+        address: of the cluster, as `ray.init` takes it; "auto" finds the one that this machine belongs to.
+        runtime_env: of the actors, as `ray.init` takes it.
+        start_timeout: seconds until all must have been placed and answer, before a WorkerError.
+
+    Raises:
+        ImportError: Ray is not installed.
+        TypeError, ValueError: a value makes no sense.
+    """
+
+    number: int
+    _: KW_ONLY
+    num_cpus: int = 1
+    resources: Mapping[str, float] | None = None
+    memory: int | str | None = None
+    address: str = "auto"
+    runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold keys
+    start_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise ImportError('RayFeeders needs Ray, which is not installed: pip install "streamload[ray]"')
+        for name, most in (("number", _MOST_FEEDERS), ("num_cpus", None)):
+            _check_int(name, getattr(self, name), most)
+        timeout = self.start_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (timeout > 0 and isfinite(timeout)):
+            raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
+        if not isinstance(self.address, str) or not self.address:
+            raise TypeError(f'address={self.address!r} must be that of a Ray cluster, or "auto"')
+        if self.address == "local" or "://" in self.address:
+            raise ValueError(
+                f"address={self.address!r}: the trainer's machine must be a node of the cluster (`ray start "
+                '--address=HOST:PORT`), so give HOST:PORT of its head, or "auto"'
+            )
+        for name in ("resources", "runtime_env"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be a mapping, or None")
+        if self.memory is not None:
+            parse_bytes("memory", self.memory)
+
+    @property
+    def demands(self) -> dict[str, float]:
+        """What each of them claims of its node, by Ray's names."""
+        memory = {} if self.memory is None else {"memory": float(parse_bytes("memory", self.memory))}
+        return {"CPU": float(self.num_cpus), **memory, **(self.resources or {})}
+
+
+def _check_int(name: str, value: object, most: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be an integer of at least 1")
+    if value < 1 or (most is not None and value > most):
+        raise ValueError(f"{name}={value!r} must be at least 1" + ("" if most is None else f" and at most {most:,}"))

@@ -1,0 +1,134 @@
+"""Shares of a rank's batches: put together they are the rank's, row by row, wherever the pass begins."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import order_oracle as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamload.order.mixture_plan import MixturePlan
+from streamload.order.options import OrderOptions
+from streamload.order.plan import EpochPlan, RankPlan, ShardCounts
+from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
+from streamload.order.share import Share
+
+Batches = list[tuple[int, list[tuple[int, int]]]]
+
+
+def taken(plan: EpochPlan, counts: list[int], known: ShardCounts, max_rows: int) -> Batches:
+    """A plan's batches; counts become known when they are asked for. What was let go of must not come again."""
+    batches: Batches = []
+    finished: set[int] = set()
+    unpassed: dict[int, list[tuple[int, int]]] = {}
+    while True:
+        while missing := plan.missing(2):
+            for shard in missing:
+                known.set(shard, counts[shard])
+        block = plan.take(max_rows)
+        if block is None:
+            assert plan.take(max_rows) is None
+            return batches
+        edges = block.batch_edges.tolist()
+        assert edges[-1] == len(block.shard) == len(block.sample)
+        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
+        for shard, sample in rows if not wraps(plan) else []:
+            assert shard not in finished
+            assert shard not in unpassed or any(start <= sample < end for start, end in unpassed[shard])
+        finished |= set(plan.finished())
+        unpassed = {shard: plan.unpassed(shard) for shard in range(len(counts)) if shard not in finished}
+        batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
+
+
+def wraps(plan: EpochPlan) -> bool:
+    """The last block may hold rows that fill up, and a repeated sample may begin again: neither is looked at."""
+    return not plan.missing(1) and not plan.unpassed(0)
+
+
+def joined(parts: list[Batches]) -> Batches:
+    """The batches of several shares of rows: those that end at the same position are one."""
+    ends = sorted({end for part in parts for end, _ in part})
+    by_end = [dict(part) for part in parts]
+    return [(end, [row for part in by_end for row in part.get(end, [])]) for end in ends]
+
+
+def in_turn(parts: list[Batches]) -> Batches:
+    """Those of several shares of batches."""
+    merged = sorted((batch for part in parts for batch in part), key=lambda batch: batch[0])
+    for number, part in enumerate(parts):
+        assert merged[number :: len(parts)] == part
+    return merged
+
+
+of = st.integers(1, 5)
+
+
+@settings(deadline=None, max_examples=200)
+@given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 3), of, st.booleans(), st.integers(1, 100), st.data())
+def test_shares_are_the_oracles_batches(options, counts, world_size, of, whole_batches, max_rows, data):
+    order = oracle.epoch_order(options, counts, 0)
+    start = data.draw(st.integers(0, len(order)))
+    known = data.draw(st.booleans())
+    for rank in range(world_size):
+        parts = []
+        for number in range(of):
+            held = ShardCounts.of(counts) if known else ShardCounts(len(counts))
+            share = Share(number, of, whole_batches)
+            plan = RankPlan(options, held, 0, rank, world_size, start=start, share=share)
+            parts.append(taken(plan, counts, held, max_rows))
+            assert all(rows for _, rows in parts[-1]), "a share without rows has no batch"
+        expected = oracle.rank_batches(options, order, rank, world_size, start)
+        assert (in_turn if whole_batches else joined)(parts) == expected
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("whole_batches", [False, True])
+@pytest.mark.parametrize("kind", ["weights", "selection", "epoch_size", "sampler", "mixture"])
+def test_shares_of_sampled_epochs_are_the_whole_plan(kind: str, whole_batches: bool, lanes: int) -> None:
+    counts, total = [13, 0, 22, 5, 40, 7], 87
+    numbers = np.random.default_rng(1).integers(0, total, 61)
+    groups = np.random.default_rng(2).integers(0, 4, total).astype(np.uint8)
+    sampling = {
+        "weights": Weighted(groups, np.array([0.0, 1.0, 2.5, 4.0]), 70),
+        "selection": Stretched(int((groups > 1).sum()), groups > 1),
+        "epoch_size": Stretched(31),
+        "sampler": Sampled(),
+        "mixture": Mixed((0, 3, 6), (0.75, 0.25), 6, 75),
+    }[kind]
+    options = OrderOptions(3, kind != "sampler", 9, 1 if kind == "sampler" else lanes, 4, False, False, sampling)
+
+    def plan(options: OrderOptions, rank: int, world_size: int, start: int, share: Share) -> EpochPlan:
+        known = ShardCounts.of(counts)
+        if kind == "mixture":
+            return MixturePlan(options, known, 2, rank, world_size, start=start, share=share)
+        return RankPlan(options, known, 2, rank, world_size, start=start, numbers=numbers, share=share)
+
+    for pad, drop_last in ((False, False), (True, False), (False, True)):
+        options = dataclasses.replace(options, pad=pad, drop_last=drop_last)
+        for rank, world_size, of, start in ((0, 1, 3, 0), (0, 1, 2, 17), (1, 2, 5, 8), (2, 3, 4, 0), (2, 3, 3, 20)):
+            whole = oracle.plan_batches(plan(options, rank, world_size, start, Share()))
+            shares = [Share(number, of, whole_batches) for number in range(of)]
+            parts = [oracle.plan_batches(plan(options, rank, world_size, start, share), 9) for share in shares]
+            assert whole or drop_last
+            assert (in_turn if whole_batches else joined)(parts) == whole
+
+
+@pytest.mark.parametrize("whole_batches", [False, True])
+def test_a_share_goes_on_behind_any_of_its_batches(whole_batches: bool) -> None:
+    options, counts = OrderOptions(3, True, 20, 4, 5, False, True), [30, 41, 12]
+    for number in range(3):
+        plan = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, share=Share(number, 3, whole_batches))
+        batches = oracle.plan_batches(plan)
+        assert len(batches) > 2
+        for done, (end, _) in enumerate(batches, 1):
+            share = Share(2, 3, whole_batches=True) if whole_batches else Share(number, 3)
+            rest = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, start=end, share=share)
+            assert oracle.plan_batches(rest) == batches[done:]
+
+
+def test_there_is_no_share_beyond_the_last() -> None:
+    with pytest.raises(ValueError, match="number=3 is not one of 3 shares"):
+        Share(3, 3)

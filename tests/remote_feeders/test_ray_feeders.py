@@ -1,0 +1,241 @@
+"""Feeders on the nodes of a real Ray cluster: the same batches, whatever dies, and nothing left on any node."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from functions_of_users import noisy, slow, stacked
+from ray_cluster import RayCluster, ray_cluster
+from same_batches import assert_same
+from servers.rclone import S3Server
+
+from streamload import RayFeeders, StreamLoader, StreamloadError
+from streamload.errors import WorkerError
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip('needs Ray: pip install "streamload[ray]"', allow_module_level=True)
+
+ARGUMENTS: dict[str, Any] = {
+    "batch_size": 16,
+    "shuffle": True,
+    "fields": ("npy", "cls", "txt", "bin"),
+    "shuffle_window": 40,
+    "num_workers": 1,
+}
+EXHAUSTIVE = pytest.mark.exhaustive
+_ENDS_S = 30.0
+
+
+def expect_nothing_left(cluster: RayCluster) -> None:
+    """No process of an actor, and none that it has started; Ray ends them some time after their driver."""
+    deadline = time.monotonic() + _ENDS_S
+    while left := [*cluster.processes("FeederActor"), *cluster.processes("streamload.")]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(1, marks=EXHAUSTIVE), pytest.param(4, marks=EXHAUSTIVE)])
+def test_the_batches_are_those_of_the_local_loader(cluster: RayCluster, shards: Path, number: int) -> None:
+    with StreamLoader(str(shards), **ARGUMENTS, transform=noisy, lanes=2) as loader:
+        expected = [list(loader), list(loader)]
+    feeders = RayFeeders(number, address=cluster.address)
+    with StreamLoader(str(shards), **ARGUMENTS, transform=noisy, lanes=2, feeders=feeders) as loader:
+        found = [list(loader), list(loader)]
+        assert cluster.processes("FeederActor")
+        statistics = loader.statistics()
+        assert statistics.totals["made_samples"] == 2 * 333
+        assert "ray" not in sys.modules, "the trainer's process has nothing of it"
+    assert_same(found, expected)
+    expect_nothing_left(cluster)
+
+
+@EXHAUSTIVE
+def test_shards_in_a_bucket(cluster: RayCluster, rclone_s3: S3Server, shards: Path) -> None:
+    bucket = rclone_s3.folder / "ray"
+    shutil.copytree(shards, bucket)
+    options = rclone_s3.options
+    given = {**ARGUMENTS, "storage_options": options, "lanes": 4}
+    with StreamLoader("s3://ray", **given) as loader:
+        expected = list(loader)
+    with StreamLoader("s3://ray", **given, feeders=RayFeeders(2, address=cluster.address)) as loader:
+        assert_same(list(loader), expected)
+        assert loader.statistics().fetched_bytes > 0
+    shutil.rmtree(bucket)
+
+
+# -- what dies -----------------------------------------------------------------------------------------------------
+
+
+def kill_one(cluster: RayCluster, what: str) -> None:
+    """SIGKILL to one of the processes whose command line holds a word."""
+    running = cluster.processes(what)
+    assert running
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(random.choice(running), signal.SIGKILL)
+
+
+KILLED = {"actor": "FeederActor", "worker": "streamload.workers", "feeder": "streamload.feeder"}
+
+
+def pass_with_a_death(
+    shards: Path, feeders: RayFeeders, kill: Callable[[], None], at: int, collate_fn: Any
+) -> tuple[list[Any], int]:
+    given = {**ARGUMENTS, "batch_size": 8, "transform": slow, "collate_fn": collate_fn, "feeders": feeders}
+    found = []
+    with StreamLoader(str(shards), **given) as loader:
+        for number, batch in enumerate(loader):
+            found.append(batch)
+            if number == at:
+                kill()
+        return found, loader.statistics().restarted_workers
+
+
+def expected_batches(shards: Path, collate_fn: Any) -> list[Any]:
+    given = {**ARGUMENTS, "batch_size": 8, "transform": slow, "collate_fn": collate_fn}
+    with StreamLoader(str(shards), **given) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize(
+    "what", ["actor", pytest.param("worker", marks=EXHAUSTIVE), pytest.param("feeder", marks=EXHAUSTIVE)]
+)
+@pytest.mark.parametrize("collate_fn", [None, pytest.param(stacked, marks=EXHAUSTIVE)])
+def test_a_death_costs_no_sample(cluster: RayCluster, shards: Path, what: str, collate_fn: Any) -> None:
+    feeders = RayFeeders(2, address=cluster.address)
+    found, restarted = pass_with_a_death(shards, feeders, lambda: kill_one(cluster, KILLED[what]), 8, collate_fn)
+    assert_same(found, expected_batches(shards, collate_fn))
+    assert restarted == 1
+    expect_nothing_left(cluster)
+
+
+@EXHAUSTIVE
+@pytest.mark.parametrize("what", KILLED)
+def test_deaths_at_random_instants_cost_no_sample(cluster: RayCluster, shards: Path, what: str) -> None:
+    expected = [expected_batches(shards, None), expected_batches(shards, stacked)]
+    for at in random.Random(what).sample(range(40), 10):
+        feeders = RayFeeders(2, address=cluster.address)
+
+        def kill() -> None:
+            time.sleep(random.random() / 50)
+            kill_one(cluster, KILLED[what])
+
+        found, _ = pass_with_a_death(shards, feeders, kill, at, stacked if at % 2 else None)
+        assert_same(found, expected[at % 2])
+    expect_nothing_left(cluster)
+
+
+@EXHAUSTIVE
+def test_the_loss_of_nodes_costs_no_sample(shards: Path) -> None:
+    expected = [expected_batches(shards, None), expected_batches(shards, stacked)]
+    names = (f"node{number}" for number in itertools.count())
+    with ray_cluster({"first": 2, "second": 2}) as cluster:
+        for at in random.Random(5).sample(range(40), 10):
+            feeders = RayFeeders(2, address=cluster.address)
+
+            def kill() -> None:
+                time.sleep(random.random() / 50)
+                used = [node for node in cluster.nodes() if cluster.processes("FeederActor", node)]
+                cluster.kill_node(random.choice(used))
+
+            found, restarted = pass_with_a_death(shards, feeders, kill, at, stacked if at % 2 else None)
+            assert_same(found, expected[at % 2])
+            assert restarted <= 2
+            cluster.add_node(next(names), 2)
+        expect_nothing_left(cluster)
+
+
+def test_an_actor_that_dies_again_and_again_ends_the_pass(cluster: RayCluster, shards: Path) -> None:
+    given = {**ARGUMENTS, "transform": slow, "batch_size": 333, "prefetch_batches": 1}
+    with StreamLoader(str(shards), **given, feeders=RayFeeders(1, address=cluster.address)) as loader:
+        with killing(cluster, KILLED["feeder"]), pytest.raises(WorkerError, match="died twice in turn"):
+            list(loader)
+    expect_nothing_left(cluster)
+
+
+@contextlib.contextmanager
+def killing(cluster: RayCluster, what: str) -> Iterator[None]:
+    """Kill whatever of this kind appears, on another thread: this one waits for the loader."""
+    ended = threading.Event()
+
+    def kill_all() -> None:
+        while not ended.wait(0.05):
+            for pid in cluster.processes(what):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        killer.join()
+
+
+def test_nothing_is_left_when_the_trainer_is_killed(cluster: RayCluster, shards: Path) -> None:
+    program = (
+        "import sys, time, streamload as s\n"
+        "loader = s.StreamLoader(sys.argv[1], 8, num_workers=1, feeders=s.RayFeeders(2, address=sys.argv[2]))\n"
+        "next(iter(loader)); print('here', flush=True); time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(shards), cluster.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline()
+        children = psutil.Process(trainer.pid).children(recursive=True)
+        assert cluster.processes("FeederActor")
+        trainer.kill()
+    expect_nothing_left(cluster)
+    assert psutil.wait_procs(children, _ENDS_S)[1] == []
+
+
+# -- what is wrong -------------------------------------------------------------------------------------------------
+
+
+def error_of(shards: Path, feeders: RayFeeders, **arguments: Any) -> StreamloadError:
+    with StreamLoader(str(shards), **{**ARGUMENTS, **arguments}, feeders=feeders) as loader:
+        with pytest.raises(StreamloadError) as caught:
+            next(iter(loader))
+    return caught.value
+
+
+def test_too_few_resources_are_an_error_at_once(cluster: RayCluster, shards: Path) -> None:
+    error = error_of(shards, RayFeeders(3, num_cpus=2, address=cluster.address, start_timeout=300))
+    assert isinstance(error, WorkerError)
+    assert "RayFeeders(3) claims 2 CPU for each, and the nodes of the Ray cluster have place for 2" in str(error)
+
+
+@EXHAUSTIVE
+def test_resources_that_others_use_are_an_error_in_time(cluster: RayCluster, shards: Path) -> None:
+    taken = RayFeeders(2, num_cpus=2, address=cluster.address)
+    with StreamLoader(str(shards), **ARGUMENTS, feeders=taken) as loader:
+        next(iter(loader))
+        error = error_of(shards, RayFeeders(1, address=cluster.address, start_timeout=3))
+        assert "was not placed on the Ray cluster: 0 CPU are free there" in str(error)
+        assert "start_timeout=3 s" in str(error)
+
+
+@pytest.mark.parametrize("address", [pytest.param("auto", marks=EXHAUSTIVE), "127.0.0.1:1"])
+def test_a_wrong_address_is_an_error(
+    shards: Path, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # or it finds whatever cluster runs here
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    error = error_of(shards, RayFeeders(1, address=address, start_timeout=4))
+    assert isinstance(error, WorkerError)
+    assert "no Ray cluster is found" in str(error) or "start_timeout" in str(error)

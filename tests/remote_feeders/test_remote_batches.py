@@ -1,0 +1,165 @@
+"""What several feeders make is what one makes, bit for bit; Ray itself is not in these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from feeders_here import use_feeders_here
+from functions_of_users import fails_at_the_end, int_or_float, noisy, stacked, uneven
+from same_batches import assert_same
+
+from streamload import Mixture, RayFeeders, StreamLoader
+from streamload.errors import SampleError
+
+ARGUMENTS: dict[str, Any] = {
+    "batch_size": 16,
+    "shuffle": True,
+    "fields": ("npy", "cls", "txt", "bin"),
+    "shuffle_window": 40,
+    "num_workers": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def feeders_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_feeders_here(monkeypatch)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "shuffled": {"lanes": 4, "transform": noisy},
+    "one lane, short tail, two ranks": {"pad": False, "rank": 1, "world_size": 2, "batch_size": 7},
+    "padded on three ranks": {"rank": 2, "world_size": 3, "batch_size": 5},
+    "drop_last": {"drop_last": True},
+    "weights": {"weights": "balanced", "epoch_size": 150},
+    "where": {"where": "label > 2"},
+    "collate_fn": {"collate_fn": stacked},
+    "bytes": {"decode": False, "batch_size": 9},
+    "out of order": {"in_order": False},
+    "not alike": {"transform": {"cls": int_or_float}, "fields": ("cls", "txt"), "batch_size": 5},
+    "sampler": {"sampler": [5, 3, 3, 300, 17, 42, 9], "shuffle": False, "batch_size": 3},
+}
+
+
+EXHAUSTIVE = pytest.mark.exhaustive
+SOON = ("one lane, short tail, two ranks", "collate_fn", "bytes")
+"""What takes two seconds each is tried always; everything goes through Ray too, in `test_ray_feeders.py`."""
+
+
+def passes(shards: Any, n: int, feeders: RayFeeders | None, **arguments: Any) -> list[list[Any]]:
+    with StreamLoader(shards, **{**ARGUMENTS, **arguments}, feeders=feeders) as loader:
+        found = [list(loader) for _ in range(n)]
+        assert [len(each) for each in found] == [len(loader)] * n
+        return found
+
+
+@pytest.mark.parametrize("case", [case if case in SOON else pytest.param(case, marks=EXHAUSTIVE) for case in CASES])
+def test_the_batches_are_those_of_the_local_loader(shards: Path, case: str) -> None:
+    arguments = CASES[case]
+    given = str(shards)
+    expected = passes(given, 2, None, **arguments)
+    found = passes(given, 2, RayFeeders(3 if len(case) % 2 else 2), **arguments)
+    if case == "out of order":
+        found, expected = ([sorted(each, key=str) for each in many] for many in (found, expected))
+    assert_same(found, expected)
+
+
+def test_a_mixture_is_the_same(shards: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(shards)
+    mixture = Mixture({"a": (str(shards), 3), "b": (str(other), 1)})
+    assert_same(passes(mixture, 1, RayFeeders(3)), passes(mixture, 1, None))
+
+
+@pytest.mark.parametrize("collate_fn", [None, stacked])
+def test_a_state_goes_from_one_number_of_feeders_to_another(shards: Path, collate_fn: Any) -> None:
+    with StreamLoader(str(shards), **ARGUMENTS, collate_fn=collate_fn) as loader:
+        expected = list(loader)
+    state, found = None, []
+    for feeders in (RayFeeders(2), None, RayFeeders(3)):
+        with StreamLoader(str(shards), **ARGUMENTS, collate_fn=collate_fn, feeders=feeders) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            for batch in loader:
+                found.append(batch)
+                state = loader.state_dict()
+                if len(found) % 7 == 0:
+                    break
+    assert_same(found, expected)
+
+
+def test_feeders_change_between_passes(shards: Path) -> None:
+    with StreamLoader(str(shards), **ARGUMENTS) as loader:
+        expected = [list(loader) for _ in range(3)]
+    with StreamLoader(str(shards), **ARGUMENTS, feeders=RayFeeders(3)) as loader:
+        found = [list(loader)]
+        loader.feeders = None
+        found.append(list(loader))
+        loader.feeders = RayFeeders(2)
+        found.append(list(loader))
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_failed_samples_are_left_out_of_the_same_batches(shards: Path, on_error: str) -> None:
+    found = []
+    for feeders in (None, RayFeeders(2)):
+        arguments = {**ARGUMENTS, "fields": ("bad.npy", "txt"), "shuffle": False, "batch_size": 2}
+        with StreamLoader(str(shards), **arguments, on_error=on_error, feeders=feeders) as loader:
+            batches = list(loader)
+            found.append((batches, [str(error) for error in loader.skipped]))
+    assert_same(found[1], found[0])
+    assert len(found[0][1]) == 3
+
+
+def test_the_same_error_comes_at_the_same_turn(shards: Path) -> None:
+    found = []
+    for feeders in (None, RayFeeders(2)):
+        with StreamLoader(str(shards), **{**ARGUMENTS, "fields": ("bad.npy",), "lanes": 2}, feeders=feeders) as loader:
+            batches = 0
+            with pytest.raises(SampleError) as caught:
+                for _ in loader:
+                    batches += 1
+            found.append((batches, str(caught.value), loader.state_dict()))
+    assert found[1] == found[0]
+
+
+def test_samples_that_are_not_alike_fail_as_a_batch_of_one_feeder(shards: Path) -> None:
+    found = []
+    for feeders in (None, RayFeeders(2)):
+        arguments = {**ARGUMENTS, "fields": ("npy", "cls"), "transform": uneven}
+        with StreamLoader(str(shards), **arguments, feeders=feeders) as loader:
+            with pytest.raises(SampleError) as caught:
+                list(loader)
+            found.append(str(caught.value))
+    assert found[1] == found[0]
+
+
+def test_what_is_empty_at_the_end_is_filled_up(shards: Path) -> None:
+    """The last batches have no sample left, so that the first one of the order comes again in their place."""
+    found = []
+    for feeders in (None, RayFeeders(2)):
+        arguments = {**ARGUMENTS, "shuffle": False, "transform": fails_at_the_end, "fields": ("cls", "__key__")}
+        with StreamLoader(str(shards), **arguments, on_error="skip", samples=slice(0, 100), feeders=feeders) as loader:
+            found.append(list(loader))
+    assert_same(found[1], found[0])
+    assert len(found[0]) == 7
+
+
+def test_counts_and_a_pass_that_is_left(shards: Path, tmp_path: Path) -> None:
+    """Without an index, a pass is left, and the next one is the next epoch."""
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for shard in sorted(shards.glob("*.tar")):
+        (plain / shard.name).symlink_to(shard)
+    expected = []
+    with StreamLoader(str(plain), **ARGUMENTS) as loader:
+        n_batches = len(loader)
+        list(loader)
+        expected = list(loader)
+    with StreamLoader(str(plain), **ARGUMENTS, feeders=RayFeeders(2)) as loader:
+        assert len(loader) == n_batches
+        next(iter(loader))
+        assert_same(list(loader), expected)
+        assert loader.statistics().samples > 0

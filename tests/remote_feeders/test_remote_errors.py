@@ -1,0 +1,66 @@
+"""What is wrong with remote feeders is said by one clear error, in the constructor where it can be known there."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamload import RayFeeders, StreamLoader
+from streamload.errors import WorkerError
+from streamload.remote.actor import Greeting, versions
+from streamload.remote.cluster import check_versions, missing_resources
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'pip install "streamload\[ray\]"'):
+        RayFeeders(2)
+
+
+def test_nothing_of_ray_is_imported_by_asking_for_it() -> None:
+    program = "import sys, streamload; streamload.RayFeeders(2); streamload.StreamLoader; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"number": 0}, "number=0 must be at least 1"),
+        ({"number": 2, "num_cpus": 0.5}, "num_cpus=0.5 must be an integer"),
+        ({"number": 2, "memory": "many"}, "memory='many' must be"),
+        ({"number": 2, "address": "ray://head:10001"}, "must be a node of the cluster"),
+        ({"number": 2, "start_timeout": 0}, "start_timeout=0 must be a number of seconds above 0"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        RayFeeders(**arguments)
+
+
+def test_what_cannot_be_made_elsewhere_is_refused(shards: Path) -> None:
+    with pytest.raises(ValueError, match="num_workers=0 makes batches in this thread"):
+        StreamLoader(str(shards), 4, num_workers=0, feeders=RayFeeders(1))
+    with pytest.raises(ValueError, match="only this process can read 'memory://shards'"):
+        StreamLoader("memory://shards", 4, feeders=RayFeeders(1))
+    with pytest.raises(TypeError, match="feeders=3 must be RayFeeders"):
+        StreamLoader(str(shards), 4, feeders=3)
+
+
+def test_other_versions_are_refused() -> None:
+    theirs = {**versions(), "Ray": "1.0"}
+    with pytest.raises(WorkerError, match="the node n1 of the Ray cluster has other versions: Ray 1.0 there and"):
+        check_versions(Greeting(theirs, "n1", ("n1", 1), b"", 0, 0.0))
+
+
+def test_what_fits_is_counted_node_by_node() -> None:
+    nodes = [{"CPU": 7.0, "memory": 9e9}, {"CPU": 16.0}, {"CPU": 0.0}]
+    assert missing_resources(nodes, {"CPU": 3.0}, 7) == ""
+    assert "place for 7: they have 7 CPU; 16 CPU; 0 CPU" in missing_resources(nodes, {"CPU": 3.0}, 8)
+    assert missing_resources(nodes, {"CPU": 3.0, "memory": 4e9}, 2) == ""
+    assert "place for 2" in missing_resources(nodes, {"CPU": 3.0, "memory": 4e9}, 3)
