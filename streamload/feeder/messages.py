@@ -74,6 +74,8 @@ class Configure:
         log_levels: of the trainer's loggers, for the workers.
         descriptors: how many the trainer may have open where it makes the rows, else 0.
         most_workers: how many workers there may become, by what they do; None if their number is fixed.
+        ranks: how many ranks of this machine share the feeder; the numbers above are for all of them.
+        alike: digests of what must be the same for these, by name.
     """
 
     listing: Listing | None
@@ -86,6 +88,8 @@ class Configure:
     log_levels: tuple[tuple[str, int], ...] = ()
     descriptors: int = 0
     most_workers: int | None = None
+    ranks: int = 1
+    alike: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
