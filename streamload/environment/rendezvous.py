@@ -1,7 +1,8 @@
 """Finds or starts the one process that the ranks of a machine share: by an abstract socket, which no file names.
 
 Whoever binds the name first starts the process, which takes over the listening socket; the others connect to it. Both
-sides look at the other one's user, as the kernel knows it. A process that ends gives the name free. Linux only.
+sides look at the other one's user, as the kernel knows it. A process that ends gives the name free. It is nobody's
+child: the rank that has started it may end before it, and would not wait for it. Linux only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Protocol
 from streamload.environment.launch import Child, launch
 from streamload.errors import WorkerError
 
-__all__ = ["AnyChild", "Listener", "SharedChild", "can_share", "join", "rendezvous_name"]
+__all__ = ["AnyChild", "Listener", "SharedChild", "can_share", "detach", "join", "rendezvous_name"]
 
 Socket = socket.socket
 
@@ -121,9 +122,25 @@ class Listener:
             process, user = _peer(found)
             with suppress(OSError):  # it has gone meanwhile
                 if user == os.getuid():
-                    socket.send_fds(found, [_WELCOME.pack(os.getpid())], [self._words])
+                    _send_welcome(found, self._words)
                     return found, process
             found.close()
+
+
+def detach(sock: socket.socket, words: int) -> None:
+    """Go on as a process that is nobody's child, and tell who has started it. To be called before anything else.
+
+    Args:
+        sock: leads to whoever has started this process.
+        words: of the memory for last words.
+    """
+    if os.fork():
+        os._exit(0)
+    _send_welcome(sock, words)
+
+
+def _send_welcome(sock: socket.socket, words: int) -> None:
+    socket.send_fds(sock, [_WELCOME.pack(os.getpid())], [words])
 
 
 def join(name: str, module: str, *arguments: int) -> SharedChild:
@@ -131,14 +148,13 @@ def join(name: str, module: str, *arguments: int) -> SharedChild:
 
     Args:
         name: from `rendezvous_name`.
-        module: what it runs; it gets its listening socket before the arguments, see `launch`.
+        module: what it runs; it gets its listening socket before the arguments, see `launch`, and calls `detach`.
         arguments: numbers for it.
 
     Raises:
         OSError: it cannot be started.
         WorkerError: the name is another user's, or whoever has it does not answer.
     """
-    _reap()
     deadline_s = monotonic() + _DEADLINE_S
     while True:
         child = _start(name, module, arguments) or _connect(name)
@@ -162,7 +178,9 @@ def _start(name: str, module: str, arguments: tuple[int, ...]) -> SharedChild | 
             return None
         listener.listen(_BACKLOG)
         child = launch(module, *arguments, descriptors=(listener.fileno(),))
-    return SharedChild(child, child.process.pid, is_ours=True)
+    child.process.wait()
+    os.close(child.words)
+    return _welcomed(child.socket)
 
 
 def _connect(name: str) -> SharedChild | None:
@@ -172,6 +190,18 @@ def _connect(name: str) -> SharedChild | None:
         sock.connect(name)
         if _peer(sock)[1] != os.getuid():
             raise WorkerError(f"another user's process has the socket {name[1:]}; leave out feeders=")
+    except ConnectionError:
+        sock.close()
+        return None
+    except BaseException:
+        sock.close()
+        raise
+    return _welcomed(sock)
+
+
+def _welcomed(sock: socket.socket) -> SharedChild | None:
+    """The process that a connection leads to; None where it ends before it says so."""
+    try:
         sock.settimeout(_DEADLINE_S)
         data, descriptors, _, _ = socket.recv_fds(sock, _WELCOME.size, 1)
         sock.settimeout(None)
@@ -185,29 +215,16 @@ def _connect(name: str) -> SharedChild | None:
         sock.close()
         return None
     (number,) = _WELCOME.unpack(data)
-    return SharedChild(Child(_Elsewhere(number), sock, descriptors[0]), number, is_ours=False)
+    process = _NobodysChild(number)
+    return SharedChild(process, Child(process, sock, descriptors[0]))
 
 
-_left_running: set[int] = set()
-"""Processes started here that serve others: they are waited for when that does not block."""
-
-
-def _reap() -> None:
-    for number in list(_left_running):
-        try:
-            ended, _ = os.waitpid(number, os.WNOHANG)
-        except ChildProcessError:
-            ended = number
-        if ended:
-            _left_running.discard(number)
-
-
-class _Elsewhere:
-    """A process that another one has started, with what `Child` needs of a `subprocess.Popen`.
+class _NobodysChild:
+    """A process that is no child of this one, with what `Child` needs of a `subprocess.Popen`.
 
     Attributes:
         pid: its number.
-        returncode: 0 once it has ended: how, only the other one knows.
+        returncode: 0 once it has ended: how, nobody knows.
     """
 
     def __init__(self, pid: int) -> None:
@@ -247,15 +264,13 @@ class _Elsewhere:
 class SharedChild:
     """A process that serves this one and others; it ends with the last of them. See `AnyChild`.
 
-    Args:
-        child: it.
-        pid: its number.
-        is_ours: it was started here.
+    Attributes:
+        process: it.
+        child: the same, and what leads to it.
     """
 
+    process: _NobodysChild
     child: Child
-    pid: int
-    is_ours: bool
     _held: int = -1
 
     def hold(self) -> bool:
@@ -284,6 +299,11 @@ class SharedChild:
         return self.child.words
 
     @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
+    @property
     def is_stopped(self) -> bool:
         """See `Child.is_stopped`."""
         return self.child.is_stopped
@@ -302,8 +322,7 @@ class SharedChild:
 
     def how_it_ended(self, status: int) -> str:
         """See `Child.how_it_ended`."""
-        how = self.child.how_it_ended(status)
-        return how if self.is_ours else how.replace("ended with status 0", "has ended", 1)
+        return self.child.how_it_ended(status).replace("ended with status 0", "has ended", 1)
 
     def end(self, grace_s: float) -> int | None:
         """Wait for its end at most so long, then kill it, where nobody else is served; its exit status."""
@@ -331,10 +350,4 @@ class SharedChild:
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
-        process = self.child.process
-        if isinstance(process, _Elsewhere):
-            process.forget()
-        elif process.returncode is None:
-            _left_running.add(process.pid)
-            process.returncode = 0  # nobody waits for it but `_reap`
-        _reap()
+        self.process.forget()

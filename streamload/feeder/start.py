@@ -12,6 +12,7 @@ import socket
 import sys
 
 from streamload.environment.launch import EarlyWorkers, write_stack_on_request
+from streamload.environment.rendezvous import Listener, detach
 from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["main"]
@@ -20,6 +21,9 @@ __all__ = ["main"]
 def main() -> None:
     """Run a feeder on the descriptors given as arguments."""
     socket_number, words_number, trainer, *listening, workers = map(int, sys.argv[1:])
+    sock = socket.socket(fileno=socket_number)
+    if listening:
+        detach(sock, words_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
@@ -30,11 +34,10 @@ def main() -> None:
         from streamload.workers import worker
 
         early.start(workers, worker.run)
-    from streamload.environment.rendezvous import Listener
     from streamload.feeder import process
 
     listener = Listener(listening[0], words_number) if listening else None
-    process.run(socket.socket(fileno=socket_number), trainer, early, listener)
+    process.run(sock, trainer, early, listener)
 
 
 if __name__ == "__main__":
