@@ -57,7 +57,7 @@ TORCH_IN_FUNCTIONS = {
     "streamload.images.floats",
     "streamload.write.encode",
 }
-STARTERS = {"streamload.environment.launch"}
+STARTERS = {"streamload.environment.launch", "streamload.environment.rendezvous"}
 IMPORTS_LATE = {"streamload.feeder.start", "streamload.workers.worker_start", "streamload.images.floats"}
 """The first lines of our processes, where what cannot wait comes before the rest of streamload; and what every worker
 imports, which would take storages in for a function that none calls."""

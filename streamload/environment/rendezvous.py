@@ -25,7 +25,7 @@ from typing import Protocol
 from streamload.environment.launch import Child, launch
 from streamload.errors import WorkerError
 
-__all__ = ["AnyChild", "Listener", "SharedChild", "can_share", "detach", "join", "rendezvous_name"]
+__all__ = ["AnyChild", "Listener", "can_share", "detach", "join", "rendezvous_name"]
 
 Socket = socket.socket
 
@@ -157,7 +157,7 @@ def join(name: str, module: str, *arguments: int) -> SharedChild:
     """
     deadline_s = monotonic() + _DEADLINE_S
     while True:
-        child = _start(name, module, arguments) or _connect(name)
+        child = _start(name, module, arguments) or _connect_to_running(name)
         if child is not None and child.hold():
             return child
         if child is not None:
@@ -183,7 +183,7 @@ def _start(name: str, module: str, arguments: tuple[int, ...]) -> SharedChild | 
     return _welcomed(child.socket)
 
 
-def _connect(name: str) -> SharedChild | None:
+def _connect_to_running(name: str) -> SharedChild | None:
     """The process that another rank has started; None where it has not begun to listen, or ends."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

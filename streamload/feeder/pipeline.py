@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 from streamload.decode.failure import Attempt
 from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, Task
@@ -32,7 +32,7 @@ from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.memory.slots import Slots
-from streamload.schedule.epoch import OrphanedTasks
+from streamload.schedule.epoch import Epochs, OrphanedTasks
 from streamload.schedule.scan_feed import ScanFeed
 from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, Resources
@@ -40,12 +40,45 @@ from streamload.totals import Totals
 from streamload.workers.protocol import Pool
 from streamload.workers.worker_number import WorkerNumber
 
-if TYPE_CHECKING:
-    from streamload.feeder.feeder import Feeder
-
-__all__ = ["Pipeline", "StartPool"]
+__all__ = ["Pipeline"]
 
 _ADAPTS_EVERY_S = 1.0
+
+
+class Served(Protocol):
+    """The feeder of a rank; see `Feeder`.
+
+    Attributes:
+        epochs: the rank's.
+        meter: what its trainer is told of the work done for it.
+        slots: whose memory its batches lie in.
+    """
+
+    epochs: Epochs
+    meter: FeederMeter
+    slots: Slots
+
+    @property
+    def counts(self) -> bool:
+        """Whether the trainer waits for the counts of all shards."""
+
+    def pump(self, most: float = ...) -> int:
+        """Announce batches, and have at most so many tasks done; returns how many. Failures are sent."""
+
+    def answer_count(self) -> None:
+        """Answer the trainer that waits for the counts of all shards, once they are known."""
+
+    def report_scans(self) -> None:
+        """Say how far scans are, where the trainer waits for them."""
+
+    def is_blocked(self) -> bool:
+        """Whether the trainer waits for a batch, and nothing can be done of it before more bytes are resident."""
+
+    def failing(self) -> AbstractContextManager[None]:
+        """Send what is raised inside to the trainer."""
+
+    def fail(self, error: Exception) -> None:
+        """The rank cannot go on."""
 
 
 class Pipeline:
@@ -78,7 +111,7 @@ class Pipeline:
     ) -> None:
         self.settings = configure.settings
         self.ranks = configure.ranks
-        self.feeders: list[Feeder] = []
+        self.feeders: list[Served] = []
         self.meters: list[FeederMeter] = []
         self.owns_process = shards is None
         self.broken = False
@@ -114,7 +147,7 @@ class Pipeline:
 
     # -- ranks -----------------------------------------------------------------------------------------------------
 
-    def join(self, feeder: Feeder, slots: Slots) -> Resources:
+    def join(self, feeder: Served, slots: Slots) -> Resources:
         """Serve another rank from now on; returns what its epochs are made with.
 
         Args:
@@ -134,7 +167,7 @@ class Pipeline:
             self.ranks,
         )
 
-    def leave(self, feeder: Feeder, turns: Turns | None) -> None:
+    def leave(self, feeder: Served, turns: Turns | None) -> None:
         """Serve a rank no more, whose epochs have been abandoned. Idempotent."""
         if feeder not in self.feeders:
             return

@@ -1,4 +1,7 @@
-"""The name under which the ranks of a machine find the feeder of one loader."""
+"""The name under which the ranks of a machine find the feeder of one loader.
+
+On its own because it counts the loaders of the process, and the generations of one.
+"""
 
 from __future__ import annotations
 
