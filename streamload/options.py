@@ -77,8 +77,8 @@ class Options:
     strict: bool
     verify: bool
     progress: bool
-    feeders: Any = None
-    shared_by: int = 1
+    feeders: Any
+    shared_by: int
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:

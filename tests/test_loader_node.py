@@ -84,8 +84,9 @@ def test_remote_shards_are_listed_once_and_each_part_is_fetched_once(two: Node, 
             server.play(Script())
             found.append(epochs(two, "s3://numbers", feeders=feeders, **options))
             log = [f"{path} {part}" for method, path, part in server.report().log if method == "GET"]
-            listing = "index.json" if index else "list-type"
-            requests.append((sum(listing in line for line in log), [line for line in log if ".tar" in line]))
+            listing = ("/index.json None",) if index else ("/numbers None", "/numbers/ None")
+            listed = sum(line.endswith(listing) for line in log)
+            requests.append((listed, [line for line in log if ".tar" in line]))
     assert found[0] == found[1]
     (listings, shared), (own_listings, own) = requests
     assert own_listings == 2 * listings > 0

@@ -49,6 +49,8 @@ GOOD: dict[str, Any] = {
     "strict": True,
     "verify": False,
     "progress": True,
+    "feeders": None,
+    "shared_by": 1,
 }
 
 
