@@ -1,8 +1,8 @@
-"""Ranks of a machine with one feeder, and with a feeder each: processor time and memory of feeders and workers.
+"""Ranks of a machine with one feeder, and with a feeder each: processor time and memory of all processes.
 
-Two ranks with a worker each read whole epochs and do nothing else. Processor time is what the feeders and workers have
-used in the epochs behind the first, for a sample; memory is theirs behind the last one, with what several processes
-have mapped divided among them (PSS). From the web server both ranks read all shards (`lanes=1`). Run it with
+Two ranks with a worker each read whole epochs and do nothing else. Processor time is what the ranks, feeders and workers
+have used in the epochs behind the first, for a sample; memory is theirs behind the last one, with what several
+processes have mapped divided among them (PSS). From the web server both ranks read all shards (`lanes=1`). Run it with
 
     python benchmarks/bench_node.py
 """
@@ -88,7 +88,7 @@ def measure(name: str, urls: list[str], **options: Any) -> tuple[float, float, f
         return [json.loads(each.stdout.readline()) for each in ranks if each.stdout is not None]
 
     read(1)
-    found = helpers(launch)
+    found = [*helpers(launch), *(psutil.Process(each.pid) for each in ranks)]
     before_s, began_s = sum(map(cpu_s, found)), perf_counter()
     said = read(EPOCHS)
     seconds, used_s = perf_counter() - began_s, sum(map(cpu_s, found)) - before_s
