@@ -1,6 +1,6 @@
 """Ranks of a machine with one feeder, and with a feeder each: processor time and memory of all processes.
 
-Two ranks with a worker each read whole epochs and do nothing else. Processor time is what the ranks, feeders and workers
+Two ranks with a worker each read whole epochs and do nothing else. Processor time is what ranks, feeders and workers
 have used in the epochs behind the first, for a sample; memory is theirs behind the last one, with what several
 processes have mapped divided among them (PSS). From the web server both ranks read all shards (`lanes=1`). Run it with
 

@@ -14,6 +14,8 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 
+pytestmark = pytest.mark.timeout(240)  # every rank imports torch first
+
 OPTIONS: dict[str, Any] = {
     "batch_size": 7,
     "shuffle": True,
@@ -47,11 +49,10 @@ def epochs(node: Node, url: str, number: int = 2, **options: Any) -> list[Any]:
     "options",
     [
         {},
-        {"weights": [1.0, 2.0] * 70},
-        {"collate_fn": "as_staircase", "fields": ["cls"]},
-        {"on_error": "skip", "transform": "raise_on_bad"},
-        {"drop_last": True, "lanes": 1},
-        {"num_workers": 3, "batch_size": 33, "pad": False},
+        {"on_error": "skip", "transform": "raise_on_bad", "drop_last": True, "lanes": 1},
+        pytest.param({"weights": [1.0, 2.0] * 70}, marks=pytest.mark.exhaustive),
+        pytest.param({"collate_fn": "as_staircase", "fields": ["cls"]}, marks=pytest.mark.exhaustive),
+        pytest.param({"num_workers": 3, "batch_size": 33, "pad": False}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_batches_are_those_of_feeders_of_their_own(two: Node, shards: str, options: dict[str, Any]) -> None:
@@ -158,7 +159,7 @@ def test_a_transform_that_all_change_is_used_from_the_next_pass_on(two: Node, sh
         assert len(two.processes(FEEDER)) == 1
 
 
-@pytest.mark.parametrize("module", [FEEDER, WORKER])
+@pytest.mark.parametrize("module", [FEEDER, pytest.param(WORKER, marks=pytest.mark.exhaustive)])
 def test_helpers_may_be_killed(two: Node, shards: str, module: str) -> None:
     options = {**OPTIONS, "transform": "slow"}
     with two.loaders(shards, **options):
@@ -182,7 +183,7 @@ def test_the_statistics_of_ranks_add_up(two: Node, shards: str) -> None:
     assert 0 < totals[0]["worker_s"] <= totals[0]["feeder_s"] * 1.01, "its share of two workers is one"
 
 
-@pytest.mark.parametrize("feeders", ["node", None])
+@pytest.mark.parametrize("feeders", ["node", pytest.param(None, marks=pytest.mark.exhaustive)])
 def test_ranks_of_a_group_get_the_same_batches(two: Node, shards: str, feeders: str | None) -> None:
     with two.loaders(shards, **OPTIONS, shared_by=2, feeders=feeders):
         one, other = two.ask("batches", None)
