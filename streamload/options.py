@@ -21,6 +21,7 @@ from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
 from streamload.environment.launchers import found_rank, local_ranks, processors_of_rank
+from streamload.environment.rendezvous import can_share
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import shards_folder
 from streamload.fetch.fetch_options import Fetching
@@ -34,7 +35,7 @@ from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
 
-__all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
+__all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size", "rank_of_group"]
 
 
 _MOST_BATCH_SIZE = 1 << 40
@@ -77,7 +78,8 @@ class Options:
     strict: bool
     verify: bool
     progress: bool
-    feeders: RayFeeders | None
+    feeders: Literal["node"] | RayFeeders | None
+    shared_by: int
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
@@ -90,13 +92,6 @@ class Options:
         self._check_functions()
         self._check_fields()
         self._check_storage()
-        if self.feeders is not None and not isinstance(self.feeders, RayFeeders):
-            raise TypeError(f"feeders={self.feeders!r} must be RayFeeders(...), or None")
-        if self.feeders is not None and self.num_workers == 0:
-            raise ValueError(
-                f"num_workers=0 makes batches in this thread, and feeders={self.feeders!r} makes them on other nodes; "
-                "leave num_workers out, or feeders"
-            )
 
     @property
     def field_names(self) -> tuple[str, ...] | None:
@@ -108,16 +103,25 @@ class Options:
         """The wanted fields that samples may lack."""
         return frozenset(entry[:-1] for entry in self.fields or () if entry.endswith("?"))
 
+    @cached_property
+    def ranks_of_feeder(self) -> int:
+        """How many ranks share one feeder: with feeders="node" those of this machine, else this one alone."""
+        return local_ranks() if self.feeders == "node" and can_share() else 1
+
     @property
     def workers(self) -> int:
-        """How many workers, of each feeder; "auto" resolved: this rank's share of the processors, or a feeder's."""
+        """How many workers each feeder has; "auto" resolved: the share of the processors of the ranks that share it."""
         if self.num_workers != "auto":
-            return self.num_workers
-        return processors_of_rank() if self.feeders is None else self.feeders.num_cpus
+            of_rank = self.num_workers
+        elif isinstance(self.feeders, RayFeeders):
+            of_rank = self.feeders.num_cpus
+        else:
+            of_rank = processors_of_rank()
+        return of_rank * self.ranks_of_feeder
 
     def _warn_of_workers(self) -> None:
         """Each worker takes memory, and seconds of a processor to start."""
-        processors = processors_of_rank() if self.feeders is None else self.feeders.num_cpus
+        processors = self.feeders.num_cpus if isinstance(self.feeders, RayFeeders) else processors_of_rank()
         if self.num_workers != "auto" and self.num_workers > MOST_WORKERS_PER_PROCESSOR * processors:
             warn_at_caller(
                 f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
@@ -135,11 +139,16 @@ class Options:
         """
         self._warn_of_workers()
         only_here = [url for url in urls if self.storages.is_process_local(url)]
-        if only_here and self.feeders is not None:
+        if only_here and isinstance(self.feeders, RayFeeders):
             raise ValueError(
                 f"feeders={self.feeders!r}, but only this process can read {only_here[0]!r}; put the shards where all "
                 "nodes can read them, into a bucket or on a file system that they share"
             )
+        if self.feeders == "node" and (self.num_workers == 0 or only_here):
+            why = "num_workers=0" if self.num_workers == 0 else f"only this process can read {only_here[0]!r}"
+            raise ValueError(f'feeders="node" shares worker processes among ranks, and {why}: leave out feeders=')
+        if self.feeders == "node" and not can_share():
+            warn_at_caller('feeders="node" needs Linux (abstract sockets); here each rank has its own feeder')
         if not only_here or self.num_workers == 0:
             return self
         if self.num_workers == "auto":
@@ -158,9 +167,10 @@ class Options:
     @cached_property
     def budget_bytes(self) -> int:
         """What shards, batches and requests may take in memory; "auto" resolved, once: later less may be free."""
+        ranks = self.ranks_of_feeder
         if self.memory_budget == "auto":
-            return default_budget(local_ranks())
-        return parse_bytes("memory_budget", self.memory_budget)
+            return default_budget(max(1, local_ranks() // ranks))
+        return parse_bytes("memory_budget", self.memory_budget) * ranks
 
     def fetching(self, existing: Sequence[str] = ()) -> Fetching:
         """The part that concerns shards that have to be fetched, which hold the `existing` fields, if known."""
@@ -332,6 +342,14 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))
+        _check_int("shared_by", self.shared_by, 1)
+        if self.feeders not in (None, "node") and not isinstance(self.feeders, RayFeeders):
+            raise ValueError(f'feeders={self.feeders!r} must be "node", RayFeeders(...) or None')
+        if isinstance(self.feeders, RayFeeders) and self.num_workers == 0:
+            raise ValueError(
+                f"num_workers=0 makes batches in this thread, and feeders={self.feeders!r} makes them on other nodes; "
+                "leave num_workers out, or feeders"
+            )
         if self.pin_memory != "auto" and not isinstance(self.pin_memory, bool):
             raise ValueError(f'pin_memory={self.pin_memory!r} must be True, False or "auto"')
 
@@ -434,6 +452,17 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     if rank >= world_size:
         raise ValueError(f"rank={rank} must be below world_size={world_size}; ranks are counted from 0")
     return rank, world_size
+
+
+def rank_of_group(rank: int, world_size: int, shared_by: int) -> tuple[int, int]:
+    """The place of a group of consecutive ranks that get the same batches, and how many groups there are.
+
+    Raises:
+        ValueError: the ranks cannot be divided into such groups.
+    """
+    if world_size % shared_by:
+        raise ValueError(f"shared_by={shared_by} does not divide the world size, {world_size}")
+    return rank // shared_by, world_size // shared_by
 
 
 def _existing_part(folder: str) -> str:

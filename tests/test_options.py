@@ -50,6 +50,7 @@ GOOD: dict[str, Any] = {
     "verify": False,
     "progress": True,
     "feeders": None,
+    "shared_by": 1,
 }
 
 

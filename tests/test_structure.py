@@ -59,7 +59,7 @@ TORCH_IN_FUNCTIONS = {
     "streamload.images.floats",
     "streamload.write.encode",
 }
-STARTERS = {"streamload.environment.launch"}
+STARTERS = {"streamload.environment.launch", "streamload.environment.rendezvous"}
 IMPORTS_LATE = {
     "streamload.feeder.start",
     "streamload.workers.worker_start",

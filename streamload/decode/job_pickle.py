@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import logging
 import pickle
+import pickletools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,12 +15,14 @@ import cloudpickle
 from streamload.decode.module_state import ModuleState, StatePickler, set_state, state_of
 from streamload.decode.tasks import Job
 
-__all__ = ["PickledJob", "load_job", "pickle_job", "warn_of_lost"]
+__all__ = ["PickledJob", "digests_of", "load_job", "pickle_job", "warn_of_lost"]
 
 _log = logging.getLogger("streamload")
 _FUNCTIONS = "the functions given to the loader, or what they refer to"
 _NAMED = 5
 _CODE = "the code of reloaded modules"
+_OF_FORM = frozenset({"FRAME", "PROTO", "MEMOIZE", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "GET", "PUT"})
+"""Codes of a pickle that say how it is written, not what."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,24 @@ def pickle_job(job: Job) -> PickledJob:
     parts = {str(attribute): hash(state.values[attribute.value]) for attribute in state.attributes}
     parts |= {_FUNCTIONS: hash(file.getvalue()), _CODE: hash(code)}
     return PickledJob(pickle.dumps(_Payload(file.getvalue(), tuple(sorted(pickler.needed)), state)), parts)
+
+
+def digests_of(data: bytes) -> dict[str, str]:
+    """What a pickled job consists of, by name, as digests that are the same in another process.
+
+    They do not depend on the order of sets, which differs between processes, nor on which objects are one and the same.
+    """
+    payload: _Payload = pickle.loads(data)
+    values = payload.state.values
+    of_modules = {str(attribute): _digest(values[attribute.value]) for attribute in payload.state.attributes}
+    return {_FUNCTIONS: _digest(payload.job), **of_modules}
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, bytes):
+        return repr(value)
+    said = sorted(f"{code.name} {arg!r}" for code, arg, _ in pickletools.genops(value) if code.name not in _OF_FORM)
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
 def load_job(data: bytes) -> tuple[Job, tuple[str, ...]]:

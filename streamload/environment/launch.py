@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
 from streamload.memory.unnamed import new_memory
 
@@ -49,6 +49,22 @@ STACK_S = 0.2
 
 _LOOK_UP_S = 0.002
 """How often it is looked whether a fork has ended."""
+
+
+class Process(Protocol):
+    """What `Child` needs of a `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | Any | None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status. Raises subprocess.TimeoutExpired if it has not ended after so many seconds."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send it a signal."""
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
 
 
 class Fork:
@@ -96,9 +112,14 @@ class Child:
         words: a descriptor of the memory in which it leaves its last words.
     """
 
-    process: subprocess.Popen[bytes] | Fork
+    process: Process
     socket: socket.socket
     words: int
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
 
     @property
     def is_stopped(self) -> bool:

@@ -17,7 +17,7 @@ from streamload.trace import Event
 from streamload.workers.protocol import Pool
 from streamload.workers.worker_number import Observed
 
-__all__ = ["FeederMeter"]
+__all__ = ["FeederMeter", "observed_of"]
 
 _SENT_EVERY_S = 0.02
 """Totals go with batches, and a message with them takes a hundredth of a millisecond more."""
@@ -39,10 +39,30 @@ class FeederMeter:
         epochs: says whether the loop waits.
         scans: which are outstanding.
         fetcher: of remote bytes, or None.
+        ranks: how many share the workers and the fetcher. What is not done for one of them alone is counted in equal
+            shares, so that sums over ranks are right.
+        meters: of all ranks that are here, to which this one is added.
+
+    Attributes:
+        totals: as given.
+        events: for a trace, since the last message; None where there is none.
     """
 
-    def __init__(self, totals: Totals, pool: Pool, *, epochs: Epochs, scans: Scans, fetcher: Fetcher | None) -> None:
-        self._totals = totals
+    def __init__(
+        self,
+        totals: Totals,
+        pool: Pool,
+        *,
+        epochs: Epochs,
+        scans: Scans,
+        fetcher: Fetcher | None,
+        ranks: int,
+        meters: list[FeederMeter],
+    ) -> None:
+        self.totals = totals
+        self._share = 1 / ranks
+        self._meters = meters
+        meters.append(self)
         self._pool = pool
         self._epochs = epochs
         self._scans = scans
@@ -51,37 +71,36 @@ class FeederMeter:
         self._sent_s = -math.inf
         self._shares: tuple[tuple[str, float], ...] = ()
         self._workers, self._used_bytes = TimeIntegral(), TimeIntegral()
-        self._workers.set(pool.workers_with_tasks()[0])
-        self._observed = Totals()
-        self._events: list[Event] | None = None
+        self._workers.set(pool.workers_with_tasks()[0] * self._share)
+        self.events: list[Event] | None = None
 
-    def add(self, done: RowsDone | ScanDone) -> None:
-        """Add what a task has taken."""
-        costs, totals = done.costs, self._totals
+    def add(self, done: RowsDone | ScanDone, share: float = 1) -> None:
+        """Add what a task has taken, or the rank's share of that."""
+        costs, totals = done.costs, self.totals
         if isinstance(done, RowsDone):
             totals["payload_bytes"] += done.payload_bytes
             totals["made_samples"] += done.rows
-        totals["scan_s"] += costs.scan
-        totals["decode_s"] += costs.decode
-        totals["transform_s"] += costs.transform
-        totals["collate_s"] += costs.collate
-        totals["workers_waited_s"] += costs.waited
-        totals["workers_busy_s"] += costs.whole
-        totals["workers_processor_s"] += costs.processor
-        totals["workers_delayed_s"] += costs.delayed
-        totals["disk_bytes"] += costs.disk_bytes
-        totals[duration_bucket("task", costs.whole)] += 1
+        totals["scan_s"] += share * costs.scan
+        totals["decode_s"] += share * costs.decode
+        totals["transform_s"] += share * costs.transform
+        totals["collate_s"] += share * costs.collate
+        totals["workers_waited_s"] += share * costs.waited
+        totals["workers_busy_s"] += share * costs.whole
+        totals["workers_processor_s"] += share * costs.processor
+        totals["workers_delayed_s"] += share * costs.delayed
+        totals["disk_bytes"] += share * costs.disk_bytes
+        totals[duration_bucket("task", costs.whole)] += share
         totals.add(costs.named)
-        if self._events is not None:
+        if self.events is not None:
             kind, details = _described(done)
-            self._events.append(Event(kind, f"worker {costs.process}", costs.started, costs.whole, details))
+            self.events.append(Event(kind, f"worker {costs.process}", costs.started, costs.whole, details))
 
     def trace(self, *, on: bool) -> None:
         """Note events from now on, or no more."""
         if not on:
-            self._events = None
-        elif self._events is None:
-            self._events = []
+            self.events = None
+        elif self.events is None:
+            self.events = []
         self.watch_transfers()
 
     def watch_transfers(self) -> None:
@@ -89,32 +108,35 @@ class FeederMeter:
         if self._fetcher is None:
             return
         counts = self._fetcher.counts
-        if self._events is None:
+        if all(each.events is None for each in self._meters):
             counts.ended = None
         elif counts.ended is None:
             counts.ended = []
 
     def take_events(self) -> tuple[Event, ...]:
         """The events since the last call; none unless they are noted."""
-        if self._events is None:
+        if self.events is None:
             return ()
         if self._fetcher is not None and (ended := self._fetcher.counts.ended):
-            self._events += [
+            events = [
                 Event("fetch", "connection", began_s, ended_s - began_s, {"url": url, "start": start, "bytes": size})
                 for url, start, began_s, ended_s, size in ended
             ]
             ended.clear()
-        taken, self._events = tuple(self._events), []
+            for meter in self._meters:
+                if meter.events is not None:
+                    meter.events += events
+        taken, self.events = tuple(self.events), []
         return taken
 
     def note_state(self) -> None:
         """Add the time since the last call, for the reason that held then; to be called after every event."""
         now_s = perf_counter()
         for name, share in self._shares:
-            self._totals[name] += share * (now_s - self._noted_s)
+            self.totals[name] += share * (now_s - self._noted_s)
         self._noted_s = now_s
         if self._fetcher is not None:
-            self._used_bytes.set(self._fetcher.used_bytes)
+            self._used_bytes.set(self._fetcher.used_bytes * self._share)
         self._shares = tuple(self._reasons()) if self._epochs.awaited else ()
 
     def to_send(self, *, always: bool, in_own_process: bool) -> Totals | None:
@@ -124,38 +146,32 @@ class FeederMeter:
             always: it is.
             in_own_process: the processor time of this process is the feeder's.
         """
-        now_s, totals = perf_counter(), self._totals
+        now_s, totals = perf_counter(), self.totals
         if not always and now_s - self._sent_s < _SENT_EVERY_S:
             return None
         self._sent_s = now_s
         totals["feeder_s"] = now_s - self._started_s
         totals["worker_s"] = self._workers.now()
         if in_own_process:
-            totals["feeder_processor_s"] = process_time()
+            totals["feeder_processor_s"] = process_time() * self._share
         if self._fetcher is not None:
-            totals.update(_of_transfers(self._fetcher.counts))
+            transfers = _of_transfers(self._fetcher.counts)
+            totals.update({name: amount * self._share for name, amount in transfers.items()})
             totals["memory_byte_s"] = self._used_bytes.now()
-            totals["memory_limit_byte_s"] = self._fetcher.window.budget_bytes * totals["feeder_s"]
+            limit_bytes = self._fetcher.window.budget_bytes * self._share
+            totals["memory_limit_byte_s"] = limit_bytes * totals["feeder_s"]
         return totals
 
     def resized(self) -> None:
         """The pool has another number of workers."""
-        self._workers.set(self._pool.workers_with_tasks()[0])
+        self._workers.set(self._pool.workers_with_tasks()[0] * self._share)
 
-    def observe(self) -> Observed:
-        """What has happened since the last call."""
+    def until_now(self) -> Totals:
+        """What has been added up until now."""
         self.note_state()
-        now = Totals(self._totals)
+        now = Totals(self.totals)
         now["feeder_s"] = self._noted_s - self._started_s
-        seen, self._observed = now.since(self._observed), now
-        return Observed(
-            seen["feeder_s"],
-            seen["made_samples"],
-            seen["workers_busy_s"],
-            seen["workers_processor_s"],
-            seen["workers_delayed_s"],
-            seen["awaited_s/work"],
-        )
+        return now
 
     def _reasons(self) -> Iterator[tuple[str, float]]:
         workers, with_tasks = self._pool.workers_with_tasks()
@@ -172,6 +188,18 @@ class FeederMeter:
         if self._fetcher.counts.in_flight or not self._scans.outstanding:
             return "memory" if self._fetcher.lacks_room else "network"
         return "scan"
+
+
+def observed_of(seen: Totals, ranks: int) -> Observed:
+    """What the workers have done for so many ranks in an interval, of which these are the sums over the ranks."""
+    return Observed(
+        seen["feeder_s"] / ranks,
+        seen["made_samples"],
+        seen["workers_busy_s"],
+        seen["workers_processor_s"],
+        seen["workers_delayed_s"],
+        seen["awaited_s/work"] / ranks,
+    )
 
 
 def _described(done: RowsDone | ScanDone) -> tuple[str, dict[str, float]]:

@@ -78,6 +78,8 @@ class Configure:
         feeders: feeders on other nodes, of which each has all of this; None where this process is to be the feeder.
         whole_batches: with several feeders, each batch is made by one, whatever the settings say.
         budget_is_automatic: no budget of memory was given, so that a node with less free memory may have a smaller one.
+        ranks: how many ranks of this machine share the feeder; the numbers above are for all of them.
+        alike: digests of what must be the same for these, by name.
     """
 
     listing: Listing | None
@@ -93,6 +95,8 @@ class Configure:
     feeders: RayFeeders | None = None
     whole_batches: bool = False
     budget_is_automatic: bool = False
+    ranks: int = 1
+    alike: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The first lines of the feeder's process: it starts its workers before it imports what only it needs.
 
-It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER WORKERS`: two descriptors, the number of
-the trainer's process, and how many workers to start.
+It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER [LISTENER] WORKERS`: two descriptors, the
+number of the trainer's process, a listening socket where it is for other trainers too, and how many workers to start.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import sys
 
 from streamload.environment.launch import EarlyWorkers, write_stack_on_request
+from streamload.environment.rendezvous import Listener, detach
 from streamload.memory.unnamed import raise_descriptor_limit
 
 __all__ = ["main"]
@@ -19,7 +20,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a feeder on the descriptors given as arguments."""
-    socket_number, words_number, trainer, workers = map(int, sys.argv[1:5])
+    socket_number, words_number, trainer, *listening, workers = map(int, sys.argv[1:])
+    sock = socket.socket(fileno=socket_number)
+    if listening:
+        detach(sock, words_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
@@ -32,7 +36,8 @@ def main() -> None:
         early.start(workers, worker.run)
     from streamload.feeder import process
 
-    process.run(socket.socket(fileno=socket_number), trainer, early)
+    listener = Listener(listening[0], words_number) if listening else None
+    process.run(sock, trainer, early, listener)
 
 
 if __name__ == "__main__":

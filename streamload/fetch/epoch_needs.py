@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
+from streamload.fetch.window import Turns
 from streamload.index.tables import Tables
 from streamload.limits import GUESSED_PARTS, GUESSED_PARTS_SHARE
 from streamload.order.plan import EpochPlan, RowBlock
@@ -42,9 +44,10 @@ class EpochNeeds:
         fetcher: fetches them.
         plan: the epoch's; says which samples later rows may hold.
         tables: say where samples lie.
+        turns: of the rank's batches, over all its epochs.
     """
 
-    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Tables) -> None:
+    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Tables, turns: Turns | None = None) -> None:
         self._fetcher = fetcher
         self._window = fetcher.window
         self._plan = plan
@@ -55,6 +58,10 @@ class EpochNeeds:
         self._scans: dict[int, int] = {}
         self._kept: dict[int, set[int]] = {}
         self._guessed: list[int] = []
+        self._turns = turns or Turns()
+        self._planned: deque[int] = deque()
+        self._closed = False
+        self._turns.begin()
         fetcher.begin_epoch(self)
 
     def guess(self, block: RowBlock) -> None:
@@ -69,7 +76,7 @@ class EpochNeeds:
             sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
         most = min(GUESSED_PARTS, self._window.budget_bytes // (GUESSED_PARTS_SHARE * PART_BYTES))
         self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]
-        self._window.plan(self._guessed)
+        self._window.plan(self._guessed, self._turns.next)
         self._fetcher.notify()
 
     def plan_batches(self, batches: Iterable[list[int]]) -> None:
@@ -77,7 +84,8 @@ class EpochNeeds:
         guessed, self._guessed = self._guessed, []
         self._window.cancel(guessed)
         for keys in batches:
-            self._window.plan(keys)
+            self._planned.append(self._turns.take())
+            self._window.plan(keys, self._planned[-1])
         self.advance()
         self._fetcher.notify()
 
@@ -87,6 +95,7 @@ class EpochNeeds:
 
     def start(self, keys: Collection[int]) -> None:
         """The next batch is scheduled: it holds its parts until `finish`, and the epoch until they are passed."""
+        self._turns.low = self._planned.popleft()
         self._window.start(keys)
         for key in keys:
             shard, number = shard_and_number(key)
@@ -101,6 +110,7 @@ class EpochNeeds:
 
     def cancel(self, keys: Collection[int]) -> None:
         """A batch will not be scheduled; the last one first."""
+        self._turns.give_back(self._planned.pop())
         self._window.cancel(keys)
 
     def keep(self, shard: int, scan: int) -> None:
@@ -118,6 +128,9 @@ class EpochNeeds:
 
     def close(self) -> None:
         """Release everything but what batches hold. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._turns.epochs -= 1
         self._fetcher.end_epoch(self)
         for shard in {**self._held, **self._kept}:
             self._release(shard, self._parts_of(shard))

@@ -7,10 +7,11 @@ taken from the pool, filled, announced, read, and freed when the last array or t
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -28,7 +29,18 @@ from streamload.limits import (
 from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
-__all__ = ["ALIGNMENT_BYTES", "HeapSlots", "MappedSlots", "SlotMemory", "SlotPool", "SlotReader", "Slots", "round_up"]
+__all__ = [
+    "ALIGNMENT_BYTES",
+    "HeapSlots",
+    "MappedSlots",
+    "SlotDescriptors",
+    "SlotMemory",
+    "SlotPool",
+    "SlotPools",
+    "SlotReader",
+    "Slots",
+    "round_up",
+]
 
 ALIGNMENT_BYTES = 64
 """Of what is written to a slot."""
@@ -47,6 +59,13 @@ class SlotMemory(Protocol):
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
         """The slot's memory, writable, grown to `size_bytes` if it was smaller."""
+
+
+class SlotDescriptors(Protocol):
+    """Knows where slots lie."""
+
+    def descriptor(self, slot: int, /) -> int:
+        """The slot's descriptor; it stays the owner's."""
 
 
 class Slots(Protocol):
@@ -151,12 +170,13 @@ class SlotPool:
 
     Args:
         descriptors: how many the process may have open that fills slots; 0 where it may have as many as this one.
+        numbers: of slots, where other pools take some of them too.
 
     Attributes:
         most_in_flight: see `Slots`.
     """
 
-    def __init__(self, descriptors: int = 0) -> None:
+    def __init__(self, descriptors: int = 0, numbers: Iterator[int] | None = None) -> None:
         limit = descriptors or descriptor_limit()
         self.most_in_flight = max(2, limit // SLOTS_IN_FLIGHT_SHARE)
         self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
@@ -169,7 +189,7 @@ class SlotPool:
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._kept_bytes = 0
-        self._made = 0
+        self._numbers = itertools.count() if numbers is None else numbers
         self._retired: list[int] = []
 
     def take(self, size_bytes: int) -> int:
@@ -177,7 +197,7 @@ class SlotPool:
         if self._free:
             slot = self._free.pop()
         else:
-            slot, self._made = self._made, self._made + 1
+            slot = next(self._numbers)
             self._descriptors[slot] = new_memory(round_up(size_bytes))
             self._sizes[slot] = 0
         self._note_size(slot, size_bytes)
@@ -193,6 +213,11 @@ class SlotPool:
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor; it stays the pool's."""
         return self._descriptors[slot]
+
+    @property
+    def slots(self) -> list[int]:
+        """Those that are in use here."""
+        return list(self._descriptors)
 
     def holds(self, slot: int) -> bool:
         """Whether the slot is still in use here."""
@@ -282,6 +307,31 @@ class SlotPool:
         self._announced.clear()
         self._kept.clear()
         self._kept_bytes = 0
+
+
+class SlotPools:
+    """The pools of several trainers, whose slots the same workers fill: no two slots have the same number."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._pools: list[SlotPool] = []
+
+    def new(self, descriptors: int = 0) -> SlotPool:
+        """Another pool; see `SlotPool`."""
+        pool = SlotPool(descriptors, self._numbers)
+        self._pools.append(pool)
+        return pool
+
+    def close(self, pool: SlotPool) -> list[int]:
+        """Close a pool, of which the workers are to forget these slots."""
+        self._pools.remove(pool)
+        slots = pool.slots
+        pool.close()
+        return slots
+
+    def descriptor(self, slot: int) -> int:
+        """The slot's descriptor, which stays its pool's."""
+        return next(pool.descriptor(slot) for pool in self._pools if pool.holds(slot))
 
 
 class HeapSlots:

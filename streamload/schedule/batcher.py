@@ -60,16 +60,17 @@ class Batcher(Generic[SourceT, PartT]):
     Args:
         in_order: release them in the order in which they were opened; otherwise as they complete.
         before: the previous epoch's batcher. Its batches count as outstanding here too, and its numbers continue.
+        numbers: of batches, where other batchers take some of them too.
 
     Attributes:
         numbers: of the next batches.
     """
 
-    def __init__(self, *, in_order: bool, before: Self | None = None) -> None:
+    def __init__(self, *, in_order: bool, before: Self | None = None, numbers: Iterator[int] | None = None) -> None:
         self._in_order = in_order
         self._before = before
         self._open: OrderedDict[int, OpenBatch[SourceT, PartT]] = OrderedDict()
-        self.numbers: Iterator[int] = count() if before is None else before.numbers
+        self.numbers: Iterator[int] = (numbers or count()) if before is None else before.numbers
         self._opened = 0
         self._taken = 0
 

@@ -10,6 +10,7 @@ from streamload.decode.failure import Attempt
 from streamload.errors import StreamloadError
 from streamload.fetch.epoch_needs import EpochNeeds
 from streamload.fetch.prerequisites import Prerequisites
+from streamload.fetch.window import Turns
 from streamload.index.tables import Tables
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_PARTS
 from streamload.order.plan import EpochPlan, RowBlock
@@ -44,6 +45,7 @@ class Lookahead:
         scans: scans the shards that have no table.
         pool: notified of finished shards.
         prerequisites: fetches remote parts and tables; None where everything is local.
+        turns: of the rank's batches in the order of need; see `EpochNeeds`.
         block_rows: the rows of each block, of which only one is planned at a time; None chooses for speed.
     """
 
@@ -58,6 +60,7 @@ class Lookahead:
         scans: Scans,
         pool: Pool,
         prerequisites: Prerequisites | None,
+        turns: Turns | None = None,
         block_rows: int | None = None,
     ) -> None:
         self._plan = plan
@@ -71,7 +74,7 @@ class Lookahead:
         self._scans = scans
         self._pool = pool
         self._prerequisites = prerequisites
-        self._needs = None if prerequisites is None else EpochNeeds(prerequisites.fetcher, plan, tables)
+        self._needs = None if prerequisites is None else EpochNeeds(prerequisites.fetcher, plan, tables, turns)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0

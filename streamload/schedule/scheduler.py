@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
 from streamload.errors import StreamloadError
 from streamload.fetch.prerequisites import Prerequisites
+from streamload.fetch.window import Turns
 from streamload.index.tables import Tables
 from streamload.limits import BATCHES_OF_LOOP, SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
 from streamload.memory.slots import ALIGNMENT_BYTES, Slots, round_up
@@ -92,6 +93,7 @@ class Learned:
         outstanding: how many batches may be in flight or waiting for the loop.
         ragged: some row did not fit the layout, so batches are collated one by one.
         row_s: seconds that a worker takes for a row.
+        first_row_is_made: some rank's first row is being made, which sets the layout of all.
     """
 
     layout: bytes | None = None
@@ -100,6 +102,7 @@ class Learned:
     outstanding: int = 0
     ragged: bool = False
     row_s: float | None = None
+    first_row_is_made: bool = False
 
     @property
     def batch_bytes(self) -> int:
@@ -139,7 +142,14 @@ class TaskSize:
 
 
 def task_size(
-    row_s: float | None, batch_rows: int, slot_bytes: int, *, capacity: int, prefetch_batches: int, whole: bool
+    row_s: float | None,
+    batch_rows: int,
+    slot_bytes: int,
+    *,
+    capacity: int,
+    prefetch_batches: int,
+    whole: bool,
+    ranks: int = 1,
 ) -> TaskSize:
     """Tasks of about ten milliseconds, or more where a batch takes long.
 
@@ -158,8 +168,10 @@ def task_size(
         capacity: tasks that the workers hold together, two for each.
         prefetch_batches: at least so many batches are made ahead.
         whole: a batch must not be cut.
+        ranks: that share the workers: each has its share in flight, and all workers make parts of the batch of one
+            that is behind.
     """
-    tasks = capacity + 2
+    tasks = -(-capacity // ranks) + 2
     batch_s = (row_s or 0.0) * batch_rows
     run = parts = 1
     if row_s is None:
@@ -185,6 +197,9 @@ class Resources:
         slots: where batches are written.
         learned: by earlier epochs and tasks, for later ones.
         prerequisites: fetches remote parts and tables; None where everything is local.
+        batch_numbers: unique within a pool.
+        turns: of the rank's batches in the order of need.
+        ranks: how many share all but slots and turns.
     """
 
     tables: Tables
@@ -193,6 +208,9 @@ class Resources:
     slots: Slots
     learned: Learned
     prerequisites: Prerequisites | None = None
+    batch_numbers: Iterator[int] | None = None
+    turns: Turns | None = None
+    ranks: int = 1
 
 
 class Scheduler:
@@ -222,6 +240,7 @@ class Scheduler:
         self._batcher = batcher
         self._learned = resources.learned
         self._begun_again = begun_again
+        self._ranks = resources.ranks
         self._start = start
         first_row, end_row = start.share.rows(settings.order.batch_size)
         self._batch_rows = max(1, end_row - first_row)  # of a full batch
@@ -238,7 +257,7 @@ class Scheduler:
         self._most_slot_bytes = (
             None
             if resources.prerequisites is None
-            else resources.prerequisites.fetcher.window.budget_bytes // SLOTS_SHARE
+            else resources.prerequisites.fetcher.window.budget_bytes // SLOTS_SHARE // resources.ranks
         )
 
     @property
@@ -305,10 +324,10 @@ class Scheduler:
 
     def _first_rows(self) -> RowTask | None:
         """A single row, which sets the layout of all; nothing else is scheduled until it is done."""
-        if self._waits_for_first_row:
+        if self._learned.first_row_is_made:
             return None
         task = self._part_of_batch(rows=1)
-        self._waits_for_first_row = task is not None
+        self._waits_for_first_row = self._learned.first_row_is_made = task is not None
         return task
 
     def _rows(self) -> RowTask | None:
@@ -366,6 +385,7 @@ class Scheduler:
             capacity=self._pool.capacity,
             prefetch_batches=self._settings.prefetch_batches,
             whole=self._whole,
+            ranks=self._ranks,
         )
         most_run = max(1, self._most_run_rows // self._batch_rows)
         size = self._within_room(replace(size, run=min(size.run, most_run)))
@@ -461,14 +481,20 @@ class Scheduler:
 
     def close(self) -> None:
         """Stop scheduling and fetching."""
+        self._note_first_row()
         self._ahead.close()
 
     def measure(self, done: RowsDone) -> None:
         """Learn from how long a task took."""
         if self._waits_for_first_row:
-            self._waits_for_first_row = False  # its time says little: it paid for imports
+            self._note_first_row()  # its time says little: it paid for imports
         else:
             self._learned.measure(done)
+
+    def _note_first_row(self) -> None:
+        """The first row is made, or no longer wanted, if it was waited for."""
+        if self._waits_for_first_row:
+            self._waits_for_first_row = self._learned.first_row_is_made = False
 
     def make_again(self, batch: RowBatch) -> None:
         """Make a batch again as a whole, since some of its rows do not fit the layout."""
@@ -501,6 +527,7 @@ def _plan_rows(
         scans=resources.scans,
         pool=resources.pool,
         prerequisites=resources.prerequisites,
+        turns=resources.turns,
         block_rows=block_rows,
     )
 

@@ -15,7 +15,8 @@ from time import monotonic, sleep
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from streamload.decode.tasks import Job, WorkerMessage
-from streamload.environment.launch import STACK_S, Child, launch
+from streamload.environment.launch import STACK_S, launch
+from streamload.environment.rendezvous import AnyChild, join
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Ready
 from streamload.log_records import Logged
@@ -30,6 +31,7 @@ from streamload.workers.caller_worker import CallerWorker
 __all__ = ["Connection", "FeederDiedError", "FeederProcess", "second_death", "with_another_feeder"]
 
 _GRACE_S = 0.7
+_FEEDER = "streamload.feeder.start"
 
 _LOOK_UP_S = 0.05
 """How often a call that waits looks whether another thread has received its answer."""
@@ -160,6 +162,8 @@ class FeederProcess:
         progress: shows how far scans are.
         on_map: called with every newly mapped slot.
         module: the first lines of the process.
+        shared: the name of a feeder for several ranks of this machine, which is started only if there is none; see
+            `rendezvous_name`.
 
     Attributes:
         waited_s: see `Connection`.
@@ -172,7 +176,8 @@ class FeederProcess:
         on_map: Callable[[Bytes], None] | None,
         progress: ScanProgress | None = None,
         *,
-        module: str = "streamload.feeder.start",
+        module: str = _FEEDER,
+        shared: str | None = None,
     ) -> None:
         self._slots = SlotReader(on_map)
         self._inbox = Inbox(progress)
@@ -184,7 +189,9 @@ class FeederProcess:
         self._end_requested = False
         self._death: str | None = None
         self._worker: CallerWorker | None = None
-        self._child = child = launch(module, workers)
+        self._is_shared = shared is not None
+        child: AnyChild = launch(module, workers) if shared is None else join(shared, module, workers)
+        self._child = child
         self._channel = Channel(child.socket)
         self._receiving = RLock()
         self._owner = os.getpid()
@@ -311,7 +318,7 @@ class FeederProcess:
 
     def describe(self) -> str:
         """What the feeder itself is doing, in words."""
-        name = f"the feeder (process {self._child.process.pid})"
+        name = f"the feeder (process {self._child.pid})"
         requested = self._child.request_stack()
         sleep(STACK_S)
         if self._child.is_stopped:
@@ -352,10 +359,10 @@ class FeederProcess:
             return None
         self._end_requested = True
         self._channel.end_sending()
-        if not hasattr(os, "pidfd_open") or self._child.process.returncode is not None:
+        if not hasattr(os, "pidfd_open") or self._is_shared or self._child.wait(0) is not None:
             return None
         try:
-            return os.pidfd_open(self._child.process.pid)
+            return os.pidfd_open(self._child.pid)
         except OSError:  # an older kernel; `close` waits for it then
             return None
 
@@ -434,7 +441,7 @@ def _log_the_rest(channel: Channel) -> None:
                 message.handle_if_enabled()
 
 
-def _end(child: Child, channel: Channel, receiving: RLock, slots: SlotReader, owner: int) -> None:
+def _end(child: AnyChild, channel: Channel, receiving: RLock, slots: SlotReader, owner: int) -> None:
     if os.getpid() == owner:
         if receiving.acquire(blocking=False):  # else another thread waits there, and two would tear messages apart
             try:

@@ -15,6 +15,7 @@ from streamload.decode.tasks import Job
 from streamload.errors import ShardChangedError
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Acknowledge, Answer, Call, Configure
+from streamload.feeder.pipeline import Pipeline
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.index.listing import Listing
@@ -108,19 +109,14 @@ class InProcessFeeder:
         self._worker = worker = CallerWorker(job, slots)
         pools: list[CallerPool] = []
 
-        def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
+        def start_pool(pipeline: Pipeline, shards: ResidentShards) -> CallerPool:
             limit = descriptor_limit()
-            pools.append(CallerPool(worker.put, shards=shards, slots=None, events=feeder, descriptors=limit))
+            pools.append(CallerPool(worker.put, shards=shards, slots=None, events=pipeline, descriptors=limit))
             return pools[0]
 
-        self._feeder = Feeder(
-            configure,
-            slots,
-            lambda message, _: inbox.put(message),
-            start_pool,
-            listing=listing,
-            shards=CopiedShards(listing, configure.fetching.storages),
-        )
+        shards = CopiedShards(listing, configure.fetching.storages)
+        pipeline = Pipeline(configure, start_pool, listing=listing, shards=shards)
+        self._feeder = Feeder(pipeline, slots, lambda message, _: inbox.put(message), workers=configure.workers)
         self._pool = pools[0]
         self._owner = os.getpid()
         self._closed = False

@@ -37,7 +37,7 @@ from streamload.limits import WORKER_SHARDS_SHARE
 from streamload.log_records import Logged
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory
-from streamload.memory.slots import SlotPool
+from streamload.memory.slots import SlotDescriptors
 from streamload.memory.unnamed import descriptor_limit
 from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
@@ -223,7 +223,7 @@ class ProcessPool:
         job: bytes,
         import_path: tuple[str, ...],
         shards: ResidentShards,
-        slots: SlotPool,
+        slots: SlotDescriptors,
         events: PoolEvents,
         ends_at_failure: bool = False,
         log_levels: tuple[tuple[str, int], ...] = (),

@@ -11,6 +11,7 @@ from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, TaskCosts
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Acknowledge, Configure, EpochStart, Ready
+from streamload.feeder.pipeline import Pipeline
 from streamload.fetch.budget import budget_for
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetcher import Fetcher
@@ -21,6 +22,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.storages import Storages
 from streamload.workers.process_pool import ReturnedTasks
+from streamload.workers.protocol import PoolEvents
 from streamload.workers.task_runner import scan
 
 DEADLINE_S = 20.0
@@ -41,12 +43,12 @@ class PoolByHand:
 
     capacity = 4
 
-    def __init__(self, feeder: Feeder) -> None:
+    def __init__(self, events: PoolEvents) -> None:
         self.tasks: list[RowTask] = []
         self.scans: list[ScanTask] = []
         self.full = False
         self.again: list[Task] = []
-        self._waiting = ReturnedTasks(feeder)
+        self._waiting = ReturnedTasks(events)
 
     @property
     def returned(self) -> deque[Task]:
@@ -115,24 +117,21 @@ class FeederByHand:
         self.slots = GrowingSlots()
         pools: list[PoolByHand] = []
 
-        def start_pool(feeder: Feeder, _: object) -> PoolByHand:
-            pools.append(PoolByHand(feeder))
+        def start_pool(pipeline: Pipeline, _: object) -> PoolByHand:
+            pools.append(PoolByHand(pipeline))
             return pools[0]
 
         assert configure.listing is not None
+        self.pipeline = Pipeline(configure, start_pool, listing=configure.listing)
         self.feeder = Feeder(
-            configure,
-            self.slots,
-            lambda message, _: self.sent.append(message),
-            start_pool,
-            listing=configure.listing,
+            self.pipeline, self.slots, lambda message, _: self.sent.append(message), workers=configure.workers
         )
         self.pool = pools[0]
 
     @property
     def fetcher(self) -> Fetcher:
-        assert self.feeder.prerequisites is not None
-        return self.feeder.prerequisites.fetcher
+        assert self.pipeline.fetcher is not None
+        return self.pipeline.fetcher
 
     def kinds(self) -> list[str]:
         """What was sent, by the names of the messages."""
@@ -170,7 +169,7 @@ class FeederByHand:
         pieces = tuple(
             PieceDone(piece, layout=b"any", size_bytes=1, rows=piece.rows)._replace(**changes) for piece in task.pieces
         )
-        self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, TaskCosts(decode=1.0)))
+        self.pipeline.on_done(RowsDone(task.number, pieces, len(task.table), 1, TaskCosts(decode=1.0)))
 
     def scan(self, task: ScanTask) -> None:
         """Do a scan, of what has been fetched."""
@@ -180,7 +179,7 @@ class FeederByHand:
         shards.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
         done = scan(task, shards)
         shards.close()
-        self.feeder.on_done(done)
+        self.pipeline.on_done(done)
 
     async def work_until(self, condition: Callable[[], bool], *, answered: int, scanned: int) -> None:
         """Do all tasks and scans, from those of these numbers on, and take what they give."""
@@ -230,7 +229,7 @@ def with_feeder(
             await body(by_hand)
         finally:
             by_hand.feeder.close()
-            assert by_hand.feeder.prerequisites is not None
-            await by_hand.feeder.prerequisites.close()
+            assert by_hand.pipeline.prerequisites is not None
+            await by_hand.pipeline.prerequisites.close()
 
     asyncio.run(run())

@@ -1,0 +1,232 @@
+"""One feeder for the ranks of a machine: the same batches, one process tree, and exact after any death."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_shards import write_numbers
+from node_ranks import Node, RankError
+from servers.faults import FaultServer, Script
+
+from streamload import StreamLoader
+
+pytestmark = pytest.mark.timeout(240)  # every rank imports torch first
+
+OPTIONS: dict[str, Any] = {
+    "batch_size": 7,
+    "shuffle": True,
+    "shuffle_window": 40,
+    "fields": ["npy", "cls"],
+    "num_workers": 1,
+}
+FEEDER, WORKER = "streamload.feeder.start", "streamload.workers.worker"
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Node]:
+    """Two ranks; they import torch once."""
+    node = Node(2)
+    yield node
+    node.end()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("numbers") / "shards", [40, 1, 7, 0, 90, 2])
+
+
+def epochs(node: Node, url: str, number: int = 2, **options: Any) -> list[Any]:
+    """What each rank gets in some epochs."""
+    with node.loaders(url, **{**OPTIONS, **options}):
+        return [node.ask("batches", None) for _ in range(number)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"on_error": "skip", "transform": "raise_on_bad", "drop_last": True, "lanes": 1},
+        pytest.param({"weights": [1.0, 2.0] * 70}, marks=pytest.mark.exhaustive),
+        pytest.param({"collate_fn": "as_staircase", "fields": ["cls"]}, marks=pytest.mark.exhaustive),
+        pytest.param({"num_workers": 3, "batch_size": 33, "pad": False}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_batches_are_those_of_feeders_of_their_own(two: Node, shards: str, options: dict[str, Any]) -> None:
+    shared = epochs(two, shards, feeders="node", **options)
+    assert shared == epochs(two, shards, **options)
+    assert shared[0] != shared[1]
+    assert shared[0][0] != shared[0][1]
+    assert all(batches for epoch in shared for batches in epoch)
+
+
+def test_ranks_have_one_feeder_and_the_workers_of_all(two: Node, shards: str) -> None:
+    with two.loaders(shards, **OPTIONS, feeders="node"):
+        two.ask("batches", 2)
+        assert (len(two.processes(FEEDER)), len(two.processes(WORKER))) == (1, 2)
+    with two.loaders(shards, **OPTIONS):
+        two.ask("batches", 2)
+        assert (len(two.processes(FEEDER)), len(two.processes(WORKER))) == (2, 2)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_remote_shards_are_listed_once_and_each_part_is_fetched_once(two: Node, tmp_path: Path, index: bool) -> None:
+    """With one lane both ranks read all shards, and with feeders of their own each fetches them all."""
+    counts = [40, 1, 7, 0, 90, 2]
+    write_numbers(tmp_path / "bucket" / "numbers", counts, index=index)
+    options = {"lanes": 1, "weights": [1.0, 2.0] * 70} if index else {"lanes": 1}
+    with FaultServer(tmp_path / "bucket") as server:
+        options["storage_options"] = {"endpoint_url": f"{server.url}", "anon": True}
+        found, requests = [], []
+        for feeders in ("node", None):
+            server.play(Script())
+            found.append(epochs(two, "s3://numbers", feeders=feeders, **options))
+            log = [f"{path} {part}" for method, path, part in server.report().log if method == "GET"]
+            listing = ("/index.json None",) if index else ("/numbers None", "/numbers/ None")
+            listed = sum(line.endswith(listing) for line in log)
+            requests.append((listed, [line for line in log if ".tar" in line]))
+    assert found[0] == found[1]
+    (listings, shared), (own_listings, own) = requests
+    assert own_listings == 2 * listings > 0
+    assert len(shared) == len(set(shared)) == len(counts) - 1, shared
+    assert len(own) == 2 * len(shared)
+
+
+def test_a_loader_goes_on_from_a_state_of_feeders_of_their_own(two: Node, shards: str) -> None:
+    with two.loaders(shards, **OPTIONS):
+        first = two.ask("batches", 4)
+        state = two.ranks[0].ask("state")
+        rest = two.ask("batches", None)
+    with two.loaders(shards, **OPTIONS, feeders="node"):
+        whole = two.ask("batches", None)
+        two.ask("load", state)
+        assert two.ask("batches", None) == rest
+        assert [one + more for one, more in zip(first, rest, strict=True)] == whole
+
+
+def test_a_rank_may_come_late_and_go_early(two: Node, shards: str) -> None:
+    with two.loaders(shards, **OPTIONS):
+        wanted = [two.ask("batches", None) for _ in range(3)]
+    with two.loaders(shards, **OPTIONS, feeders="node"):
+        early, late = two.ranks
+        assert [early.ask("batches", None) for _ in range(2)] == [epoch[0] for epoch in wanted[:2]]
+        assert early.ask("batches", 3) == wanted[2][0][:3]
+        assert late.ask("batches", 5) == wanted[0][1][:5]
+        early.ask("close")
+        assert late.ask("batches", None) == wanted[0][1][5:]
+        assert late.ask("batches", None) == wanted[1][1]
+
+
+def test_a_rank_that_leaves_its_pass_or_fails_does_not_disturb_the_other(two: Node, shards: str) -> None:
+    options = {**OPTIONS, "transform": "raise_on_bad", "lanes": 2}
+    skips = {**OPTIONS, "lanes": 2}
+    with two.loaders(shards, **skips):
+        wanted = [two.ask("batches", None) for _ in range(2)]
+    with two.loaders(shards, **skips, feeders="node"):
+        one, other = two.ranks
+        assert one.ask("batches", 3) == wanted[0][0][:3]
+        other.tell("batches", None)
+        one.ask("leave")
+        assert one.ask("batches", None) == wanted[1][0]
+        assert other.heard() == wanted[0][1]
+    with two.loaders(shards, **options, feeders="node"):
+        for rank in two.ranks:
+            with pytest.raises(RankError, match=r"TransformError.*part"):
+                rank.ask("batches", None)
+
+
+def test_loaders_that_differ_are_refused_with_what_differs(two: Node, shards: str) -> None:
+    each: list[dict[str, Any]] = [{}, {"seed": 1, "transform": "negative"}]
+    with two.loaders(shards, **OPTIONS, feeders="node", each=each):
+        two.ranks[0].ask("batches", 1)
+        with pytest.raises(RankError, match=r"ValueError: feeders=\"node\".*: seed, the functions given"):
+            two.ranks[1].ask("batches", 1)
+        assert len(two.ranks[0].ask("batches", None)) == 9
+
+
+def test_a_transform_that_all_change_is_used_from_the_next_pass_on(two: Node, shards: str) -> None:
+    with two.loaders(shards, **OPTIONS):
+        two.ask("batches", None)
+        two.ask("change", "negative")
+        wanted = two.ask("batches", None)
+    with two.loaders(shards, **OPTIONS, feeders="node"):
+        two.ask("batches", None)
+        two.ask("change", "negative")
+        assert two.ask("batches", None) == wanted
+        assert len(two.processes(FEEDER)) == 1
+
+
+@pytest.mark.parametrize("module", [FEEDER, pytest.param(WORKER, marks=pytest.mark.exhaustive)])
+def test_helpers_may_be_killed(two: Node, shards: str, module: str) -> None:
+    options = {**OPTIONS, "transform": "slow"}
+    with two.loaders(shards, **options):
+        wanted = [two.ask("batches", None) for _ in range(2)]
+    with two.loaders(shards, **options, feeders="node"):
+        assert two.ask("batches", 2) == [batches[:2] for batches in wanted[0]]
+        two.processes(module)[0].kill()
+        assert two.ask("batches", None) == [batches[2:] for batches in wanted[0]]
+        for rank in two.ranks:
+            rank.tell("batches", None)
+        two.processes(module)[0].send_signal(signal.SIGKILL)
+        assert [rank.heard() for rank in two.ranks] == wanted[1]
+
+
+def test_the_statistics_of_ranks_add_up(two: Node, shards: str) -> None:
+    with two.loaders(shards, **OPTIONS, feeders="node"):
+        given = two.ask("batches", None)
+        totals = two.ask("totals")
+    assert sum(each["made_samples"] for each in totals) >= 140
+    assert [each["batches"] for each in totals] == list(map(len, given))
+    assert 0 < totals[0]["worker_s"] <= totals[0]["feeder_s"] * 1.01, "its share of two workers is one"
+
+
+@pytest.mark.parametrize("feeders", ["node", pytest.param(None, marks=pytest.mark.exhaustive)])
+def test_ranks_of_a_group_get_the_same_batches(two: Node, shards: str, feeders: str | None) -> None:
+    with two.loaders(shards, **OPTIONS, shared_by=2, feeders=feeders):
+        one, other = two.ask("batches", None)
+    with two.loaders(shards, **OPTIONS, each=[{"rank": 0, "world_size": 1}] * 2):
+        assert one == other == two.ranks[0].ask("batches", None)
+
+
+def test_a_group_must_divide_the_world(two: Node, shards: str) -> None:
+    with pytest.raises(RankError, match="shared_by=3 does not divide the world size, 2"):
+        two.open(shards, **OPTIONS, shared_by=3)
+
+
+def test_without_workers_there_is_nothing_to_share(shards: str) -> None:
+    with pytest.raises(ValueError, match=r'feeders="node" shares worker processes among ranks, and num_workers=0'):
+        StreamLoader(shards, feeders="node", num_workers=0)
+
+
+def test_other_feeders_are_refused(shards: str) -> None:
+    with pytest.raises(ValueError, match="feeders='machine' must be"):
+        StreamLoader(shards, feeders="machine")  # type: ignore[arg-type]
+
+
+class TestKilledRanks:
+    """The starter of the feeder, or another rank, is killed while both read; the one that is left goes on."""
+
+    @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+    def test_the_other_one_goes_on(self, shards: str, killed: int) -> None:
+        node = Node(2)
+        try:
+            with node.loaders(shards, **OPTIONS, feeders="node"):
+                before = [rank.ask("batches", 2) for rank in node.ranks]
+                node.ranks[killed].process.kill()
+                node.ranks[killed].process.wait()
+                left = node.ranks[1 - killed]
+                found = before[1 - killed] + left.ask("batches", None)
+                assert found == epochs_alone(left, shards, 1 - killed)
+        finally:
+            node.end()
+
+
+def epochs_alone(rank: Any, shards: str, place: int) -> list[Any]:
+    """What a rank gets of the first epoch with a feeder of its own."""
+    rank.ask("close")
+    rank.ask("open", {}, shards, {**OPTIONS, "rank": place, "world_size": 2})
+    found: list[Any] = rank.ask("batches", None)
+    return found
