@@ -36,6 +36,9 @@ ON_A_NODE: Mapping[str, Any] = {"num_workers": 0, "rank": 0, "world_size": 1}
 TASK_NAME = "streamload"
 """What tasks are called in Ray's lists and by their processes."""
 
+_MOST_FINISHED = 4
+"""So many times as many calls as run at once may have been given and not taken."""
+
 _RETRIES = 3
 _LEAST_IN_FLIGHT = 8
 _COUNTED_EVERY_S = 10.0
@@ -90,7 +93,11 @@ class RayPool:
         given = taken = 0
         try:
             while True:
-                while len(order) < self._in_flight() and (call := next(remaining, None)) is not None:
+                in_flight = self._in_flight()
+                # Where the first one takes long, what waits for it is bounded, too.
+                while len(order) < in_flight and len(order) + len(finished) < _MOST_FINISHED * in_flight:
+                    if (call := next(remaining, None)) is None:
+                        break
                     order[self._start(call)] = given
                     given += 1
                 if not order:

@@ -82,8 +82,12 @@ def can_share() -> bool:
 
 
 def rendezvous_name(*parts: str) -> str:
-    """The abstract name for ranks of this user that have these in common."""
-    digest = hashlib.sha256("\0".join([str(os.getuid()), *parts]).encode()).hexdigest()[:32]
+    """The abstract name for ranks of this user that have these in common, and see the same processes and files.
+
+    Containers may share a network, and so abstract names, where the number of a process means another one in each.
+    """
+    spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "mnt", "user")]
+    digest = hashlib.sha256("\0".join([str(os.getuid()), *spaces, *parts]).encode()).hexdigest()[:32]
     return f"\0streamload-{os.getuid()}-{digest}"
 
 

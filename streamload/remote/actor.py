@@ -150,6 +150,7 @@ class HostedFeeder:
         self._wake = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._error: Exception | None = None
+        self._why_not_hosted: Exception | None = None
         loop = asyncio.get_running_loop()
 
         def send_logged(logged: Logged) -> None:
@@ -211,7 +212,9 @@ class HostedFeeder:
             descriptor = feeder.fileno()
             assert descriptor is not None
             asyncio.get_running_loop().add_reader(descriptor, self._take_all)
+        self._why_not_hosted = attempt.error
         if attempt.error is not None:
+            self._end_feeder()
             self._put(Failed(failure_of(attempt.error)))
 
     def _end_feeder(self) -> None:
@@ -226,7 +229,8 @@ class HostedFeeder:
     def _request(self, start: EpochStart) -> None:
         self._current, self._credits, self._newest = start.identity, 0, start.number
         self._keep_only(start.identity)
-        if self._feeder is not None:
+        if self._feeder is not None:  # else why there is none is still to be sent
+            self._others = deque(each for each in self._others if not isinstance(each, Failed) or each.start is None)
             self._feeder.send(start)
 
     def _abandon(self, message: AbandonEpoch) -> None:
@@ -254,6 +258,8 @@ class HostedFeeder:
     async def _answer(self, call: Call) -> None:
         """Have the feeder answer a call, on a thread; what that receives beside is taken here."""
         if self._feeder is None:
+            why = self._why_not_hosted or RuntimeError("no feeder is hosted")
+            self._put(Answer(call.number, failure=failure_of(why)))
             return
         calling = asyncio.ensure_future(asyncio.to_thread(self._feeder.call, call))
         while not calling.done():
@@ -315,11 +321,12 @@ class HostedFeeder:
             is_end = self._current in self._ended and not self._has_pending()
             if not batches and not is_end:
                 break
+            feeder = self._feeder
             await self._send(batches, last=is_end)
             count = len(batches)
             del batches  # with them the slots are free
-            if self._feeder is not None and count:
-                self._feeder.note_taken(count)
+            if feeder is not None and feeder is self._feeder and count:  # else another one is hosted by now
+                feeder.note_taken(count)
             if is_end:
                 break
         if self._others and not self._has_pending():  # a failure takes effect behind the batches before it

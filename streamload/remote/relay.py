@@ -10,6 +10,7 @@ from dataclasses import replace
 from time import perf_counter, process_time
 from typing import Any
 
+from streamload.arguments import parse_bytes
 from streamload.decode.failure import Attempt, failure_of
 from streamload.feeder.calls import COUNT_SAMPLES, WHAT_HOLDS_UP
 from streamload.feeder.messages import (
@@ -171,6 +172,8 @@ class Relay:
         if configure.budget_is_automatic:
             there = sum(each.greeting is not None and each.greeting.node == greeting.node for each in self._feeders)
             share = greeting.free_bytes // (FREE_MEMORY_SHARE * max(1, there))
+            if configure.feeders is not None and configure.feeders.memory is not None:  # the rest is its workers'
+                share = min(share, parse_bytes("memory", configure.feeders.memory) // 2)
             fetching = replace(fetching, budget_bytes=min(fetching.budget_bytes, max(LEAST_BUDGET_BYTES, share)))
         settings = replace(configure.settings, fills_up=False, in_order=True)
         if self._whole_by_need:

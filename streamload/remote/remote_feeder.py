@@ -129,6 +129,9 @@ class RemoteFeeder:
 
     def call(self, call: Call) -> None:
         """Have it answer a call; whoever is there when it dies does."""
+        if self._error is not None:
+            self._owner.forward(Answer(call.number, failure=failure_of(self._error)))
+            return
         self._calls[call.number] = call
         self._post(call)
 
@@ -148,9 +151,15 @@ class RemoteFeeder:
         self._note_totals_end()
         if self.greeting is not None:
             self._outbox.clear()
-            self._post(self._hosting(self.greeting))
-            if self._traces:
-                self._post(Tracing(on=True))
+            self._host(self.greeting)
+
+    def _host(self, greeting: Greeting) -> None:
+        """Have it configured; then it gets what it has not answered."""
+        self._post(self._hosting(greeting))
+        if self._traces:
+            self._post(Tracing(on=True))
+        for call in self._calls.values():
+            self._post(call)
 
     def _drop_items(self) -> None:
         for item in self.items:
@@ -200,6 +209,9 @@ class RemoteFeeder:
     def _break(self, error: Exception) -> None:
         self._error = error if isinstance(error, WorkerError) else _lost(self._name, error)
         self._fail(self._error)
+        for number in self._calls:
+            self._owner.forward(Answer(number, failure=failure_of(self._error)))
+        self._calls.clear()
 
     async def _place_again(self) -> None:
         try:
@@ -241,11 +253,7 @@ class RemoteFeeder:
     def _begin_again(self, greeting: Greeting) -> None:
         """Send an actor all that the one before it has been sent and not done."""
         self._outbox.clear()
-        self._post(self._hosting(greeting))
-        if self._traces:
-            self._post(Tracing(on=True))
-        for call in self._calls.values():
-            self._post(call)
+        self._host(greeting)
         if self._start is not None and not self.ended and not self._has_failed():
             self._request(self._rest(self._start))
 
@@ -314,8 +322,9 @@ class RemoteFeeder:
             case Batches():
                 self._take(message)
             case Failed():
-                self.items.append(message)
-                self._owner.changed()
+                if message.start is None or (self._sent_start and message.start == self._sent_start.identity):
+                    self.items.append(message)  # others are of an earlier pass
+                    self._owner.changed()
             case Answer():
                 self._died_in_turn = False
                 if self._calls.pop(message.number, None) is not None:

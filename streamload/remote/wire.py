@@ -3,8 +3,9 @@
 A frame is a pickle and the bytes of batches behind a header of sixteen bytes (how many there are of each). The bytes
 go from the slot in which the actor's workers have written them to the one that the relay maps, without a copy of ours.
 
-Pickles are safe here as far as Ray's own messages are, which are pickles too: whoever connects must send the token that
-the relay got by Ray, before anything of it is read.
+Pickles are safe here as far as Ray's own messages are, which are pickles too: each end proves that it knows the token
+that went through Ray, by an HMAC of what the other end has drawn, before anything of it is unpickled. The token itself
+is never sent. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ __all__ = ["Batches", "Credit", "Listener", "Wire", "connect"]
 _HEADER = struct.Struct("<QQ")
 _TOKEN_BYTES = 32
 _MOST_MESSAGE_BYTES = 1 << 32
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""After half a minute without a sign of it a machine that has gone silently is taken for dead."""
+_TCP = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+"""After half a minute without a sign of it, idle or in the middle of sending, a machine is taken for dead."""
+_HANDSHAKE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -83,26 +85,14 @@ class Wire:
         Raises:
             EOFError, OSError: the other end is gone.
         """
-        length, payload_bytes = _HEADER.unpack(await self._exactly(_HEADER.size))
+        length, payload_bytes = _HEADER.unpack(await _exactly(self._socket, _HEADER.size))
         if length > _MOST_MESSAGE_BYTES:
             raise EOFError("what came is no message")
-        message = pickle.loads(await self._exactly(length))
+        message = pickle.loads(await _exactly(self._socket, length))
         if payload_bytes:
             for memory in place(message):
-                await self._fill(memoryview(memory.data))
+                await _fill(self._socket, memoryview(memory.data))
         return message
-
-    async def _exactly(self, length: int) -> bytearray:
-        data = bytearray(length)
-        await self._fill(memoryview(data))
-        return data
-
-    async def _fill(self, memory: memoryview) -> None:
-        while len(memory):
-            received = await self._loop.sock_recv_into(self._socket, memory)
-            if not received:
-                raise EOFError("the other end of the connection is gone")
-            memory = memory[received:]
 
     def close(self) -> None:
         """Close the connection. Idempotent. No task may be in `send` or `receive`."""
@@ -115,7 +105,7 @@ def _tune(sock: socket.socket) -> None:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
+    for name, value in _TCP.items():
         if hasattr(socket, name):  # macOS has others
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
@@ -128,7 +118,7 @@ class Listener:
 
     Attributes:
         address: host and port.
-        token: what the other end must send.
+        token: what the other end must know.
     """
 
     def __init__(self, host: str) -> None:
@@ -138,42 +128,96 @@ class Listener:
         self.token = secrets.token_bytes(_TOKEN_BYTES)
 
     async def accept(self) -> Wire:
-        """The connection; others are closed. Nobody can connect afterwards."""
+        """The connection; others are closed, and keep nobody waiting. Nobody can connect afterwards."""
         loop = asyncio.get_running_loop()
+        accepting: asyncio.Task[tuple[socket.socket, Any]] = loop.create_task(loop.sock_accept(self._socket))
+        checks: set[asyncio.Task[Wire | None]] = set()
         try:
             while True:
-                sock, _ = await loop.sock_accept(self._socket)
-                sock.setblocking(False)
-                with suppress(OSError, EOFError, TimeoutError):
-                    if await asyncio.wait_for(self._has_token(sock), 10):
-                        return Wire(sock)
-                sock.close()
+                done, _ = await asyncio.wait({accepting, *checks}, return_when=asyncio.FIRST_COMPLETED)
+                if accepting in done:
+                    checks.add(loop.create_task(self._check(accepting.result()[0])))
+                    accepting = loop.create_task(loop.sock_accept(self._socket))
+                for check in checks & done:
+                    checks.remove(check)
+                    if (wire := check.result()) is not None:
+                        return wire
         finally:
+            for task in (accepting, *checks):
+                task.cancel()
+            await asyncio.gather(accepting, *checks, return_exceptions=True)
             self._socket.close()
 
-    async def _has_token(self, sock: socket.socket) -> bool:
-        received = b""
-        while len(received) < _TOKEN_BYTES:
-            data = await asyncio.get_running_loop().sock_recv(sock, _TOKEN_BYTES - len(received))
-            if not data:
-                return False
-            received += data
-        return hmac.compare_digest(received, self.token)
+    async def _check(self, sock: socket.socket) -> Wire | None:
+        """The connection, if the other end knows the token; else it is closed."""
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                if await _prove(sock, self.token, b"actor", b"relay"):
+                    return Wire(sock)
+        except (OSError, EOFError):
+            pass
+        except BaseException:
+            sock.close()
+            raise
+        sock.close()
+        return None
+
+
+async def _prove(sock: socket.socket, token: bytes, own: bytes, other: bytes) -> bool:
+    """Prove to the other end that this one knows the token; whether the other end does.
+
+    Args:
+        sock: connected, not blocking.
+        token: the secret.
+        own: the role of this end, so that a proof cannot be sent back as the other end's.
+        other: the role of the other end.
+    """
+    loop = asyncio.get_running_loop()
+    drawn = secrets.token_bytes(_TOKEN_BYTES)
+    await loop.sock_sendall(sock, drawn)
+    theirs = await _exactly(sock, _TOKEN_BYTES)
+    await loop.sock_sendall(sock, hmac.digest(token, own + theirs, "sha256"))
+    return hmac.compare_digest(await _exactly(sock, _TOKEN_BYTES), hmac.digest(token, other + drawn, "sha256"))
+
+
+async def _exactly(sock: socket.socket, length: int) -> bytearray:
+    data = bytearray(length)
+    await _fill(sock, memoryview(data))
+    return data
+
+
+async def _fill(sock: socket.socket, memory: memoryview) -> None:
+    while len(memory):
+        received = await asyncio.get_running_loop().sock_recv_into(sock, memory)
+        if not received:
+            raise EOFError("the other end of the connection is gone")
+        memory = memory[received:]
 
 
 async def connect(address: tuple[str, int], token: bytes) -> Wire:
     """Connect to a listener.
 
     Raises:
-        OSError: it cannot be reached.
+        ConnectionError: it cannot be reached, or whoever is there does not know the token.
     """
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
-        await loop.sock_connect(sock, address)
-        await loop.sock_sendall(sock, token)
+        async with asyncio.timeout(_HANDSHAKE_S):
+            await loop.sock_connect(sock, address)
+            is_actor = await _prove(sock, token, b"relay", b"actor")
+    except (OSError, EOFError) as error:
+        sock.close()
+        raise ConnectionError(
+            f"the trainer's machine cannot reach {address[0]}:{address[1]}, where an actor listens "
+            f"({error or 'no answer'}); nodes of the cluster must reach each other at any port"
+        ) from error
     except BaseException:
         sock.close()
         raise
+    if not is_actor:
+        sock.close()
+        raise ConnectionError(f"somebody else is at {address[0]}:{address[1]}, where an actor was")
     return Wire(sock)

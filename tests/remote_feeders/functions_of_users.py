@@ -33,3 +33,7 @@ def fails_at_the_end(sample: tuple[int, str]) -> tuple[int, str]:
 def slow(sample: Any) -> Any:
     time.sleep(0.002)
     return sample
+
+
+def large_int_or_float(value: int) -> tuple[np.ndarray[Any, Any], float]:
+    return np.zeros(1 << 20, np.uint8), value if value < 9 else value + 0.5

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from feeders_here import use_feeders_here
-from functions_of_users import fails_at_the_end, int_or_float, noisy, stacked, uneven
+from functions_of_users import fails_at_the_end, int_or_float, large_int_or_float, noisy, stacked, uneven
 from same_batches import assert_same
 
 from streamload import Mixture, RayFeeders, StreamLoader
-from streamload.errors import SampleError
+from streamload.errors import SampleError, ShardNotFoundError
+from streamload.remote import actor
 
 ARGUMENTS: dict[str, Any] = {
     "batch_size": 16,
@@ -163,3 +164,28 @@ def test_counts_and_a_pass_that_is_left(shards: Path, tmp_path: Path) -> None:
         next(iter(loader))
         assert_same(list(loader), expected)
         assert loader.statistics().samples > 0
+
+
+def test_large_rows_that_are_not_alike_change_hands_while_they_are_sent(shards: Path) -> None:
+    """Another feeder is hosted meanwhile, which has announced none of what is being sent."""
+    how: dict[str, Any] = {
+        "fields": ("cls",), "transform": {"cls": large_int_or_float}, "batch_size": 4, "shuffle": False,
+    }  # fmt: skip
+    seen = passes(str(shards), 1, RayFeeders(2), **how, prefetch_batches=16)
+    assert_same(seen, passes(str(shards), 1, None, **how))
+
+
+def test_a_feeder_that_cannot_be_hosted_answers_calls(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ShardNotFoundError("the node does not see this shard", url="x")
+
+    monkeypatch.setattr(actor, "_check_paths", refuse)
+    for shard in shards.glob("*.tar"):  # without an index
+        (tmp_path / shard.name).symlink_to(shard)
+    with StreamLoader(str(tmp_path), batch_size=4, num_workers=1, feeders=RayFeeders(2), timeout=20) as loader:
+        with pytest.raises(ShardNotFoundError, match="does not see"):
+            next(iter(loader))
+        with pytest.raises(ShardNotFoundError, match="does not see"):
+            len(loader)
