@@ -206,10 +206,11 @@ class ByHand:
     def must_wrap(self) -> bool:
         return False
 
-    def pump(self) -> None:
+    def pump(self, most: float) -> int:
         if self.failing:
             raise ShardNotFoundError("it is gone", url="a.tar")
         self.exhausted = True
+        return 0
 
     def take_ready(self) -> tuple[list[str], int]:
         if not self.exhausted:
