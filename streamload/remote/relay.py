@@ -30,7 +30,7 @@ from streamload.memory.slots import MappedSlots, SlotPool
 from streamload.memory.unnamed import naming_the_limit
 from streamload.order.share import Share
 from streamload.remote.actor import Greeting
-from streamload.remote.cluster import Cluster, RayCluster
+from streamload.remote.cluster import Cluster, RayActors
 from streamload.remote.merging import ReceivedBatch, Unmergeable, merge, write
 from streamload.remote.remote_feeder import RemoteFeeder
 from streamload.schedule.epoch import ReadyBatch
@@ -85,7 +85,7 @@ class Relay:
         self._send = send
         self._slots = SlotPool()
         self._mapped = MappedSlots()
-        self._cluster = cluster or RayCluster(configure.feeders)
+        self._cluster = cluster or RayActors(configure.feeders)
         self._feeders = [RemoteFeeder(each, number, self._cluster, self) for each in range(number)]
         self._events: list[Event] = []
         self._wake = asyncio.Event()

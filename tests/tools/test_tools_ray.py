@@ -350,8 +350,7 @@ def test_errors_of_nodes_are_those_of_one_machine(cluster: RayCluster, source: P
     assert "/tmp/somewhere: No space left on device; sample 'k0000'; on the Ray node " in done.output
     assert "make room there" in done.output
     assert not (tmp_path / "new").exists()
-    old = "import sys; from importlib import metadata\n"
-    old += "known = metadata.version; metadata.version = lambda name: '9.9' if name == 'streamload' else known(name)\n"
+    old = "import streamload as module; module.__version__ = '9.9'\n"
     old += "from streamload_tools.commands import streamload; streamload()"
     done = run_python("-c", old, "verify", source, "--ray", cluster.address)
     assert done.status == 1
