@@ -77,6 +77,9 @@ bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_many.py
 	$(BIN)/python benchmarks/bench_remote.py
 	$(BIN)/python benchmarks/bench_cache.py
+	$(BIN)/python benchmarks/bench_node.py
+	$(BIN)/python benchmarks/bench_ray.py
+	$(BIN)/python benchmarks/scale.py
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

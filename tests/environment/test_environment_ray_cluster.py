@@ -44,8 +44,8 @@ def test_nothing_of_ray_is_imported_unless_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        (f"127.0.0.1:{free_port()}", "no Ray cluster answers at '127.0.0.1:.*check the address"),
-        (f"ray://127.0.0.1:{free_port()}", "no Ray cluster answers at 'ray://127.0.0.1:"),
+        ("127.0.0.1:PORT", "no Ray cluster answers at '127.0.0.1:.*check the address"),
+        ("ray://127.0.0.1:PORT", "no Ray cluster answers at 'ray://127.0.0.1:"),
         ("127.0.0.1:99999", "no Ray cluster answers at"),
         ("head", "'head' is no address of a Ray cluster; give auto"),
     ],
@@ -53,7 +53,7 @@ def test_nothing_of_ray_is_imported_unless_it_is_asked_for() -> None:
 def test_a_wrong_address(monkeypatch: pytest.MonkeyPatch, address: str, message: str) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray_module())
     with pytest.raises(ClusterError, match=message):
-        connect(address)
+        connect(address.replace("PORT", str(free_port())))
 
 
 def test_a_wrong_address_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def use_feeders_here(monkeypatch: pytest.MonkeyPatch) -> None:
             return launch_process(module, workers)
         ours, theirs = socket.socketpair()
         relay = partial(Relay, cluster=ClusterHere())
-        run = serve(theirs, os.getpid(), EarlyWorkers(), relay)
+        run = serve(theirs, os.getpid(), EarlyWorkers(), make_relay=relay)
         thread = threading.Thread(target=asyncio.run, args=(run,))
         thread.start()
         process: Any = ThreadAsProcess(thread)
