@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 EXHAUSTIVE = pytest.mark.exhaustive
-SOON = ("one lane, short tail, two ranks", "collate_fn", "bytes")
+SOON = ("one lane, short tail, two ranks", "collate_fn")
 """What takes two seconds each is tried always; everything goes through Ray too, in `test_ray_feeders.py`."""
 
 
@@ -72,7 +72,7 @@ def test_a_mixture_is_the_same(shards: Path, tmp_path: Path) -> None:
     assert_same(passes(mixture, 1, RayFeeders(3)), passes(mixture, 1, None))
 
 
-@pytest.mark.parametrize("collate_fn", [None, stacked])
+@pytest.mark.parametrize("collate_fn", [None, pytest.param(stacked, marks=EXHAUSTIVE)])
 def test_a_state_goes_from_one_number_of_feeders_to_another(shards: Path, collate_fn: Any) -> None:
     with StreamLoader(str(shards), **ARGUMENTS, collate_fn=collate_fn) as loader:
         expected = list(loader)
@@ -101,7 +101,7 @@ def test_feeders_change_between_passes(shards: Path) -> None:
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("on_error", ["skip", pytest.param("replace", marks=EXHAUSTIVE)])
 def test_failed_samples_are_left_out_of_the_same_batches(shards: Path, on_error: str) -> None:
     found = []
     for feeders in (None, RayFeeders(2)):
