@@ -65,6 +65,16 @@ def test_the_batches_are_those_of_the_local_loader(shards: Path, case: str) -> N
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize(("lanes", "warnings"), [(4, 0), (3, 1)])
+def test_feeders_that_read_the_same_shards_are_warned_of_once(
+    shards: Path, caplog: pytest.LogCaptureFixture, lanes: int, warnings: int
+) -> None:
+    passes(str(shards), 2, RayFeeders(2), lanes=lanes, rank=0, world_size=2)
+    message = "since lanes=3 is no multiple of 2 ranks times 2 feeders; where a run begins with lanes=4, each byte"
+    assert sum(message in record.getMessage() for record in caplog.records) == warnings
+    assert sum("lanes" in record.getMessage() for record in caplog.records) == warnings
+
+
 def test_a_mixture_is_the_same(shards: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.symlink_to(shards)
