@@ -29,7 +29,7 @@ class RayFeeders:
         memory: that a node must have left for each, as a number of bytes or "8GB"; None claims none.
         address: of the cluster, as `ray.init` takes it; "auto" finds the one that this machine belongs to.
         runtime_env: of the actors, as `ray.init` takes it.
-        start_timeout: seconds until all must have been placed and answer, before a WorkerError.
+        start_timeout: seconds until all must have been placed and answer, before a ClusterError.
 
     Raises:
         ImportError: Ray is not installed.

@@ -91,6 +91,7 @@ def test_a_node_that_shares_a_feeder_reads_one_list(module: Callable[[str], Any]
     assert thin.reader.lanes * 4 == wide.reader.lanes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="memory is counted in /proc")
 def test_the_program_runs_at_a_small_size(tmp_path: Path) -> None:
     path = tmp_path / "found.json"

@@ -50,6 +50,7 @@ def check(run: Path, batch_size: int, before: int, after: int, stopped: int) -> 
     assert stopped % (len(whole) // 2), "it stopped within an epoch"
 
 
+@pytest.mark.exhaustive
 def test_a_distributed_checkpoint_of_two_ranks_is_loaded_by_three(tmp_path: Path) -> None:
     example = _EXAMPLES / "checkpoint_dcp.py"
     for ranks, more in ((2, ["--stop-behind-step", "3"]), (3, ["--num-workers", "1"])):

@@ -11,9 +11,10 @@ import logging
 import os
 import platform
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
 
@@ -41,7 +42,23 @@ class Versions:
     @classmethod
     def here(cls) -> Self:
         """Those of this process."""
-        return cls(metadata.version("streamload"), ".".join(platform.python_version_tuple()[:2]))
+        return cls(sys.modules["streamload"].__version__, ".".join(platform.python_version_tuple()[:2]))
+
+    def check(self, there: Versions, where: str) -> None:
+        """Refuse a node, `where`, that has other ones.
+
+        Raises:
+            ClusterError: it names the node and what differs.
+        """
+        differences = []
+        if there.streamload is None:
+            differences.append("streamload is not installed")
+        elif there.streamload != self.streamload:
+            differences.append(f"streamload is {there.streamload}, and {self.streamload} here")
+        if there.python != self.python:
+            differences.append(f"Python is {there.python}, and {self.python} here")
+        if differences:
+            raise ClusterError(f"on the Ray node {where} {'; '.join(differences)}; install the same on all nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,25 +109,35 @@ class RayCluster:
         """The processors of all nodes, as Ray counts them."""
         return float(self.ray.cluster_resources().get("CPU", 0))
 
-    def require(self, resources: Mapping[str, float]) -> None:
-        """Check that some node has all of these resources, free or not.
+    def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
+        """Check that the nodes have room for tasks or actors that need these resources, when nobody else uses them.
 
         Args:
-            resources: as Ray names them, "CPU" and "GPU" included.
+            resources: that each needs on its node, as Ray names them, "CPU" and "GPU" included.
+            number: how many of them run at the same time.
+            of: what they are, for the message.
 
         Raises:
-            ClusterError: no node has them; Ray would wait for one forever.
+            ClusterError: they have not; Ray would wait for it forever.
         """
         nodes = [node["Resources"] for node in self._nodes()]
-        if any(all(node.get(name, 0) >= amount for name, amount in resources.items()) for node in nodes):
+        room = sum(_room(node, resources, number) for node in nodes)
+        if room >= number:
             return
-        wanted = ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        wanted = _listed(resources)
         there = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
-        largest = ", ".join(f"{amount:g} {name}" for name, amount in there.items())
+        missing = f"no node of the Ray cluster at {self.address!r} has {wanted}"
+        if room:
+            missing = f"the Ray cluster at {self.address!r} has room for {room} of {number} {of} with {wanted} each"
         raise ClusterError(
-            f"no node of the Ray cluster at {self.address!r} has {wanted}: of its {len(nodes)} nodes the largest have "
-            f"{largest}; start nodes that have it, or ask for less"
+            f"{missing}: of its {len(nodes)} nodes the largest have {_listed(there)}; start nodes that have it, or ask "
+            "for less"
         )
+
+    def free(self, resources: Iterable[str]) -> str:
+        """How much of these resources nobody uses now on all nodes together, in words."""
+        free = self.ray.available_resources()
+        return _listed({name: free.get(name, 0) for name in resources})
 
     def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
         """Run a short task on every node that runs tasks: has it the versions of this process, and sees it the files?
@@ -160,12 +187,15 @@ class RayCluster:
         return [node for node in self.ray.nodes() if node["Alive"]]
 
 
-def connect(address: str = "auto", *, log_to_driver: bool = False) -> RayCluster:
+def connect(
+    address: str = "auto", *, log_to_driver: bool = False, runtime_env: Mapping[str, Any] | None = None
+) -> RayCluster:
     """Connect this process to a Ray cluster, or use the connection that the program has already.
 
     Args:
         address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.
         log_to_driver: print what is printed on the nodes.
+        runtime_env: of the processes on the nodes, as `ray.init` takes it.
 
     Raises:
         ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
@@ -174,8 +204,9 @@ def connect(address: str = "auto", *, log_to_driver: bool = False) -> RayCluster
     if ray.is_initialized():
         return RayCluster(ray, address, is_own=False)
     _check_reachable(address)
+    options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     try:
-        ray.init(address, namespace="streamload", log_to_driver=log_to_driver, logging_level=logging.ERROR)
+        ray.init(address, namespace="streamload", log_to_driver=log_to_driver, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as exc:
         ray.shutdown()
         raise ClusterError(_why(address, exc)) from exc
@@ -184,6 +215,8 @@ def connect(address: str = "auto", *, log_to_driver: bool = False) -> RayCluster
 
 def _check_reachable(address: str) -> None:
     """Try an address first: Ray itself tries for a minute and then may end the process."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address  # as Ray does
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if address in ("auto", "local"):
         return
@@ -195,8 +228,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as exc:
         raise ClusterError(
-            f"no Ray cluster answers at {address!r} ({exc}); check the address, which `ray start --head` prints, and "
-            "that its port is open"
+            f"no Ray cluster answers at {address!r} ({exc}); check the address, which `ray start --head` prints and "
+            "RAY_ADDRESS may hold, and that its port is open"
         ) from exc
 
 
@@ -238,9 +271,7 @@ def _probe() -> Callable[[Sequence[str]], dict[str, Any]]:
 
 
 def _compare(where: str, here: Versions, files: Sequence[FileOfAll], answer: Mapping[str, Any]) -> None:
-    there = Versions(answer["streamload"], answer["python"])
-    for difference in _differences(here, there):
-        raise ClusterError(f"on the Ray node {where} {difference}; install the same on all nodes")
+    here.check(Versions(answer["streamload"], answer["python"]), where)
     for file, seen in zip(files, answer["files"], strict=True):
         if seen != (file.size, file.mtime_ns):
             what = "does not exist" if seen is None else "is another file"
@@ -250,10 +281,11 @@ def _compare(where: str, here: Versions, files: Sequence[FileOfAll], answer: Map
             )
 
 
-def _differences(here: Versions, there: Versions) -> Iterator[str]:
-    if there.streamload is None:
-        yield "streamload is not installed"
-    elif there.streamload != here.streamload:
-        yield f"streamload is {there.streamload}, and {here.streamload} here"
-    if there.python != here.python:
-        yield f"Python is {there.python}, and {here.python} here"
+def _room(node: Mapping[str, float], resources: Mapping[str, float], number: int) -> int:
+    """How many of `number` with such needs a node has room for."""
+    each = [int(node.get(name, 0) // amount) for name, amount in resources.items() if amount]
+    return min(number, *each)
+
+
+def _listed(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:,g} {name}" for name, amount in amounts.items())

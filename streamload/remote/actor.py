@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
+from streamload.environment.ray_cluster import Versions
 from streamload.errors import ShardNotFoundError
 from streamload.feeder.messages import (
     AbandonEpoch,
@@ -34,7 +34,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.trainer.connection import FeederProcess
 from streamload.trainer.scan_progress import ScanProgress
 
-__all__ = ["FeederActor", "Greeting", "Hosting", "versions"]
+__all__ = ["FeederActor", "Greeting", "Hosting"]
 
 _LOOK_UP_S = 0.05
 _MOST_FRAME_BYTES = 8 << 20
@@ -46,7 +46,7 @@ class Greeting:
     """What an actor says of itself.
 
     Attributes:
-        versions: of what must be the same everywhere, by name.
+        versions: of what must be the same everywhere: trainer and actors send each other pickles.
         node: its node's address.
         address: where the actor waits for the relay: host and port.
         token: that the relay has to send there.
@@ -54,7 +54,7 @@ class Greeting:
         clock_s: its `perf_counter`, by which it dates events.
     """
 
-    versions: dict[str, str]
+    versions: Versions
     node: str
     address: tuple[str, int]
     token: bytes
@@ -86,14 +86,6 @@ class _SentProgress(ScanProgress):
         self._send(scanning)
 
 
-def versions() -> dict[str, str]:
-    """What must be the same in the trainer and in the actors: they send each other pickles."""
-    import ray
-
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"streamload": sys.modules["streamload"].__version__, "Python": python, "Ray": ray.__version__}
-
-
 class FeederActor:
     """Hosts a feeder for one relay. All methods run in the actor's event loop."""
 
@@ -109,7 +101,7 @@ class FeederActor:
         node = str(ray.util.get_node_ip_address())
         self._listener = Listener(node)
         return Greeting(
-            versions(), node, self._listener.address, self._listener.token, available_bytes(), perf_counter()
+            Versions.here(), node, self._listener.address, self._listener.token, available_bytes(), perf_counter()
         )
 
     async def serve(self) -> None:

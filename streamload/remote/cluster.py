@@ -1,19 +1,19 @@
-"""The Ray cluster of a loader's feeders: connecting to it, placing actors, and saying why one cannot be placed."""
+"""Places a loader's feeders on a Ray cluster as actors, and says why one cannot be placed."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from streamload.arguments import parse_bytes
-from streamload.decode.failure import Attempt, in_words
-from streamload.errors import WorkerError
+from streamload.decode.failure import Attempt
+from streamload.environment.ray_cluster import RayCluster, Versions, connect
+from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.ray_feeders import RayFeeders
-from streamload.remote.actor import FeederActor, Greeting, versions
+from streamload.remote.actor import FeederActor, Greeting
 
-__all__ = ["Cluster", "PlacedActor", "RayCluster"]
+__all__ = ["Cluster", "PlacedActor", "RayActors"]
 
 
 _ANSWER_S = 4.0
@@ -35,7 +35,7 @@ class Cluster(Protocol):
         """Connect to it.
 
         Raises:
-            WorkerError: it cannot be used.
+            ClusterError: it cannot be used, or its nodes have not what the feeders claim.
         """
 
     async def place(self, *, relaxed: bool = False, again: bool = False) -> tuple[PlacedActor, Greeting]:
@@ -46,8 +46,8 @@ class Cluster(Protocol):
             again: one has died a moment ago.
 
         Raises:
-            WorkerError: it was not placed in time, or runs other versions.
-            Exception: it died.
+            ClusterError: it was not placed in time, or its node has other versions.
+            WorkerError: it died, and so did those that were tried in its place.
         """
 
     def end(self, actor: Any) -> None:
@@ -72,8 +72,8 @@ class RayActor:
         await self.handle.serve.remote()
 
 
-class RayCluster:
-    """Ray, as this process is connected to it; see `Cluster`.
+class RayActors:
+    """Actors on a Ray cluster, as this process is connected to it; see `Cluster`.
 
     Args:
         feeders: what the user wants.
@@ -82,54 +82,26 @@ class RayCluster:
     def __init__(self, feeders: RayFeeders) -> None:
         self._feeders = feeders
         self._actors: list[RayActor] = []
+        self._connected: RayCluster | None = None
+
+    @property
+    def _cluster(self) -> RayCluster:
+        assert self._connected is not None, "connect comes first"
+        return self._connected
 
     async def connect(self) -> None:
         """Connect, as the driver of a job of its own. Ray's calls block, so they are made on a thread."""
-        await self._within(asyncio.to_thread(self._join), lambda: "connecting to the Ray cluster took longer")
-        await asyncio.to_thread(self._check_resources, self._feeders.number)
-
-    def _join(self) -> None:
-        import ray
-
-        logging.getLogger("ray").setLevel(
-            logging.ERROR
-        )  # it says how it connects, with a warning that it is on a thread
-        options: dict[str, Any] = {"address": self._feeders.address, "log_to_driver": False}
-        if self._feeders.runtime_env is not None:
-            options["runtime_env"] = dict(self._feeders.runtime_env)
-        with Attempt() as attempt:
-            ray.init(**options, configure_logging=False, include_dashboard=False)
-        if attempt.error is None:
-            return
-        if "ersion mismatch" in str(attempt.error):
-            raise WorkerError(
-                f"the Ray cluster has other versions than this process: {attempt.error}; install the same Python and "
-                "the same Ray on all nodes"
-            ) from attempt.error
-        raise WorkerError(
-            f"no Ray cluster is found at address={self._feeders.address!r} ({in_words(attempt.error)}); start one with "
-            "`ray start --head`, and have this machine join it with `ray start --address=HOST:PORT`"
-        ) from attempt.error
-
-    def _check_resources(self, number: int) -> None:
-        """Refuse what no node, or all of them together, can have, without waiting for it.
-
-        Raises:
-            WorkerError: there is too little, even when nobody else uses it.
-        """
-        import ray
-
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        missing = missing_resources(nodes, self._feeders.demands, number)
-        if missing:
-            raise WorkerError(missing)
+        feeders = self._feeders
+        joining = asyncio.to_thread(connect, feeders.address, runtime_env=feeders.runtime_env)
+        self._connected = await self._within(joining, lambda: "connecting to the Ray cluster took longer")
+        await asyncio.to_thread(self._cluster.require, feeders.demands, feeders.number, "feeders")
 
     async def place(self, *, relaxed: bool = False, again: bool = False) -> tuple[RayActor, Greeting]:
         """See `Cluster`. Where the one before has died, its node may have too, and Ray takes a while to find out, in
         which it still places actors there: so another one is started beside one that does not answer soon.
         """
         if not relaxed:
-            await asyncio.to_thread(self._check_resources, 1)
+            await asyncio.to_thread(self._cluster.require, self._feeders.demands)
         starting = self._first_to_answer(relaxed, _ANSWER_S if again else None)
         placed: tuple[RayActor, Greeting] = await self._within(starting, self._too_late)
         return placed
@@ -159,21 +131,19 @@ class RayCluster:
 
     async def _start(self, relaxed: bool) -> tuple[RayActor, Greeting]:
         """Start an actor, and wait for its greeting; one that gives none is killed."""
-        import ray
-
         feeders = self._feeders
         claims: dict[str, Any] = {"num_cpus": 0}
         if not relaxed:
             claims = {"num_cpus": feeders.num_cpus, "resources": dict(feeders.resources or {})}
             if feeders.memory is not None:
                 claims["memory"] = parse_bytes("memory", feeders.memory)
-        kind: Any = ray.remote(FeederActor)
+        kind: Any = self._cluster.ray.remote(FeederActor)
         wanted = kind.options(scheduling_strategy="SPREAD", max_restarts=0, **claims)
         actor = RayActor(await asyncio.to_thread(wanted.remote))
         self._actors.append(actor)
         try:
             greeting: Greeting = await actor.handle.greet.remote()
-            check_versions(greeting)
+            Versions.here().check(greeting.versions, greeting.node)
         except BaseException:
             self.end(actor)
             raise
@@ -183,27 +153,24 @@ class RayCluster:
         try:
             return await asyncio.wait_for(coroutine, self._feeders.start_timeout)
         except TimeoutError:
-            raise WorkerError(
+            raise ClusterError(
                 f"{what()} than start_timeout={self._feeders.start_timeout} s; `ray status` shows what the cluster does"
             ) from None
 
     def _too_late(self) -> str:
-        import ray
-
-        free, demands = ray.available_resources(), self._feeders.demands
+        demands = self._feeders.demands
+        claims = ", ".join(f"{amount:,g} {name}" for name, amount in demands.items())
         return (
-            f"a feeder that claims {_listed(demands)} was not placed on the Ray cluster: {_listed(free, demands)} are "
+            f"a feeder that claims {claims} was not placed on the Ray cluster: {self._cluster.free(demands)} are "
             "free there. Ask for fewer or smaller feeders, or end what uses the rest; it took longer"
         )
 
     def end(self, actor: RayActor) -> None:
         """See `Cluster`."""
-        import ray
-
         if actor in self._actors:
             self._actors.remove(actor)
             with Attempt():  # the cluster may be gone
-                ray.kill(actor.handle)
+                self._cluster.ray.kill(actor.handle)
 
     def close(self) -> None:
         """See `Cluster`; the connection ends with this process."""
@@ -211,8 +178,8 @@ class RayCluster:
             self.end(actor)
 
 
-def _cannot_start(error: BaseException | None) -> WorkerError:
-    if isinstance(error, WorkerError):
+def _cannot_start(error: BaseException | None) -> StreamloadError:
+    if isinstance(error, ClusterError):
         return error
     failed = WorkerError(
         f"actors with feeders do not start on the Ray cluster, where {_MOST_ATTEMPTS} were tried; is streamload "
@@ -220,47 +187,3 @@ def _cannot_start(error: BaseException | None) -> WorkerError:
     )
     failed.__cause__ = error
     return failed
-
-
-def missing_resources(nodes: Sequence[Mapping[str, float]], demands: Mapping[str, float], number: int) -> str:
-    """Why so many feeders with these demands cannot be placed, or an empty string.
-
-    Args:
-        nodes: what each of them has in all, by Ray's names.
-        demands: of one feeder.
-        number: of feeders.
-    """
-    fit = sum(
-        min((int(node.get(name, 0.0) // demand) for name, demand in demands.items() if demand), default=number)
-        for node in nodes
-    )
-    if fit >= number:
-        return ""
-    have = "; ".join(_listed(node, demands) for node in nodes)
-    return (
-        f"feeders=RayFeeders({number}) claims {_listed(demands)} for each, and the nodes of the Ray cluster have place "
-        f"for {fit}: they have {have}. Ask for fewer or smaller feeders, or add nodes"
-    )
-
-
-def _listed(amounts: Mapping[str, float], names: Mapping[str, float] | None = None) -> str:
-    return ", ".join(f"{amounts.get(name, 0.0):,g} {name}" for name in (amounts if names is None else names))
-
-
-def check_versions(greeting: Greeting) -> None:
-    """Refuse an actor that runs other versions than this process.
-
-    Raises:
-        WorkerError: with all that differs.
-    """
-    ours = versions()
-    differ = [
-        f"{name} {greeting.versions.get(name)} there and {version} here"
-        for name, version in ours.items()
-        if greeting.versions.get(name) != version
-    ]
-    if differ:
-        raise WorkerError(
-            f"the node {greeting.node} of the Ray cluster has other versions: {', '.join(differ)}; "
-            "install the same on all nodes, or name them in runtime_env="
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from streamload.memory.slots import MappedSlots, SlotPool
 from streamload.memory.unnamed import naming_the_limit
 from streamload.order.share import Share
 from streamload.remote.actor import Greeting
-from streamload.remote.cluster import Cluster, RayCluster
+from streamload.remote.cluster import Cluster, RayActors
 from streamload.remote.merging import ReceivedBatch, Unmergeable, merge, write
 from streamload.remote.remote_feeder import RemoteFeeder
 from streamload.schedule.epoch import ReadyBatch
@@ -39,6 +40,8 @@ from streamload.totals import Totals
 from streamload.trace import Event
 
 __all__ = ["Relay"]
+
+_log = logging.getLogger("streamload")
 
 _AHEAD_BYTES = 16 << 20
 _MOST_AHEAD = 64
@@ -86,7 +89,7 @@ class Relay:
         self._send = send
         self._slots = SlotPool()
         self._mapped = MappedSlots()
-        self._cluster = cluster or RayCluster(configure.feeders)
+        self._cluster = cluster or RayActors(configure.feeders)
         self._feeders = [RemoteFeeder(each, number, self._cluster, self) for each in range(number)]
         self._events: list[Event] = []
         self._wake = asyncio.Event()
@@ -102,6 +105,7 @@ class Relay:
         self._placed = self._begin(self._place())
         self._pass: asyncio.Task[None] | None = None
         self._requested: EpochStart | None = None
+        self._has_warned_of_lanes = False
         self._largest_bytes = 0
         self._sent_totals_s = 0.0
         self._set_ahead(settings.prefetch_batches)
@@ -247,6 +251,7 @@ class Relay:
         await asyncio.shield(self._placed)
         if not self._is_placed:  # and the trainer knows why
             return
+        self._warn_of_lanes(start.world_size)
         something_left, owes = start.position > 0, False
         self._request(start)
         delivered = start.position
@@ -268,6 +273,21 @@ class Relay:
             await self._fill_up(start)
         self._announce(start, [], last=True)
         self._requested = None
+
+    def _warn_of_lanes(self, world_size: int) -> None:
+        """Say once that feeders fetch what others fetch too; those that make whole batches do with any lanes."""
+        lanes, readers = self._configure.settings.order.lanes, world_size * self._number
+        if self._has_warned_of_lanes or self._whole or self._number == 1 or lanes % readers == 0:
+            return
+        self._has_warned_of_lanes = True
+        _log.warning(
+            "feeders read the same shards, since lanes=%d is no multiple of %d ranks times %d feeders; where a run "
+            "begins with lanes=%d, each byte is fetched once",
+            lanes,
+            world_size,
+            self._number,
+            readers,
+        )
 
     async def _fill_up(self, start: EpochStart) -> None:
         """Deliver the first batch of the order of which something is left, for those at the end that are empty."""

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from streamload.decode.failure import Attempt, failure_of, in_words
-from streamload.errors import WorkerError
+from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Answer, Call, Configure, EpochStart, Failed, Tracing
 from streamload.memory.mapped import Bytes
 from streamload.remote.actor import Greeting, Hosting
@@ -207,7 +207,7 @@ class RemoteFeeder:
                 return
 
     def _break(self, error: Exception) -> None:
-        self._error = error if isinstance(error, WorkerError) else _lost(self._name, error)
+        self._error = error if isinstance(error, StreamloadError) else _lost(self._name, error)
         self._fail(self._error)
         for number in self._calls:
             self._owner.forward(Answer(number, failure=failure_of(self._error)))
@@ -216,7 +216,7 @@ class RemoteFeeder:
     async def _place_again(self) -> None:
         try:
             await self.place(again=True)
-        except WorkerError as error:
+        except (ClusterError, WorkerError) as error:
             _log.warning("%s cannot be placed as it was (%s); it shares a node with others now", self._name, error)
             await self.place(relaxed=True, again=True)
 

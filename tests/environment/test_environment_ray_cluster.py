@@ -11,7 +11,7 @@ import pytest
 from launched import run_python
 from servers.rclone import free_port
 
-from streamload.environment.ray_cluster import RayCluster, connect
+from streamload.environment.ray_cluster import RayCluster, Versions, connect
 from streamload.errors import ClusterError
 
 
@@ -56,6 +56,13 @@ def test_a_wrong_address(monkeypatch: pytest.MonkeyPatch, address: str, message:
         connect(address.replace("PORT", str(free_port())))
 
 
+def test_a_wrong_address_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ray_module())
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ClusterError, match="no Ray cluster answers at '127.0.0.1:1'.* RAY_ADDRESS"):
+        connect("auto")
+
+
 @pytest.mark.parametrize(
     ("raised", "message"),
     [
@@ -93,3 +100,28 @@ def test_resources_that_no_node_has() -> None:
     for wanted in ({"CPU": 5}, {"CPU": 4, "disk": 1}):
         with pytest.raises(ClusterError, match="of its 2 nodes the largest have 4 CPU"):
             cluster.require(wanted)
+
+
+def test_what_fits_is_counted_node_by_node() -> None:
+    nodes: list[dict[str, Any]] = [
+        {"Alive": True, "Resources": resources} for resources in ({"CPU": 7.0, "memory": 9e9}, {"CPU": 16.0}, {})
+    ]
+    cluster = RayCluster(ray_module(nodes), "auto", is_own=False)
+    cluster.require({"CPU": 3}, 7)
+    cluster.require({"CPU": 3, "memory": 4e9}, 2)
+    with pytest.raises(
+        ClusterError, match="'auto' has room for 7 of 8 tasks with 3 CPU each: of its 3 nodes the largest"
+    ):
+        cluster.require({"CPU": 3}, 8)
+    with pytest.raises(ClusterError, match="room for 2 of 3 feeders"):
+        cluster.require({"CPU": 3, "memory": 4e9}, 3, "feeders")
+
+
+def test_other_versions_are_refused() -> None:
+    here = Versions.here()
+    here.check(Versions.here(), "n1")
+    message = "on the Ray node n1 streamload is 9.9, and .* here; Python is 3.0, and .* here; install the same"
+    with pytest.raises(ClusterError, match=message):
+        here.check(Versions("9.9", "3.0"), "n1")
+    with pytest.raises(ClusterError, match="streamload is not installed; install"):
+        here.check(Versions(None, here.python), "n1")

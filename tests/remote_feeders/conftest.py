@@ -13,9 +13,9 @@ from ray_cluster import RayCluster, ray_cluster
 from streamload import ShardWriter
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    """A head without processors and two nodes with two each, for the whole session; no test kills its nodes."""
+    """A head without processors and two nodes with two each, for a module; no test kills its nodes."""
     with ray_cluster({"a": 2, "b": 2}) as started:
         yield started
 

@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 EXHAUSTIVE = pytest.mark.exhaustive
-SOON = ("one lane, short tail, two ranks", "collate_fn", "bytes")
+SOON = ("one lane, short tail, two ranks", "collate_fn")
 """What takes two seconds each is tried always; everything goes through Ray too, in `test_ray_feeders.py`."""
 
 
@@ -66,6 +66,16 @@ def test_the_batches_are_those_of_the_local_loader(shards: Path, case: str) -> N
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize(("lanes", "warnings"), [(4, 0), (3, 1)])
+def test_feeders_that_read_the_same_shards_are_warned_of_once(
+    shards: Path, caplog: pytest.LogCaptureFixture, lanes: int, warnings: int
+) -> None:
+    passes(str(shards), 2, RayFeeders(2), lanes=lanes, rank=0, world_size=2)
+    message = "since lanes=3 is no multiple of 2 ranks times 2 feeders; where a run begins with lanes=4, each byte"
+    assert sum(message in record.getMessage() for record in caplog.records) == warnings
+    assert sum("lanes" in record.getMessage() for record in caplog.records) == warnings
+
+
 def test_a_mixture_is_the_same(shards: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.symlink_to(shards)
@@ -73,7 +83,7 @@ def test_a_mixture_is_the_same(shards: Path, tmp_path: Path) -> None:
     assert_same(passes(mixture, 1, RayFeeders(3)), passes(mixture, 1, None))
 
 
-@pytest.mark.parametrize("collate_fn", [None, stacked])
+@pytest.mark.parametrize("collate_fn", [None, pytest.param(stacked, marks=EXHAUSTIVE)])
 def test_a_state_goes_from_one_number_of_feeders_to_another(shards: Path, collate_fn: Any) -> None:
     with StreamLoader(str(shards), **ARGUMENTS, collate_fn=collate_fn) as loader:
         expected = list(loader)
@@ -102,7 +112,7 @@ def test_feeders_change_between_passes(shards: Path) -> None:
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("on_error", ["skip", pytest.param("replace", marks=EXHAUSTIVE)])
 def test_failed_samples_are_left_out_of_the_same_batches(shards: Path, on_error: str) -> None:
     found = []
     for feeders in (None, RayFeeders(2)):

@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 from streamload import RayFeeders, StreamLoader
-from streamload.errors import WorkerError
-from streamload.remote.actor import Greeting, versions
-from streamload.remote.cluster import check_versions, missing_resources
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,17 +47,3 @@ def test_what_cannot_be_made_elsewhere_is_refused(shards: Path) -> None:
         StreamLoader("memory://shards", 4, feeders=RayFeeders(1))
     with pytest.raises(ValueError, match="feeders=3 must be"):
         StreamLoader(str(shards), 4, feeders=3)
-
-
-def test_other_versions_are_refused() -> None:
-    theirs = {**versions(), "Ray": "1.0"}
-    with pytest.raises(WorkerError, match="the node n1 of the Ray cluster has other versions: Ray 1.0 there and"):
-        check_versions(Greeting(theirs, "n1", ("n1", 1), b"", 0, 0.0))
-
-
-def test_what_fits_is_counted_node_by_node() -> None:
-    nodes = [{"CPU": 7.0, "memory": 9e9}, {"CPU": 16.0}, {"CPU": 0.0}]
-    assert missing_resources(nodes, {"CPU": 3.0}, 7) == ""
-    assert "place for 7: they have 7 CPU; 16 CPU; 0 CPU" in missing_resources(nodes, {"CPU": 3.0}, 8)
-    assert missing_resources(nodes, {"CPU": 3.0, "memory": 4e9}, 2) == ""
-    assert "place for 2" in missing_resources(nodes, {"CPU": 3.0, "memory": 4e9}, 3)
