@@ -401,6 +401,7 @@ class FeederLink:
             whole_batches=options.on_error == "replace",
             budget_is_automatic=options.memory_budget == "auto",
             ranks=options.ranks_of_feeder,
+            shared_by=options.shared_by,
             alike={} if self._shared is None else self._alike(lanes),
         )
         return configure, None if options.workers else options.job(self._own_transforms, self._existing)
