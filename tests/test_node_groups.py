@@ -76,6 +76,17 @@ def test_a_batch_is_made_once_and_its_slot_is_mapped_by_the_ranks_of_its_group(
     assert [each["samples"] for each in totals] == [SAMPLES] * 4
 
 
+def test_what_a_rank_writes_to_a_batch_the_others_do_not_see(four: Node, shards: str, wanted: list[Any]) -> None:
+    """And it does not see that itself in the slot's next batch."""
+    with four.loaders(shards, **SHARED, prefetch_batches=2):
+        one, other = four.ranks[:2]
+        for epoch in wanted[:2]:
+            for first in range(0, 22, 2):
+                for rank in (one, other):
+                    assert rank.ask("changed", 2) == epoch[0][first : first + 2]
+            assert four.ask("batches", None)[:2] == [[], []]
+
+
 def test_a_late_rank_gets_what_was_made_already(four: Node, shards: str, wanted: list[Any], tmp_path: Path) -> None:
     noted = tmp_path / "made"
     with four.loaders(shards, **SHARED, noted=str(noted)):
