@@ -168,7 +168,8 @@ class StreamLoader(NamedClasses):
             memory. The batches and the states are the same. Another one may be set later (`loader.feeders = None`), for
             the next pass.
         shared_by: so many consecutive ranks, as those of a tensor-parallel group, get the same batches. `rank` and
-            `world_size` of the loader are then those of the groups.
+            `world_size` of the loader are then those of the groups. With feeders="node" each batch is made once for
+            those on this machine, which map the same memory: where it is page-locked, do not write to it in place.
 
     Raises:
         TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import transforms
@@ -40,6 +41,8 @@ class Program:
         state = options.pop("state", None)
         if "transform" in options:
             options["transform"] = {"cls": getattr(transforms, options["transform"])}
+        if "noted" in options:
+            options["transform"] = {"cls": transforms.Noting(options.pop("noted"), options.pop("pause_s", 0.0))}
         if "collate_fn" in options:
             options["collate_fn"] = getattr(transforms, options["collate_fn"])
         self.passed = None
@@ -56,6 +59,17 @@ class Program:
             del batch
         if count is None or len(given) < count:
             self.passed = None
+        return given
+
+    def changed(self, count: int) -> list[Any]:
+        """As `batches`, and then all values of each of them are overwritten."""
+        self.passed = self.passed or iter(self.loader)
+        given = []
+        for batch in itertools.islice(self.passed, count):
+            given.append([self.loader.state_dict()["position"], digest(batch)])
+            for value in batch:
+                value.fill_(77)
+            del batch
         return given
 
     def leave(self) -> None:
@@ -78,6 +92,11 @@ class Program:
     def totals(self) -> dict[str, float]:
         """Of the statistics."""
         return dict(self.loader.statistics().totals)
+
+    def slots(self) -> list[int]:
+        """The inodes of all slots that are mapped here."""
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return sorted({int(line.split()[4]) for line in maps if "memfd:streamload" in line})
 
     def skipped(self) -> int:
         """How many samples were."""

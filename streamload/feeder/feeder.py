@@ -34,7 +34,7 @@ from streamload.schedule.epoch import Epoch, Epochs, ReadyBatch
 from streamload.schedule.scheduler import RowBatcher
 from streamload.totals import Totals
 
-__all__ = ["Feeder"]
+__all__ = ["Feeder", "Send"]
 
 _REPORTED_EVERY_S = 0.5
 

@@ -46,6 +46,7 @@ class FeederMeter:
     Attributes:
         totals: as given.
         events: for a trace, since the last message; None where there is none.
+        sharers: how many ranks get the batches, of which each is told of an equal share of the work for them.
     """
 
     def __init__(
@@ -73,10 +74,12 @@ class FeederMeter:
         self._workers, self._used_bytes = TimeIntegral(), TimeIntegral()
         self._workers.set(pool.workers_with_tasks()[0] * self._share)
         self.events: list[Event] | None = None
+        self.sharers = 1
+        self._told_others = Totals()
 
     def add(self, done: RowsDone | ScanDone, share: float = 1) -> None:
         """Add what a task has taken, or the rank's share of that."""
-        costs, totals = done.costs, self.totals
+        costs, totals = done.costs, Totals()
         if isinstance(done, RowsDone):
             totals["payload_bytes"] += done.payload_bytes
             totals["made_samples"] += done.rows
@@ -91,6 +94,10 @@ class FeederMeter:
         totals["disk_bytes"] += share * costs.disk_bytes
         totals[duration_bucket("task", costs.whole)] += share
         totals.add(costs.named)
+        self.totals.add(totals)
+        if self.sharers > 1 and isinstance(done, RowsDone):
+            told_others = 1 - 1 / self.sharers
+            self._told_others.add({name: amount * told_others for name, amount in totals.items()})
         if self.events is not None:
             kind, details = _described(done)
             self.events.append(Event(kind, f"worker {costs.process}", costs.started, costs.whole, details))
@@ -160,7 +167,7 @@ class FeederMeter:
             totals["memory_byte_s"] = self._used_bytes.now()
             limit_bytes = self._fetcher.window.budget_bytes * self._share
             totals["memory_limit_byte_s"] = limit_bytes * totals["feeder_s"]
-        return totals
+        return totals.since(self._told_others) if self._told_others else totals
 
     def resized(self) -> None:
         """The pool has another number of workers."""

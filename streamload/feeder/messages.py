@@ -79,6 +79,7 @@ class Configure:
         whole_batches: with several feeders, each batch is made by one, whatever the settings say.
         budget_is_automatic: no budget of memory was given, so that a node with less free memory may have a smaller one.
         ranks: how many ranks of this machine share the feeder; the numbers above are for all of them.
+        shared_by: how many consecutive ranks get the same batches.
         alike: digests of what must be the same for these, by name.
     """
 
@@ -96,6 +97,7 @@ class Configure:
     whole_batches: bool = False
     budget_is_automatic: bool = False
     ranks: int = 1
+    shared_by: int = 1
     alike: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -93,7 +93,7 @@ class Pipeline:
 
     Attributes:
         settings: of every epoch.
-        ranks: how many ranks are to share this.
+        ranks: how many ranks are to share this; those that get the same batches have one feeder.
         feeders: those of the ranks that are here.
         meters: of these.
         tables, scans, prerequisites, orphaned, pool: see `Resources`, `Prerequisites`, `OrphanedTasks`, `Pool`.
@@ -111,6 +111,7 @@ class Pipeline:
     ) -> None:
         self.settings = configure.settings
         self.ranks = configure.ranks
+        self._groups = -(-configure.ranks // configure.shared_by)
         self.feeders: list[Served] = []
         self.meters: list[FeederMeter] = []
         self.owns_process = shards is None
@@ -164,7 +165,7 @@ class Pipeline:
             self.prerequisites,
             self._batch_numbers,
             Turns(self._turns),
-            self.ranks,
+            self._groups,
         )
 
     def leave(self, feeder: Served, turns: Turns | None) -> None:

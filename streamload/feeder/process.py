@@ -20,6 +20,7 @@ from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Answer, Call, Configure, Failed
 from streamload.feeder.pipeline import Pipeline
+from streamload.feeder.shared_streams import Member, SharedStreams
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
@@ -102,6 +103,7 @@ class _Process:
         self.ended = asyncio.Event()
         self.slots = SlotPools()
         self.pipeline: Pipeline | None = None
+        self._shared: SharedStreams | None = None
         _log_in_trainer(self._log)
         if listener is not None:
             self._loop.add_reader(listener.socket, self._accept)
@@ -157,6 +159,15 @@ class _Process:
                 keep_freed_memory(256 << 20)
         _check_alike(self._alike, message.alike)
         return self.pipeline
+
+    def share(self, message: Configure, pipeline: Pipeline, descriptors: int) -> SharedStreams:
+        """The streams of trainers of which several get the same batches."""
+        if self._shared is None:
+            sharers = min(message.shared_by, message.ranks)
+            self._shared = SharedStreams(
+                pipeline, self.slots, descriptors=descriptors, workers=message.workers, sharers=sharers
+            )
+        return self._shared
 
     def new_pool(self, message: Configure, pipeline: Pipeline, shards: ResidentShards) -> Pool:
         """The workers."""
@@ -219,7 +230,7 @@ class _Trainer:
 
     def __init__(self, process: _Process, sock: socket.socket, number: int) -> None:
         self._process = process
-        self._feeder: Feeder | Relay | None = None
+        self._feeder: Feeder | Member | Relay | None = None
         self._caller: CallerPool | None = None
         self._slots: SlotPool | None = None
         self._found: Listing | None = None
@@ -256,6 +267,9 @@ class _Trainer:
             return
         pipeline = self._process.configure(message, listing, partial(self._start_pool, message))
         descriptors = message.descriptors or (descriptor_limit() // message.ranks if message.ranks > 1 else 0)
+        if message.ranks > 1 and message.shared_by > 1:
+            self._feeder = self._process.share(message, pipeline, descriptors).join(self.send)
+            return
         self._slots = self._process.slots.new(descriptors)
         self._feeder = Feeder(pipeline, self._slots, self.send, workers=message.workers)
 
@@ -271,8 +285,8 @@ class _Trainer:
         )
         return self._caller
 
-    async def _explain(self, call: Call, feeder: Feeder | Relay) -> None:
-        knows = feeder.pipeline if isinstance(feeder, Feeder) else feeder
+    async def _explain(self, call: Call, feeder: Feeder | Member | Relay) -> None:
+        knows = feeder.pipeline if isinstance(feeder, Feeder | Member) else feeder
         self.send(Answer(call.number, await knows.what_holds_up()))
 
     async def _call(self, call: Call) -> None:
@@ -311,7 +325,9 @@ class _Trainer:
             os.close(self._pidfd)
         self._channel.close()
         self._process.remove(self)
-        if isinstance(self._feeder, Feeder) and self._slots is not None:
+        if isinstance(self._feeder, Member):
+            self._feeder.leave(goes_on=not self._process.ended.is_set())
+        elif isinstance(self._feeder, Feeder) and self._slots is not None:
             if not self._process.ended.is_set():
                 self._feeder.leave()
             self._feeder.pipeline.pool.forget_slots(self._process.slots.close(self._slots))
@@ -321,7 +337,7 @@ class _Trainer:
     async def aclose(self) -> None:
         """Close the connections that its calls have opened, and end a relay."""
         await self._calls.aclose()
-        if self._feeder is not None and not isinstance(self._feeder, Feeder):
+        if self._feeder is not None and not isinstance(self._feeder, Feeder | Member):
             await self._feeder.aclose()
 
 

@@ -26,7 +26,7 @@ from streamload.limits import (
     SLOTS_IN_FLIGHT_SHARE,
     SLOTS_KEPT_SHARE,
 )
-from streamload.memory.mapped import Bytes, map_memory
+from streamload.memory.mapped import Bytes, drop_changes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
 __all__ = [
@@ -402,9 +402,11 @@ class SlotReader:
 
     Args:
         on_map: called with every newly mapped memory when it is leased for the first time (to page-lock it).
+        private: others lease the same slots, and are not to see what is written to a batch here.
     """
 
-    def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
+    def __init__(self, on_map: Callable[[Bytes], None] | None = None, *, private: bool = False) -> None:
+        self._private = private
         self._memory: dict[int, Bytes] = {}
         self._new: set[int] = set()
         self._leases: dict[int, weakref.ref[Bytes]] = {}
@@ -414,7 +416,8 @@ class SlotReader:
 
     def add(self, slot: int, descriptor: int) -> None:
         """Map all of a slot that was not known yet, or has grown; the descriptor stays the caller's."""
-        self._memory[slot] = map_memory(descriptor, os.fstat(descriptor).st_size, writable=True)
+        size_bytes = os.fstat(descriptor).st_size
+        self._memory[slot] = map_memory(descriptor, size_bytes, writable=True, private=self._private)
         self._new.add(slot)
 
     def lease(self, slot: int) -> Bytes:
@@ -424,6 +427,8 @@ class SlotReader:
             self._new.remove(slot)
             if self._on_map is not None:
                 self._on_map(memory)
+        elif self._private:
+            drop_changes(memory)  # of the batch before
         # The memoryview gives this lease an identity of its own: NumPy would otherwise let its views refer to the
         # mapped array directly, and the lease would seem to end at once.
         lease = np.frombuffer(memory.data, np.uint8)

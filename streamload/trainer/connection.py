@@ -164,6 +164,7 @@ class FeederProcess:
         module: the first lines of the process.
         shared: the name of a feeder for several ranks of this machine, which is started only if there is none; see
             `rendezvous_name`.
+        private: other ranks get the same batches, and are not to see what is written to one here.
 
     Attributes:
         waited_s: see `Connection`.
@@ -178,8 +179,9 @@ class FeederProcess:
         *,
         module: str = _FEEDER,
         shared: str | None = None,
+        private: bool = False,
     ) -> None:
-        self._slots = SlotReader(on_map)
+        self._slots = SlotReader(on_map, private=private)
         self._inbox = Inbox(progress)
         self.waited_s = 0.0
         self.configured = False

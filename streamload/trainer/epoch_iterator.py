@@ -530,7 +530,7 @@ class EpochIterator(Iterator[Any]):
         self.stop(why)
         if untaken:
             self.connection.put_back([Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)])
-        if not all_came:
+        if untaken or not all_came:  # others that get the same batches may wait for them to be taken
             self.connection.abandon(self._start.number)
         if self._mover is not None:
             self._mover.close()

@@ -401,6 +401,7 @@ class FeederLink:
             whole_batches=options.on_error == "replace",
             budget_is_automatic=options.memory_budget == "auto",
             ranks=options.ranks_of_feeder,
+            shared_by=options.shared_by,
             alike={} if self._shared is None else self._alike(lanes),
         )
         return configure, None if options.workers else options.job(self._own_transforms, self._existing)
@@ -464,6 +465,7 @@ def _start_process(
         if isinstance(options.feeders, RayFeeders):
             return FeederProcess(0, on_map, _progress(options), module="streamload.remote.start")
         name = None if shared is None else shared.name
-        return FeederProcess(options.workers, on_map, _progress(options), shared=name)
+        private = shared is not None and options.shared_by > 1 and on_map is None  # to page-lock it would copy it
+        return FeederProcess(options.workers, on_map, _progress(options), shared=name, private=private)
     except OSError as error:
         raise naming_the_limit(error) from error
