@@ -198,7 +198,7 @@ class HostedFeeder:
         set_log_levels(configure.log_levels)
         with Attempt() as attempt:
             assert configure.listing is not None
-            _check_paths(configure.listing, configure.fetching.storages)
+            check_paths(configure.listing, configure.fetching.storages)
             self._feeder = feeder = FeederProcess(configure.workers, None, _SentProgress(self._put))
             feeder.send(configure)
             descriptor = feeder.fileno()
@@ -371,7 +371,7 @@ def _later(before: Ready | None, message: Ready) -> Ready:
     )
 
 
-def _check_paths(listing: Listing, storages: Any) -> None:
+def check_paths(listing: Listing, storages: Any) -> None:
     """Refuse local shards that this node does not see: one of each folder is looked for.
 
     Raises:

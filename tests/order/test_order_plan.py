@@ -267,8 +267,11 @@ def test_shards_ahead_are_those_of_the_batches_that_follow(options, counts, worl
     ahead = plan.shards_ahead()
     assert len(set(ahead)) == len(ahead)
     size = options.batch_size * world_size
+    batches = list(oracle.plan_batches(plan))
+    # The last samples, of which not every lane has one, are not foreseen.
+    rounds_end = max((end for end, _ in batches), default=0) // options.lanes * options.lanes
     following = [
-        rows for end, rows in oracle.plan_batches(plan) if end - start <= 16 * size and end % size == start % size
+        rows for end, rows in batches if end - start <= 16 * size and end % size == start % size and end <= rounds_end
     ]
     assert {shard for rows in following for shard, _ in rows} <= set(ahead)
 

@@ -191,7 +191,7 @@ def test_a_feeder_that_cannot_be_hosted_answers_calls(
     def refuse(*_: object) -> None:
         raise ShardNotFoundError("the node does not see this shard", url="x")
 
-    monkeypatch.setattr(actor, "_check_paths", refuse)
+    monkeypatch.setattr(actor, "check_paths", refuse)
     for shard in shards.glob("*.tar"):  # without an index
         (tmp_path / shard.name).symlink_to(shard)
     with StreamLoader(str(tmp_path), batch_size=4, num_workers=1, feeders=RayFeeders(2), timeout=20) as loader:
