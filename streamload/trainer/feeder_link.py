@@ -418,6 +418,7 @@ class FeederLink:
         settings = replace(self.settings(lanes), expansion_room_bytes=None)
         given |= {each.name: getattr(settings, each.name) for each in fields(settings) if each.name != "order"}
         given |= {each.name: getattr(settings.order, each.name) for each in fields(settings.order)}
+        given["shuffle_window"] = given.pop("window")  # as the user calls it
         shards = [(shard.url, shard.bytes) for shard in self.listing.numbered]
         given |= {"the shards": shards, "storage_options": options.storage_options, "on_error": options.on_error}
         digests = {name: hashlib.sha256(pickle.dumps(value)).hexdigest() for name, value in given.items()}
