@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamload.decode.row_table import Column, ColumnKind, RowTable, by_shard
 from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
-from streamload.fetch.parts import parts_of_rows
+from streamload.fetch.parts import parts_of_batches
 from streamload.index.tables import Tables
 from streamload.order.plan import RowBlock
 from streamload.tar.table import MISSING, ShardTable, joined_tables
@@ -151,11 +151,7 @@ def _parts(block: RowBlock, located: RowTable, fetched: Collection[int]) -> tupl
         places = [
             (shards, np.where(np.isin(shards, here), MISSING, offsets), sizes) for shards, offsets, sizes in places
         ]
-    edges = pairwise(block.batch_edges.tolist())
-    return tuple(
-        parts_of_rows([(shards[start:end], offsets[start:end], sizes[start:end]) for shards, offsets, sizes in places])
-        for start, end in edges
-    )
+    return parts_of_batches(places, block.batch_edges)
 
 
 def _kind(name: str, elsewhere: Collection[str], *, verify: bool) -> ColumnKind:

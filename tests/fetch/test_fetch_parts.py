@@ -6,7 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamload.fetch.parts import PART_BYTES, part_edges, part_key, parts_by_share, parts_of_rows, shard_and_number
+from streamload.fetch.parts import (
+    PART_BYTES,
+    part_edges,
+    part_key,
+    parts_by_share,
+    parts_of_batches,
+    parts_of_rows,
+    shard_and_number,
+)
 
 places = st.tuples(
     st.integers(0, 100_000), st.integers(-1, 5 * PART_BYTES), st.integers(0, 3 * PART_BYTES), st.integers(-1, 9)
@@ -24,23 +32,30 @@ def test_edges_end_with_the_shard() -> None:
     assert part_edges(1, PART_BYTES) == (PART_BYTES, PART_BYTES)
 
 
-@given(st.lists(places, max_size=20))
-def test_all_parts_of_all_fields_in_the_order_of_the_rows(rows: list[tuple[int, int, int, int]]) -> None:
+@given(st.lists(places, max_size=20), st.lists(st.integers(0, 20), max_size=4))
+def test_all_parts_of_all_fields_of_each_batch_in_the_order_of_its_rows(
+    rows: list[tuple[int, int, int, int]], ends: list[int]
+) -> None:
     shards, first, first_size, second = (
         (np.array(column, np.int64) for column in zip(*rows, strict=True))
         if rows
         else (np.empty(0, np.int64) for _ in range(4))
     )
     second_size = np.full(len(rows), 7, np.int64)
-    found = parts_of_rows([(shards, first, first_size), (shards, second, second_size)])
-    expected: dict[int, int] = {}
-    for row, (shard, offset, size, other) in enumerate(rows):
-        for start, length in ((offset, size), (other, 7)):
-            if start >= 0 and length:
-                for number in range(start // PART_BYTES, (start + length - 1) // PART_BYTES + 1):
-                    expected.setdefault(part_key(shard, number), row)
-    assert sorted(found) == sorted(expected)
-    assert [expected[key] for key in found] == sorted(expected.values())
+    edges = sorted([0, *(min(end, len(rows)) for end in ends), len(rows)])
+    places = [(shards, first, first_size), (shards, second, second_size)]
+    found = parts_of_batches(places, np.array(edges))
+    assert len(found) == len(edges) - 1
+    for keys, start, end in zip(found, edges[:-1], edges[1:], strict=True):
+        expected: dict[int, int] = {}
+        for row, (shard, offset, size, other) in enumerate(rows[start:end]):
+            for at, length in ((offset, size), (other, 7)):
+                if at >= 0 and length:
+                    for number in range(at // PART_BYTES, (at + length - 1) // PART_BYTES + 1):
+                        expected.setdefault(part_key(shard, number), row)
+        assert sorted(keys) == sorted(expected)
+        assert [expected[key] for key in keys] == sorted(expected.values())
+    assert parts_of_rows(places) == list(dict.fromkeys(key for keys in found for key in keys))
 
 
 def test_where_rows_probably_lie_follows_from_their_share_of_the_shard() -> None:
