@@ -11,8 +11,10 @@ is now: the batch of a process is the global one divided by their number.
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
+import shutil
 from typing import Any
 
 import numpy as np
@@ -50,8 +52,7 @@ class Training:
 def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
     """Linear regression of a sample's number, from the checkpoint if there is one."""
     training = Training()
-    checkpoint = os.path.join(settings.run, "checkpoint")
-    if os.path.exists(os.path.join(checkpoint, ".metadata")):
+    if (checkpoint := latest_checkpoint(settings.run)) is not None:
         dcp.load({"training": training, "loader": loader}, checkpoint_id=checkpoint)  # type: ignore[attr-defined]
     while (epoch := loader.state_dict()["epoch"]) < settings.epochs:
         for values, numbers in loader:
@@ -62,9 +63,24 @@ def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
             training.step += 1
             note(settings.run, loader, {"epoch": epoch, "step": training.step, "samples": numbers.tolist()})
             if training.step % settings.checkpoint_every == 0:
-                dcp.save({"training": training, "loader": loader}, checkpoint_id=checkpoint)  # type: ignore[attr-defined]
+                save({"training": training, "loader": loader}, settings.run, training.step)
             if training.step == settings.stop_behind_step:
                 return
+
+
+def save(state: dict[str, Any], folder: str, step: int) -> None:
+    """Save a checkpoint, and only then remove the one before: whenever the run is killed, one is complete."""
+    before = latest_checkpoint(folder)
+    dist.barrier()  # else a rank that is behind finds the new one
+    dcp.save(state, checkpoint_id=os.path.join(folder, f"checkpoint-{step:06d}"))  # type: ignore[attr-defined]
+    if before is not None and dist.get_rank() == 0:
+        shutil.rmtree(before)
+
+
+def latest_checkpoint(folder: str) -> str | None:
+    """The folder of the last complete checkpoint: its metadata is written when everything else has been."""
+    complete = glob.glob(os.path.join(glob.escape(folder), "checkpoint-*", ".metadata"))
+    return os.path.dirname(max(complete)) if complete else None
 
 
 def note(run: str, loader: StreamLoader, seen: dict[str, Any]) -> None:

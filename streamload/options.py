@@ -461,7 +461,10 @@ def rank_of_group(rank: int, world_size: int, shared_by: int) -> tuple[int, int]
         ValueError: the ranks cannot be divided into such groups.
     """
     if world_size % shared_by:
-        raise ValueError(f"shared_by={shared_by} does not divide the world size, {world_size}")
+        raise ValueError(
+            f"shared_by={shared_by} does not divide the world size, {world_size}: start the processes with a launcher "
+            "(torchrun, srun, mpirun), or give rank= and world_size=, counted over all processes"
+        )
     return rank // shared_by, world_size // shared_by
 
 

@@ -157,7 +157,7 @@ def join(name: str, module: str, *arguments: int) -> SharedChild:
 
     Raises:
         OSError: it cannot be started.
-        WorkerError: the name is another user's, or whoever has it does not answer.
+        WorkerError: it ends as it starts, the name is another user's, or whoever has it does not answer.
     """
     deadline_s = monotonic() + _DEADLINE_S
     while True:
@@ -182,8 +182,15 @@ def _start(name: str, module: str, arguments: tuple[int, ...]) -> SharedChild | 
             return None
         listener.listen(_BACKLOG)
         child = launch(module, *arguments, descriptors=(listener.fileno(),))
-    child.process.wait()
-    os.close(child.words)
+    status = child.process.wait()
+    try:
+        if status > 0:
+            raise WorkerError(f"the feeder {child.how_it_ended(status)}")
+    except WorkerError:
+        child.socket.close()
+        raise
+    finally:
+        os.close(child.words)
     return _welcomed(child.socket)
 
 

@@ -80,7 +80,7 @@ class Configure:
         budget_is_automatic: no budget of memory was given, so that a node with less free memory may have a smaller one.
         ranks: how many ranks of this machine share the feeder; the numbers above are for all of them.
         shared_by: how many consecutive ranks get the same batches.
-        alike: digests of what must be the same for these, by name.
+        alike: what must be the same for these, by name: short texts, or digests.
     """
 
     listing: Listing | None

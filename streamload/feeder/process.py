@@ -37,6 +37,9 @@ __all__ = ["serve"]
 
 _GRACE_S = 0.3
 
+_SHOWN_LENGTH = 40
+"""Of the values that differ between loaders; a digest is longer."""
+
 
 Send = Callable[[Any, Sequence[int]], None]
 
@@ -349,11 +352,18 @@ def _check_alike(first: Mapping[str, str], other: Mapping[str, str]) -> None:
     """
     differing = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     if differing:
+        shown = ", ".join(_difference(name, first.get(name, ""), other.get(name, "")) for name in differing)
         raise ValueError(
             'feeders="node": the ranks of this machine share one feeder, so their loaders must be alike, and on this '
-            f"rank something else was given than on the first one: {', '.join(differing)}; give all ranks the same, "
-            "or leave out feeders="
+            f"rank something else was given than on the first one: {shown}; give all ranks the same, and make the "
+            "loaders of a dataset in the same order on all of them, or leave out feeders="
         )
+
+
+def _difference(name: str, first: str, other: str) -> str:
+    """What differs, with both values where they can be read."""
+    is_readable = first and other and max(len(first), len(other)) <= _SHOWN_LENGTH
+    return f"{name} ({other}, not {first})" if is_readable else name
 
 
 def _log_in_trainer(send: Callable[[Logged], None]) -> None:

@@ -407,7 +407,7 @@ class FeederLink:
         return configure, None if options.workers else options.job(self._own_transforms, self._existing)
 
     def _alike(self, lanes: int) -> dict[str, str]:
-        """Digests of what ranks that share a feeder must have in common, by name.
+        """What ranks that share a feeder must have in common, by name: short texts, or digests; see `_comparable`.
 
         What follows from the free memory is not among them: the first rank's is taken.
         """
@@ -421,8 +421,7 @@ class FeederLink:
         given["shuffle_window"] = given.pop("window")  # as the user calls it
         shards = [(shard.url, shard.bytes) for shard in self.listing.numbered]
         given |= {"the shards": shards, "storage_options": options.storage_options, "on_error": options.on_error}
-        digests = {name: hashlib.sha256(pickle.dumps(value)).hexdigest() for name, value in given.items()}
-        return {**digests, **digests_of(pickle_job(job).data)}
+        return {**{name: _comparable(value) for name, value in given.items()}, **digests_of(pickle_job(job).data)}
 
     def _start(self, configure: Configure, job: Job | None) -> Connection:
         """Configure a feeder, which is started if there is none."""
@@ -470,3 +469,10 @@ def _start_process(
         return FeederProcess(options.workers, on_map, _progress(options), shared=name, private=private)
     except OSError as error:
         raise naming_the_limit(error) from error
+
+
+def _comparable(value: Any) -> str:
+    """A number or a text as it is written, which an error may show; of anything else, that may be secret, a digest."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    return hashlib.sha256(pickle.dumps(value)).hexdigest()
