@@ -43,8 +43,8 @@ class Program:
             options["transform"] = {"cls": getattr(transforms, options["transform"])}
         if "noted" in options:
             options["transform"] = {"cls": transforms.Noting(options.pop("noted"), options.pop("pause_s", 0.0))}
-        if "collate_fn" in options:
-            options["collate_fn"] = getattr(transforms, options["collate_fn"])
+        for name in options.keys() & {"collate_fn", "worker_init_fn"}:
+            options[name] = getattr(transforms, options[name])
         self.passed = None
         self.loader = StreamLoader(url, **options)
         if state is not None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from make_shards import write_numbers
 from node_ranks import Node, RankError
@@ -206,6 +211,53 @@ def test_without_workers_there_is_nothing_to_share(shards: str) -> None:
 def test_other_feeders_are_refused(shards: str) -> None:
     with pytest.raises(ValueError, match="feeders='machine' must be"):
         StreamLoader(shards, feeders="machine")  # type: ignore[arg-type]
+
+
+def test_ranks_that_are_bound_to_processors_share_all_of_these(two: Node, shards: str) -> None:
+    """As srun and mpirun bind them: else all workers would be where the first rank is."""
+    ranks, own = [psutil.Process(rank.process.pid) for rank in two.ranks], sorted(os.sched_getaffinity(0))[:2]
+    if len(own) < 2:
+        pytest.skip("needs two processors")
+    try:
+        for rank, processor in zip(ranks, own, strict=True):
+            rank.cpu_affinity([processor])
+        with two.loaders(shards, **OPTIONS, feeders="node"):
+            two.ask("batches", 1)
+            assert [process.cpu_affinity() for process in two.processes()] == [own] * 3
+    finally:
+        for rank in ranks:
+            rank.cpu_affinity(list(os.sched_getaffinity(0)))
+
+
+def test_a_rank_that_comes_when_the_workers_have_failed_is_told_why(two: Node, shards: str) -> None:
+    with two.loaders(shards, **OPTIONS, feeders="node", worker_init_fn="raise_at_start"):
+        early, late = two.ranks
+        early.ask("batches", 0)  # it has begun its pass, and does not read
+        time.sleep(3)  # no process shows when they have; if this is too short, the other one comes in time
+        for rank in (late, early):
+            with pytest.raises(RankError, match="no worker can start"):
+                rank.ask("batches", 1)
+
+
+@pytest.mark.exhaustive
+def test_ranks_that_do_not_come_are_missed_in_the_log(shards: str) -> None:
+    """As where each is in a container of its own. It takes a minute."""
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "1"}
+    program = f"""if True:
+        import logging, time
+        logging.basicConfig()
+        from streamload import StreamLoader
+        with StreamLoader({shards!r}, 7, feeders="node", num_workers=1) as loader:
+            passed = iter(loader)
+            next(passed)
+            time.sleep(62)
+            list(passed)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert 'feeders="node": 1 of the 2 ranks of this machine have come to this feeder' in done.stderr
 
 
 class TestKilledRanks:

@@ -116,6 +116,28 @@ def test_a_rank_that_comes_too_late_has_them_made_again(
         assert [rank.heard() for rank in (early, late)] == [alone[1]] * 2
 
 
+def test_a_rank_that_begins_a_pass_twice_is_with_its_group_again(
+    four: Node, shards: str, wanted: list[Any], tmp_path: Path
+) -> None:
+    noted = tmp_path / "made"
+    with four.loaders(shards, **SHARED, noted=str(noted)):
+        one = four.ranks[0]
+        state = one.ask("state")
+        assert one.ask("batches", 1) == wanted[0][0][:1]  # to look at it
+        one.ask("load", state)
+        for epoch in wanted:
+            assert four.ask("batches", None) == of_each(epoch)
+    assert made(noted) <= 4 * SAMPLES + 2 * SAMPLES // 3, "four epochs, and what the first rank has looked at"
+
+
+def test_a_rank_that_waits_for_its_group_is_told_so(four: Node, shards: str) -> None:
+    with four.loaders(shards, **SHARED, prefetch_batches=2, timeout=2, noted="/dev/null"):
+        fast, slow = four.ranks[:2]
+        slow.ask("batches", 1)
+        with pytest.raises(RankError, match="ahead of its group .*: 1 rank of it must take an earlier one first"):
+            fast.ask("batches", None)
+
+
 def test_the_slowest_rank_bounds_how_far_the_others_are(four: Node, shards: str, wanted: list[Any]) -> None:
     with four.loaders(shards, **SHARED, prefetch_batches=2, collate_fn="as_list", pause_s=0.01, noted="/dev/null"):
         fast, slow = four.ranks[:2]

@@ -303,6 +303,11 @@ class EarlyWorkers:
         except OSError:
             self.end(0.0)
 
+    def take(self) -> list[WorkerChild]:
+        """Those that are there; they are the caller's from now on."""
+        taken, self.launched = self.launched, []
+        return taken
+
     def end(self, grace_s: float) -> None:
         """End all that no pool has taken over, and kill those that have not ended within `grace_s` altogether."""
         for worker in self.launched:

@@ -38,6 +38,10 @@ _DEADLINE_S = 120.0
 _BACKLOG = 512
 
 
+class _StrangerError(Exception):
+    """Who is at the other end is not to be talked to."""
+
+
 class AnyChild(Protocol):
     """A process that serves this one, whoever started it; see `Child`."""
 
@@ -86,15 +90,30 @@ def rendezvous_name(*parts: str) -> str:
 
     Containers may share a network, and so abstract names, where the number of a process means another one in each.
     """
-    spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "mnt", "user")]
-    digest = hashlib.sha256("\0".join([str(os.getuid()), *spaces, *parts]).encode()).hexdigest()[:32]
+    digest = hashlib.sha256("\0".join([str(os.getuid()), *_namespaces("self"), *parts]).encode()).hexdigest()[:32]
     return f"\0streamload-{os.getuid()}-{digest}"
 
 
-def _peer(sock: socket.socket) -> tuple[int, int]:
-    """Number and user of the process at the other end; of a listening socket's, those of whoever called `listen`."""
+def _namespaces(process: int | str) -> list[str]:
+    """What a process sees of others, of files and of users: the same for two only outside of containers, or in one."""
+    return [os.readlink(f"/proc/{process}/ns/{kind}") for kind in ("pid", "mnt", "user")]
+
+
+def _peer(sock: socket.socket) -> int:
+    """The number of the process at the other end; of a listening socket's, of the one that called `listen` last.
+
+    What it sends is unpickled here, so it must be one that could as well write to the memory of this process: of this
+    user, and in the same container. The name alone does not show that: others of the network may see it.
+
+    Raises:
+        _StrangerError: it is another one.
+        OSError: it has ended.
+    """
     process, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return process, user
+    with suppress(PermissionError):
+        if user == os.getuid() and process > 0 and _namespaces(process) == _namespaces("self"):
+            return int(process)
+    raise _StrangerError
 
 
 class Listener:
@@ -111,23 +130,23 @@ class Listener:
     def __init__(self, descriptor: int, words: int) -> None:
         self.socket = socket.socket(fileno=descriptor)
         self.socket.setblocking(False)
+        self.socket.listen(_BACKLOG)  # so that those who connect see this process, not the one that has started it
         self._words = words
 
     def accept(self) -> tuple[socket.socket, int] | None:
         """A connection and the number of the process that has made it; None where nobody waits.
 
-        Processes of other users are turned away.
+        Processes of other users and containers are turned away.
         """
         while True:
             try:
                 found, _ = self.socket.accept()
             except BlockingIOError:
                 return None
-            process, user = _peer(found)
-            with suppress(OSError):  # it has gone meanwhile
-                if user == os.getuid():
-                    _send_welcome(found, self._words)
-                    return found, process
+            with suppress(OSError, _StrangerError):  # the former: it has gone meanwhile
+                process = _peer(found)
+                _send_welcome(found, self._words)
+                return found, process
             found.close()
 
 
@@ -199,11 +218,15 @@ def _connect_to_running(name: str) -> SharedChild | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(name)
-        if _peer(sock)[1] != os.getuid():
-            raise WorkerError(f"another user's process has the socket {name[1:]}; leave out feeders=")
-    except ConnectionError:
+        _peer(sock)
+    except (ConnectionError, FileNotFoundError):  # or the rank has ended that has started it
         sock.close()
         return None
+    except _StrangerError:
+        sock.close()
+        raise WorkerError(
+            f"a process of another user or container has the socket {name[1:]}; leave out feeders="
+        ) from None
     except BaseException:
         sock.close()
         raise

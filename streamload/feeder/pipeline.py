@@ -97,7 +97,7 @@ class Pipeline:
         feeders: those of the ranks that are here.
         meters: of these.
         tables, scans, prerequisites, orphaned, pool: see `Resources`, `Prerequisites`, `OrphanedTasks`, `Pool`.
-        broken: the workers cannot go on.
+        broken: why the workers cannot go on; None while they can.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Pipeline:
         self.feeders: list[Served] = []
         self.meters: list[FeederMeter] = []
         self.owns_process = shards is None
-        self.broken = False
+        self.broken: Exception | None = None
         self._expands = configure.fetching.expands
         self._learned = Learned()
         self._turn_is_due = False
@@ -138,8 +138,8 @@ class Pipeline:
         self.orphaned = OrphanedTasks(self.fetcher)
         self.pool = start_pool(self, ResidentShards(listing.numbered, self.fetcher) if shards is None else shards)
         if configure.most_workers is not None:
-            processors = processors_of_rank() if self.ranks == 1 else available_processors()
-            self._adapt_later(WorkerNumber(configure.workers, most=configure.most_workers, processors=processors))
+            number = WorkerNumber(configure.workers, most=configure.most_workers, processors=self._processors())
+            self._adapt_later(number)
 
     @property
     def fetcher(self) -> Fetcher | None:
@@ -154,7 +154,12 @@ class Pipeline:
         Args:
             feeder: the rank's.
             slots: whose memory its batches lie in.
+
+        Raises:
+            Exception: what has broken the workers, whom nobody would tell this rank of any more.
         """
+        if self.broken is not None:
+            raise self.broken
         self.feeders.append(feeder)
         return Resources(
             self.tables,
@@ -242,7 +247,7 @@ class Pipeline:
 
     def on_broken(self, error: Exception) -> None:
         """The pool cannot go on."""
-        self.broken = True
+        self.broken = error
         self.fail(error)
 
     # -- work ------------------------------------------------------------------------------------------------------
@@ -312,6 +317,9 @@ class Pipeline:
             for feeder in waiting:
                 feeder.fail(error)
 
+    def _processors(self) -> int:
+        return processors_of_rank() if self.ranks == 1 else available_processors()
+
     def _adapt_later(self, wanted: WorkerNumber) -> None:
         """Adapt the number of workers to what they do, from now on."""
         self._adapting = asyncio.get_running_loop().call_later(_ADAPTS_EVERY_S, self._adapt, wanted)
@@ -322,6 +330,7 @@ class Pipeline:
             for meter in self.meters:
                 now.add(meter.until_now())
             seen, self._observed = now.since(self._observed), now
+            wanted.processors = self._processors()  # a rank that joins may bring some
             self.pool.resize(wanted.observe(observed_of(seen, max(1, len(self.meters)))))
             for meter in self.meters:
                 meter.resized()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import socket
@@ -14,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.decode.tasks import RowsDone, ScanDone
+from streamload.environment.affinity import share_processors_of
 from streamload.environment.launch import EarlyWorkers
 from streamload.environment.rendezvous import Listener
 from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
@@ -35,7 +37,12 @@ from streamload.workers.protocol import Pool
 
 __all__ = ["serve"]
 
+_log = logging.getLogger("streamload")
+
 _GRACE_S = 0.3
+
+_ALL_COME_AFTER_S = 60.0
+"""Ranks that begin their pass later are rare, or lack."""
 
 _SHOWN_LENGTH = 40
 """Of the values that differ between loaders; a digest is longer."""
@@ -106,6 +113,7 @@ class _Process:
         self.ended = asyncio.Event()
         self.slots = SlotPools()
         self.pipeline: Pipeline | None = None
+        self._pool: ProcessPool | None = None
         self._shared: SharedStreams | None = None
         _log_in_trainer(self._log)
         if listener is not None:
@@ -115,13 +123,16 @@ class _Process:
 
     def add(self, sock: socket.socket, trainer: int) -> None:
         """Serve a trainer, whose process has this number."""
+        if self._listener is not None:
+            workers = [worker.child.pid for worker in self._early.launched] if self._pool is None else self._pool.pids
+            share_processors_of(trainer, [os.getpid(), *workers])
         self._trainers.append(_Trainer(self, sock, trainer))
 
     def remove(self, trainer: _Trainer) -> None:
         """A trainer is gone. With the last one this ends, unless another one is at the door."""
         self._trainers.remove(trainer)
         self._last = trainer
-        if self.pipeline is not None and self.pipeline.broken:
+        if self.pipeline is not None and self.pipeline.broken is not None:
             self._stop_listening()
         if not self._trainers:
             self._accept()
@@ -160,8 +171,22 @@ class _Process:
             self._alike = message.alike
             if self.pipeline.prerequisites is not None:
                 keep_freed_memory(256 << 20)
+            if self._listener is not None:
+                self._loop.call_later(_ALL_COME_AFTER_S, self._note_absent, message.ranks)
         _check_alike(self._alike, message.alike)
         return self.pipeline
+
+    def _note_absent(self, ranks: int) -> None:
+        """Say that ranks for which there is room here have not come, while those that have are here."""
+        here = len(self._trainers)
+        if self._last is None and here < ranks:
+            _log.warning(
+                'feeders="node": %d of the %d ranks of this machine have come to this feeder, which has the workers '
+                "and the memory of all of them. Make the loader on every rank, in the same order as others of its "
+                "dataset; ranks in containers of their own cannot share a feeder: leave out feeders= there",
+                here,
+                ranks,
+            )
 
     def share(self, message: Configure, pipeline: Pipeline, descriptors: int) -> SharedStreams:
         """The streams of trainers of which several get the same batches."""
@@ -174,7 +199,7 @@ class _Process:
 
     def new_pool(self, message: Configure, pipeline: Pipeline, shards: ResidentShards) -> Pool:
         """The workers."""
-        return ProcessPool(
+        self._pool = ProcessPool(
             message.workers,
             job=message.job,
             import_path=message.import_path,
@@ -183,8 +208,9 @@ class _Process:
             events=pipeline,
             ends_at_failure=message.ends_at_failure,
             log_levels=message.log_levels,
-            launched=self._early.launched,
+            launched=self._early.take(),
         )
+        return self._pool
 
     async def list_shards(self, *arguments: Any) -> Listing:
         """`list_shards`, once for all trainers that want the same."""
@@ -289,7 +315,7 @@ class _Trainer:
         return self._caller
 
     async def _explain(self, call: Call, feeder: Feeder | Member | Relay) -> None:
-        knows = feeder.pipeline if isinstance(feeder, Feeder | Member) else feeder
+        knows = feeder.pipeline if isinstance(feeder, Feeder) else feeder
         self.send(Answer(call.number, await knows.what_holds_up()))
 
     async def _call(self, call: Call) -> None:

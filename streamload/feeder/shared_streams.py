@@ -25,11 +25,13 @@ from streamload.feeder.pipeline import Pipeline
 from streamload.limits import LEAST_LOGGED_BATCHES, LOGGED_BYTES, MOST_LOGGED_BATCHES
 from streamload.memory.slots import SlotPool, SlotPools, round_up
 from streamload.schedule.epoch import ReadyBatch
+from streamload.text import counted
 from streamload.totals import Totals
 
 __all__ = ["Member", "SharedStreams"]
 
 Identity = tuple[int, int, int]
+_OF_OTHERS: Identity = (-1, -1, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -303,6 +305,16 @@ class _Stream:
             self.free_if_unused(shared)
         of.shared.clear()
 
+    def what_holds_up(self, member: Member) -> str:
+        """Whether a rank waits for others of its group, in words; empty where it does not."""
+        others = len(self._untaken[0].waits_for - {member}) if self._untaken else 0
+        if not others:
+            return ""
+        return (
+            "this rank is ahead of its group (shared_by=), whose ranks get the same batches: "
+            f"{counted(others, 'rank')} of it must take an earlier one first"
+        )
+
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -345,7 +357,7 @@ class _Stream:
             case _:
                 self.failed = self.failed or isinstance(message, Failed)
                 for member in self.members:
-                    member.send(message, ())
+                    member.tell(message)
 
     def _on_ready(self, ready: Ready) -> None:
         of = self._passes.setdefault(ready.start, _Pass())
@@ -380,6 +392,7 @@ class Member:
         self._streams = streams
         self._stream: _Stream | None = None
         self._reads: _Pass | None = None
+        self._requested: EpochStart | None = None  # as the trainer has numbered it
         self._sent: deque[tuple[_Stream, _Shared]] = deque()
         self._holds: dict[int, tuple[_Stream, _Shared]] = {}
         self._mapped: dict[int, int] = {}
@@ -393,8 +406,7 @@ class Member:
             case EpochStart():
                 self._request(message)
             case AbandonEpoch():
-                read = None if self._reads is None else self._reads.start
-                if read is not None and read.number == message.number:
+                if self._requested is not None and self._requested.number == message.number:
                     self._leave_pass()
             case Acknowledge():
                 self._note_taken(message)
@@ -404,6 +416,11 @@ class Member:
                     self._stream.note_tracing()
             case Call() if message.function == COUNT_SAMPLES:
                 self._here().ask(self, message)
+
+    async def what_holds_up(self) -> str:
+        """What the next batch waits for, in words; empty where nothing shows."""
+        found = await self.pipeline.what_holds_up()
+        return found or ("" if self._stream is None else self._stream.what_holds_up(self))
 
     def give(self, ready: Ready, shared: Iterable[_Shared]) -> None:
         """Send batches of the pass that it reads."""
@@ -420,8 +437,24 @@ class Member:
             totals = self._totals_before.plus(totals.since(self._totals_at_join))
         # Of the last batches each is acknowledged at once: else those that are not would hold up the others' next pass.
         after = 1 if ready.last else ready.acknowledge_after
-        own = replace(ready, opened=opened, retired=retired, totals=totals, acknowledge_after=after)
+        assert self._requested is not None
+        own = replace(
+            ready,
+            start=self._requested.identity,
+            opened=opened,
+            retired=retired,
+            totals=totals,
+            acknowledge_after=after,
+        )
         self.send(own, [self._stream.slots.descriptor(slot) for slot in opened])
+
+    def tell(self, message: Any) -> None:
+        """Pass on what is no batch; a failure of a pass that it does not read is one of work that it does not want."""
+        if isinstance(message, Failed) and message.start is not None:
+            read = None if self._reads is None or self._reads.start is None else self._reads.start.identity
+            own = self._requested.identity if self._requested is not None and read == message.start else _OF_OTHERS
+            message = replace(message, start=own)
+        self.send(message, ())
 
     def retire(self, slots: Sequence[int]) -> None:
         """Have the trainer drop these, if it has mapped them, with the next batches that it gets."""
@@ -450,6 +483,8 @@ class Member:
         if self._stream is not None and self._stream.failed:
             return  # it has been told, and goes
         self._leave_pass()
+        self._requested = start
+        start = replace(start, number=start.epoch)  # each rank counts its passes, of which one may have begun more
         stream = self._streams.find(start)
         if stream is None:
             stream = self._stream if self._stream is not None and self._stream.can_begin() else self._streams.new()

@@ -325,7 +325,7 @@ class SlotPools:
     def close(self, pool: SlotPool) -> list[int]:
         """Close a pool, of which the workers are to forget these slots."""
         self._pools.remove(pool)
-        slots = pool.slots
+        slots = [*pool.slots, *pool.take_retired()]
         pool.close()
         return slots
 

@@ -63,13 +63,14 @@ class WorkerNumber:
         processors: that they may use.
 
     Attributes:
+        processors: as given; may be set.
         number: how many there should be now.
     """
 
     def __init__(self, first: int, *, most: int, processors: int) -> None:
         self.number = first
         self._most = max(first, most)
-        self._processors = processors
+        self.processors = processors
         self._before_trial: tuple[int, float] | None = None
         self._is_first_of_trial = False
         self._rest = 0
@@ -113,12 +114,12 @@ class WorkerNumber:
     def _affordable(self, seen: Observed) -> int:
         """How many to try: half as many more, as far as they find processors."""
         of_one = max(1e-9, (seen.processor_s + seen.delayed_s) / seen.seconds / self.number)
-        fit = math.floor(_PROCESSORS_EXCESS * self._processors / of_one)
+        fit = math.floor(_PROCESSORS_EXCESS * self.processors / of_one)
         return min(self._most, fit, self.number + max(1, self.number // 2))
 
     def _retire(self, seen: Observed) -> None:
         is_idle = seen.busy_s < _IDLE * (self.number - 1) * seen.seconds
-        is_crowded = self.number > self._processors and seen.delayed_s > _CROWDED * seen.busy_s
+        is_crowded = self.number > self.processors and seen.delayed_s > _CROWDED * seen.busy_s
         self._too_many = self._too_many + 1 if is_idle or is_crowded else 0
         if self._too_many >= _RETIRE_AFTER:
             self._too_many = 0

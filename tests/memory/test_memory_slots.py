@@ -130,6 +130,15 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     assert sorted(again + retired) == slots
 
 
+def test_the_workers_forget_all_slots_of_a_pool_that_is_closed() -> None:
+    """Those too that have just been discarded, as where a pass fails, and of which nobody has been told yet."""
+    pools = slots.SlotPools()
+    pool = pools.new()
+    kept, discarded = pool.take(10), pool.take(10)
+    pool.discard(discarded)
+    assert sorted(pools.close(pool)) == sorted([kept, discarded])
+
+
 @pytest.mark.parametrize(("limit", "in_flight", "kept"), [(256, 64, 32), (512, 128, 64)])
 def test_slots_take_their_share_of_descriptors(
     monkeypatch: pytest.MonkeyPatch, limit: int, in_flight: int, kept: int

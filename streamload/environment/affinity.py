@@ -1,0 +1,32 @@
+"""Processors that several processes share although a launcher has bound each to some of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+__all__ = ["share_processors_of"]
+
+
+def share_processors_of(process: int, others: Iterable[int]) -> None:
+    """Let other processes of this user run where a process may run too, with all of their threads. Linux only.
+
+    srun and mpirun bind each rank to some processors, which a process that serves several ranks inherits from one.
+
+    Args:
+        process: its number.
+        others: the numbers of the others.
+    """
+    with suppress(OSError):  # it has ended, or is in another container
+        theirs = os.sched_getaffinity(process)
+        for other in others:
+            _add_processors(other, theirs)
+
+
+def _add_processors(process: int, processors: set[int]) -> None:
+    with suppress(OSError):  # it ends
+        for thread in map(int, os.listdir(f"/proc/{process}/task")):
+            bound = os.sched_getaffinity(thread)
+            if not processors <= bound:
+                os.sched_setaffinity(thread, bound | processors)
