@@ -131,7 +131,8 @@ def test_a_rank_that_begins_a_pass_twice_is_with_its_group_again(
 
 
 def test_a_rank_that_waits_for_its_group_is_told_so(four: Node, shards: str) -> None:
-    with four.loaders(shards, **SHARED, prefetch_batches=2, timeout=2, noted="/dev/null"):
+    slowed = {"collate_fn": "as_list", "pause_s": 0.01, "noted": "/dev/null"}  # else all are made ahead
+    with four.loaders(shards, **SHARED, prefetch_batches=2, timeout=2, **slowed):
         fast, slow = four.ranks[:2]
         slow.ask("batches", 1)
         with pytest.raises(RankError, match="ahead of its group .*: 1 rank of it must take an earlier one first"):

@@ -1,4 +1,7 @@
-"""Processors that several processes share although a launcher has bound each to some of its own."""
+"""Processors that several processes share although a launcher has bound each to some of its own.
+
+On its own because it changes processes that others have started.
+"""
 
 from __future__ import annotations
 

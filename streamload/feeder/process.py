@@ -240,6 +240,7 @@ class _Process:
         """End everything."""
         if self._last is not None:
             await self._last.aclose()
+        self.slots.close_all()
         if self.pipeline is None:
             self._early.end(_GRACE_S)
             return
@@ -354,14 +355,13 @@ class _Trainer:
             os.close(self._pidfd)
         self._channel.close()
         self._process.remove(self)
-        if isinstance(self._feeder, Member):
-            self._feeder.leave(goes_on=not self._process.ended.is_set())
-        elif isinstance(self._feeder, Feeder) and self._slots is not None:
-            if not self._process.ended.is_set():
-                self._feeder.leave()
+        if self._process.ended.is_set():
+            return
+        if isinstance(self._feeder, Feeder | Member):
+            self._feeder.leave()
+        if isinstance(self._feeder, Feeder) and self._slots is not None:
             self._feeder.pipeline.pool.forget_slots(self._process.slots.close(self._slots))
-        if not self._process.ended.is_set():
-            self._process.begin(self.aclose())
+        self._process.begin(self.aclose())
 
     async def aclose(self) -> None:
         """Close the connections that its calls have opened, and end a relay."""

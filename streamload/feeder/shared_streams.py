@@ -39,23 +39,23 @@ class _Pass:
     """A pass over an epoch, in one stream.
 
     Attributes:
+        stream: where it is made.
         start: as requested; None for an epoch that was begun ahead.
         obsolete: nobody will request it any more.
         ended: all of its batches have come.
         readers: the members that want what comes of it.
         joined: how many have requested it.
-        log: all that came of it; None where that is gone, so that nobody can join.
-        shared: the batches in the log.
-        taken, taken_bytes: those of them that all readers have taken.
+        log: all that came of it, with its batches; None where that is gone, so that nobody can join.
+        taken, taken_bytes: the batches in the log that all readers have taken.
     """
 
+    stream: _Stream
     start: EpochStart | None = None
     obsolete: bool = False
     ended: bool = False
     readers: set[Member] = field(default_factory=set)
     joined: int = 0
-    log: list[Ready] | None = field(default_factory=list)
-    shared: list[_Shared] = field(default_factory=list)
+    log: list[tuple[Ready, list[_Shared]]] | None = field(default_factory=list)
     taken: int = 0
     taken_bytes: int = 0
 
@@ -65,6 +65,10 @@ class _Pass:
         if self.taken > LEAST_LOGGED_BATCHES:
             return self.taken > MOST_LOGGED_BATCHES or self.taken_bytes > LOGGED_BYTES
         return False
+
+    def logged(self) -> list[_Shared]:
+        """The batches in the log."""
+        return [each for _, batches in self.log or () for each in batches]
 
     def is_of(self, start: EpochStart) -> bool:
         """Whether its batches are those of a start; a sampler may have named other samples on another rank."""
@@ -145,17 +149,11 @@ class SharedStreams:
         self._streams.append(stream)
         return stream
 
-    def close(self, stream: _Stream, *, goes_on: bool = True) -> None:
-        """End a stream without members.
-
-        Args:
-            stream: it.
-            goes_on: the pipeline is still needed.
-        """
+    def close(self, stream: _Stream) -> None:
+        """End a stream without members."""
         self._streams.remove(stream)
         stream.closed = True
-        if goes_on:
-            stream.feeder.leave()
+        stream.feeder.leave()
         slots = self._slots.close(stream.slots)
         self.pipeline.pool.forget_slots(slots)
         self.retire(slots)
@@ -248,7 +246,7 @@ class _Stream:
             and found is not None
             and found.is_of(start)
             and found.log is not None
-            and all(self.slots.holds(each.batch.slot) for each in found.shared)
+            and all(self.slots.holds(each.batch.slot) for each in found.logged())
         )
 
     def can_begin(self) -> bool:
@@ -269,7 +267,7 @@ class _Stream:
     def _begin(self, start: EpochStart) -> _Pass:
         """Note that a pass is requested. One that is late may still join the one before, if that has ended."""
         before, ahead = self._requested, self._passes.get(start.identity)
-        requested = _Pass() if ahead is None or ahead.start is not None else ahead
+        requested = _Pass(self) if ahead is None or ahead.start is not None else ahead
         for identity, other in self._passes.items():
             if other is not requested and (other is not before or not other.ended or identity == start.identity):
                 self._end_log(other)
@@ -283,9 +281,8 @@ class _Stream:
         """Have a member read a pass from its beginning."""
         joined.readers.add(member)
         joined.joined += 1
-        shared = iter(joined.shared)
-        for ready in joined.log or ():
-            member.give(ready, [next(shared) for _ in ready.batches])
+        for ready, batches in joined.log or ():
+            member.give(ready, batches)
         if joined.joined >= self._sharers:
             self._end_log(joined)
         return joined
@@ -300,10 +297,9 @@ class _Stream:
 
     def _end_log(self, of: _Pass) -> None:
         """Nobody can join a pass any more."""
-        of.log = None
-        for shared in of.shared:
+        logged, of.log = of.logged(), None
+        for shared in logged:
             self.free_if_unused(shared)
-        of.shared.clear()
 
     def what_holds_up(self, member: Member) -> str:
         """Whether a rank waits for others of its group, in words; empty where it does not."""
@@ -360,14 +356,13 @@ class _Stream:
                     member.tell(message)
 
     def _on_ready(self, ready: Ready) -> None:
-        of = self._passes.setdefault(ready.start, _Pass())
+        of = self._passes.setdefault(ready.start, _Pass(self))
         shared = [_Shared(batch, of) for batch in ready.batches]
         self._untaken += shared
         self._retire(ready.retired)
         of.ended = ready.last
         if of.log is not None:
-            of.log.append(replace(ready, totals=None, events=()))
-            of.shared += shared
+            of.log.append((replace(ready, totals=None, events=()), shared))
         for member in list(of.readers):
             member.give(ready, shared)
 
@@ -393,8 +388,8 @@ class Member:
         self._stream: _Stream | None = None
         self._reads: _Pass | None = None
         self._requested: EpochStart | None = None  # as the trainer has numbered it
-        self._sent: deque[tuple[_Stream, _Shared]] = deque()
-        self._holds: dict[int, tuple[_Stream, _Shared]] = {}
+        self._sent: deque[_Shared] = deque()
+        self._holds: dict[int, _Shared] = {}
         self._mapped: dict[int, int] = {}
         self._retired: list[int] = []
         self._totals_before: Totals = Totals()
@@ -428,8 +423,8 @@ class Member:
         for each in shared:
             each.waits_for.add(self)
             each.held_by.add(self)
-            self._sent.append((self._stream, each))
-            self._holds[each.batch.slot] = self._stream, each
+            self._sent.append(each)
+            self._holds[each.batch.slot] = each
         opened = tuple(batch.slot for batch in ready.batches if self._must_map(batch))
         retired, self._retired = tuple(self._retired), []
         totals = ready.totals
@@ -460,17 +455,12 @@ class Member:
         """Have the trainer drop these, if it has mapped them, with the next batches that it gets."""
         self._retired += [slot for slot in slots if self._mapped.pop(slot, None) is not None]
 
-    def leave(self, *, goes_on: bool) -> None:
-        """The trainer is gone.
-
-        Args:
-            goes_on: others are served.
-        """
+    def leave(self) -> None:
+        """The trainer is gone, and others are served."""
         self._streams.leave(self)
-        if goes_on:
-            self._leave_pass()
-            self._release(list(self._holds))
-        self._move(None, goes_on=goes_on)
+        self._leave_pass()
+        self._release(list(self._holds))
+        self._move(None)
 
     def _must_map(self, batch: ReadyBatch) -> bool:
         """Whether the trainer has not mapped a batch's slot, or not enough of it."""
@@ -496,27 +486,25 @@ class Member:
         left, self._reads = self._reads, None
         if left is None or self._stream is None:
             return
-        for _, shared in self._sent:
+        for shared in self._sent:
             shared.waits_for.discard(self)
         self._stream.leave_pass(self, left)
         self._stream.advance()
 
     def _note_taken(self, message: Acknowledge) -> None:
         taken = [self._sent.popleft() for _ in range(message.batches)]
-        for _, shared in taken:
+        for shared in taken:
             shared.waits_for.discard(self)
-        for stream in dict.fromkeys(stream for stream, _ in taken):
-            stream.advance()
+        _advance(taken)
         self._release(message.released)
 
     def _release(self, slots: Sequence[int]) -> None:
         """No view of these is left in the trainer."""
         released = [self._holds.pop(slot) for slot in slots]
-        for stream, shared in released:
+        for shared in released:
             shared.held_by.discard(self)
-            stream.free_if_unused(shared)
-        for stream in dict.fromkeys(stream for stream, _ in released):
-            stream.advance()
+            shared.of.stream.free_if_unused(shared)
+        _advance(released)
 
     def _here(self) -> _Stream:
         """The stream that it is served from."""
@@ -525,7 +513,7 @@ class Member:
         assert self._stream is not None
         return self._stream
 
-    def _move(self, stream: _Stream | None, *, goes_on: bool = True) -> None:
+    def _move(self, stream: _Stream | None) -> None:
         """Be served from another stream, or from none."""
         left, self._stream = self._stream, stream
         if left is stream:
@@ -538,7 +526,13 @@ class Member:
         if left is not None:
             left.remove(self)
             if not left.members:
-                self._streams.close(left, goes_on=goes_on)
+                self._streams.close(left)
+
+
+def _advance(batches: Sequence[_Shared]) -> None:
+    """Have the feeders of these know what has become of them."""
+    for stream in dict.fromkeys(shared.of.stream for shared in batches):
+        stream.advance()
 
 
 def _numbers(start: EpochStart | None) -> Any:

@@ -329,6 +329,11 @@ class SlotPools:
         pool.close()
         return slots
 
+    def close_all(self) -> None:
+        """Close those that are left."""
+        while self._pools:
+            self.close(self._pools[-1])
+
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor, which stays its pool's."""
         return next(pool.descriptor(slot) for pool in self._pools if pool.holds(slot))
