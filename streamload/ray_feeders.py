@@ -12,6 +12,7 @@ from math import isfinite
 from typing import Any
 
 from streamload.arguments import parse_bytes
+from streamload.environment.ray_cluster import is_host_and_port
 
 __all__ = ["RayFeeders"]
 
@@ -55,7 +56,7 @@ class RayFeeders:
             raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
         if not isinstance(self.address, str) or not self.address:
             raise TypeError(f'address={self.address!r} must be that of a Ray cluster, or "auto"')
-        if self.address == "local" or "://" in self.address:
+        if self.address != "auto" and ("://" in self.address or not is_host_and_port(self.address)):
             raise ValueError(
                 f"address={self.address!r}: the trainer's machine must be a node of the cluster (`ray start "
                 '--address=HOST:PORT`), so give HOST:PORT of its head, or "auto"'

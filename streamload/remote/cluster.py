@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from streamload.arguments import parse_bytes
-from streamload.decode.failure import Attempt
+from streamload.decode.failure import Attempt, in_words
 from streamload.environment.ray_cluster import RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.ray_feeders import RayFeeders
 from streamload.remote.actor import FeederActor, Greeting
 
-__all__ = ["Cluster", "PlacedActor", "RayActors"]
-
+__all__ = ["Cluster", "PlacedActor", "RayActors", "first_line"]
 
 _ANSWER_S = 4.0
 _MOST_ATTEMPTS = 3
@@ -93,7 +92,8 @@ class RayActors:
         """Connect, as the driver of a job of its own. Ray's calls block, so they are made on a thread."""
         feeders = self._feeders
         joining = asyncio.to_thread(connect, feeders.address, runtime_env=feeders.runtime_env)
-        self._connected = await self._within(joining, lambda: "connecting to the Ray cluster took longer")
+        where = f"connecting to the Ray cluster (address={feeders.address!r}) took longer"
+        self._connected = await self._within(joining, lambda: where)
         await asyncio.to_thread(self._cluster.require, feeders.demands, feeders.number, "feeders")
 
     async def place(self, *, relaxed: bool = False, again: bool = False) -> tuple[RayActor, Greeting]:
@@ -181,9 +181,18 @@ class RayActors:
 def _cannot_start(error: BaseException | None) -> StreamloadError:
     if isinstance(error, ClusterError):
         return error
+    why = "" if error is None else first_line(error)
     failed = WorkerError(
         f"actors with feeders do not start on the Ray cluster, where {_MOST_ATTEMPTS} were tried; is streamload "
-        f"installed on all of its nodes, or named in runtime_env=? The last one: {error}"
+        f"installed on all of its nodes, or named in runtime_env=? The last one: {why}"
     )
     failed.__cause__ = error
     return failed
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error; Ray's go on with tracebacks."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        error = cause
+    return in_words(error).strip().partition("\n")[0]

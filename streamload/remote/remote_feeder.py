@@ -16,7 +16,7 @@ from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Answer, Call, Configure, EpochStart, Failed, Tracing
 from streamload.memory.mapped import Bytes
 from streamload.remote.actor import Greeting, Hosting
-from streamload.remote.cluster import Cluster, PlacedActor
+from streamload.remote.cluster import Cluster, PlacedActor, first_line
 from streamload.remote.merging import ReceivedBatch
 from streamload.remote.wire import Batches, Credit, Wire, connect
 from streamload.totals import Totals
@@ -198,7 +198,7 @@ class RemoteFeeder:
             _log.warning(
                 "%s has died (%s); another one is started, and goes on in its place",
                 self._where(),
-                _shortly(attempt.error),
+                first_line(attempt.error),
             )
             with Attempt() as attempt:
                 await self._place_again()
@@ -291,7 +291,7 @@ class RemoteFeeder:
         return WorkerError(
             f"{self._name} died twice in turn, and no batch or answer came in between: where memory runs out on its "
             "node, lower memory_budget or num_workers, or claim memory= in RayFeeders; `ray list actors` and its log "
-            f"there say more. The second time, on the node {self.greeting and self.greeting.node}: {_shortly(error)}"
+            f"there say more. The second time, on the node {self.greeting and self.greeting.node}: {first_line(error)}"
         )
 
     # -- what comes ----------------------------------------------------------------------------------------------------
@@ -364,14 +364,6 @@ class RemoteFeeder:
         """The event by this machine's clock, and on a track of this feeder."""
         track = event.track if event.track == "connection" else f"{event.track} of {self._name}"
         return event._replace(start_s=event.start_s + self._clock_offset_s, track=track)
-
-
-def _shortly(error: BaseException) -> str:
-    """The first line of an error; Ray's go on with tracebacks."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        error = cause
-    return in_words(error).strip().partition("\n")[0]
 
 
 def _lost(name: str, error: Exception) -> WorkerError:
