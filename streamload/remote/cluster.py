@@ -15,9 +15,8 @@ from streamload.remote.actor import FeederActor, Greeting
 
 __all__ = ["Cluster", "PlacedActor", "RayActors", "first_line"]
 
-_ANSWER_S = 4.0
 _MOST_ATTEMPTS = 3
-"""How long an actor may take to answer before another one is started beside it, and how many may be started."""
+"""How many actors may be started in the place of one."""
 
 
 class PlacedActor(Protocol):
@@ -76,10 +75,11 @@ class RayActors:
 
     Args:
         feeders: what the user wants.
+        answer_s: how long an actor in the place of a dead one may take to answer before another is started beside it.
     """
 
-    def __init__(self, feeders: RayFeeders) -> None:
-        self._feeders = feeders
+    def __init__(self, feeders: RayFeeders, *, answer_s: float = 4.0) -> None:
+        self._feeders, self._answer_s = feeders, answer_s
         self._actors: list[RayActor] = []
         self._connected: RayCluster | None = None
 
@@ -102,7 +102,7 @@ class RayActors:
         """
         if not relaxed:
             await asyncio.to_thread(self._cluster.require, self._feeders.demands)
-        starting = self._first_to_answer(relaxed, _ANSWER_S if again else None)
+        starting = self._first_to_answer(relaxed, self._answer_s if again else None)
         placed: tuple[RayActor, Greeting] = await self._within(starting, self._too_late)
         return placed
 
@@ -127,7 +127,9 @@ class RayActors:
         finally:
             for attempt in attempts:
                 attempt.cancel()
-            await asyncio.gather(*attempts, return_exceptions=True)
+            for late in await asyncio.gather(*attempts, return_exceptions=True):
+                if not isinstance(late, BaseException):  # it answered at the same moment, and claims its node
+                    self.end(late[0])
 
     async def _start(self, relaxed: bool) -> tuple[RayActor, Greeting]:
         """Start an actor, and wait for its greeting; one that gives none is killed."""

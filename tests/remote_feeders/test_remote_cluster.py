@@ -57,9 +57,20 @@ class FakeRay:
 
 async def connected(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> RayActors:
     monkeypatch.setattr(cluster, "connect", lambda *_, **__: RayCluster(ray, "n:1", is_own=False))
-    actors = RayActors(RayFeeders(1))
+    actors = RayActors(RayFeeders(1), answer_s=0.01)
     await actors.connect()
     return actors
+
+
+async def test_of_two_actors_that_answer_at_once_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer_both(number: int) -> None:
+        for each in ray.answers if number == 1 else ():
+            each.set_result(GREETING)
+
+    ray = FakeRay(answer_both)
+    actors = await connected(ray, monkeypatch)
+    kept, _ = await actors.place(again=True)
+    assert [*ray.killed, kept.handle.number] in ([0, 1], [1, 0])
 
 
 async def test_what_actors_die_of_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
