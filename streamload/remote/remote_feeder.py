@@ -15,6 +15,7 @@ from streamload.decode.failure import Attempt, failure_of, in_words
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Answer, Call, Configure, EpochStart, Failed, Tracing
 from streamload.memory.mapped import Bytes
+from streamload.memory.unnamed import naming_the_limit
 from streamload.remote.actor import Greeting, Hosting
 from streamload.remote.cluster import Cluster, PlacedActor, first_line
 from streamload.remote.merging import ReceivedBatch
@@ -190,7 +191,12 @@ class RemoteFeeder:
             with Attempt() as attempt:
                 await self._serve()
             assert attempt.error is not None
-            self._note_death()
+            self._note_end()
+            named = naming_the_limit(attempt.error)
+            if isinstance(named, WorkerError) and named is not attempt.error:  # this process has too many, not the node
+                self._break(named)
+                return
+            self.restarts += 1
             if self._died_in_turn:
                 self._break(self._second_death(attempt.error))
                 return
@@ -272,8 +278,7 @@ class RemoteFeeder:
     def _hosting(self, greeting: Greeting) -> Hosting:
         return Hosting(self._owner.configuration(greeting), os.getcwd())
 
-    def _note_death(self) -> None:
-        self.restarts += 1
+    def _note_end(self) -> None:
         self._note_totals_end()
         self._outbox.clear()
         self._actor = self._sent_start = None
