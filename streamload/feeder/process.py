@@ -18,7 +18,7 @@ from streamload.environment.launch import EarlyWorkers
 from streamload.environment.rendezvous import Listener
 from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Answer, Call, Configure, Failed
+from streamload.feeder.messages import Answer, Call, Configure, Failed, Send
 from streamload.feeder.pipeline import Pipeline
 from streamload.feeder.shared_streams import Member, SharedStreams
 from streamload.fetch.resident import ResidentShards
@@ -38,10 +38,7 @@ __all__ = ["serve"]
 _GRACE_S = 0.3
 
 
-Send = Callable[[Any, Sequence[int]], None]
-
-
-class Relay(Protocol):
+class FeederStandIn(Protocol):
     """What stands in a feeder's place in its process."""
 
     def handle(self, message: Any, /) -> None:
@@ -54,7 +51,7 @@ class Relay(Protocol):
         """End all that it has started."""
 
 
-MakeRelay = Callable[[Configure, Listing, Send], Relay]
+MakeRelay = Callable[[Configure, Listing, Send], FeederStandIn]
 
 
 def run(
@@ -230,7 +227,7 @@ class _Trainer:
 
     def __init__(self, process: _Process, sock: socket.socket, number: int) -> None:
         self._process = process
-        self._feeder: Feeder | Member | Relay | None = None
+        self._feeder: Feeder | Member | FeederStandIn | None = None
         self._caller: CallerPool | None = None
         self._slots: SlotPool | None = None
         self._found: Listing | None = None
@@ -285,7 +282,7 @@ class _Trainer:
         )
         return self._caller
 
-    async def _explain(self, call: Call, feeder: Feeder | Member | Relay) -> None:
+    async def _explain(self, call: Call, feeder: Feeder | Member | FeederStandIn) -> None:
         knows = feeder.pipeline if isinstance(feeder, Feeder | Member) else feeder
         self.send(Answer(call.number, await knows.what_holds_up()))
 

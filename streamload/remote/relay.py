@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter, process_time
 from typing import Any
@@ -23,6 +23,7 @@ from streamload.feeder.messages import (
     EpochStart,
     Failed,
     Ready,
+    Send,
     Tracing,
 )
 from streamload.index.listing import Listing
@@ -63,9 +64,6 @@ class _HasFailedError(Exception):
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.failure.summary)
         self.failure = failed.failure
-
-
-Send = Callable[[Any, Sequence[int]], None]
 
 
 class Relay:
