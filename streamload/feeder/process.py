@@ -24,7 +24,7 @@ from streamload.feeder.shared_streams import Member, SharedStreams
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
-from streamload.log_records import Logged, forward_records
+from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool, SlotPools
@@ -260,6 +260,7 @@ class _Trainer:
         listing = message.listing or self._found
         assert listing is not None, "it has listed none"
         if self._process.make_relay is not None:
+            set_log_levels(message.log_levels)
             self._feeder = self._process.make_relay(message, listing, self.send)
             return
         pipeline = self._process.configure(message, listing, partial(self._start_pool, message))

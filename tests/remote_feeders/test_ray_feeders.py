@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import logging
 import os
 import random
 import shutil
@@ -52,12 +53,16 @@ def expect_nothing_left(cluster: LocalRayCluster) -> None:
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(1, marks=EXHAUSTIVE), pytest.param(4, marks=EXHAUSTIVE)])
-def test_the_batches_are_those_of_the_local_loader(cluster: LocalRayCluster, shards: Path, number: int) -> None:
+def test_the_batches_are_those_of_the_local_loader(
+    cluster: LocalRayCluster, shards: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with StreamLoader(str(shards), **ARGUMENTS, transform=noisy, lanes=2) as loader:
         expected = [list(loader), list(loader)]
     feeders = RayFeeders(number, address=cluster.address)
+    caplog.set_level(logging.INFO, "streamload")
     with StreamLoader(str(shards), **ARGUMENTS, transform=noisy, lanes=2, feeders=feeders) as loader:
         found = [list(loader), list(loader)]
+        assert f"the Ray cluster at {cluster.address}" in caplog.text
         assert cluster.processes("FeederActor")
         statistics = loader.statistics()
         assert statistics.totals["made_samples"] == 2 * 333

@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_the_same_error_comes_at_the_same_turn(shards: Path) -> None:
             with pytest.raises(SampleError) as caught:
                 for _ in loader:
                     batches += 1
-            found.append((batches, str(caught.value), loader.state_dict()))
+            found.append((batches, traceback.format_exception(caught.value), loader.state_dict()))
     assert found[1] == found[0]
 
 
