@@ -28,7 +28,7 @@ class RayFeeders:
         num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
         resources: what else a node must have for one, by Ray's names, as `{"cpu_node": 1}`.
         memory: that a node must have left for each, as a number of bytes or "8GB"; None claims none.
-        address: of the cluster, as `ray.init` takes it; "auto" finds the one that this machine belongs to.
+        address: `HOST:PORT` of the cluster's head; "auto" is what RAY_ADDRESS names, else what Ray finds here.
         runtime_env: of the actors, as `ray.init` takes it.
         start_timeout: seconds until all must have been placed and answer, before a ClusterError.
 
