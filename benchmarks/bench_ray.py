@@ -21,7 +21,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from ray_cluster import RayCluster, ray_cluster
+from ray_cluster import LocalRayCluster, ray_cluster
 
 from streamload import RayFeeders, ShardWriter, StreamLoader
 from streamload.images import RandomResizedCrop
@@ -63,7 +63,7 @@ def processor_s(processes: list[psutil.Process]) -> float:
     return total
 
 
-def all_of(cluster: RayCluster | None) -> list[psutil.Process]:
+def all_of(cluster: LocalRayCluster | None) -> list[psutil.Process]:
     """This process and its children; those of the cluster, the raylets and the head's services among them."""
     found = [psutil.Process(), *psutil.Process().children(recursive=True)]
     if cluster is not None:
@@ -71,7 +71,7 @@ def all_of(cluster: RayCluster | None) -> list[psutil.Process]:
     return found
 
 
-def measure(name: str, loader: StreamLoader, cluster: RayCluster | None, epochs: int) -> Row:
+def measure(name: str, loader: StreamLoader, cluster: LocalRayCluster | None, epochs: int) -> Row:
     """Processor time and rate of whole epochs, after one that has started everything."""
     with loader:
         for _ in loader:
@@ -88,7 +88,7 @@ def measure(name: str, loader: StreamLoader, cluster: RayCluster | None, epochs:
     return name, used / samples * 1e3, samples / took, made_bytes / samples
 
 
-def images(folder: str, cluster: RayCluster, epochs: int) -> list[Row]:
+def images(folder: str, cluster: LocalRayCluster, epochs: int) -> list[Row]:
     options: dict[str, Any] = {
         "batch_size": 64,
         "shuffle": True,
@@ -106,7 +106,7 @@ def images(folder: str, cluster: RayCluster, epochs: int) -> list[Row]:
     return list(best.values())
 
 
-def sleeping(folder: str, cluster: RayCluster) -> list[Row]:
+def sleeping(folder: str, cluster: LocalRayCluster) -> list[Row]:
     rows = []
     for number in (1, 4):
         options: dict[str, Any] = {"batch_size": 32, "fields": ("cls", "__key__"), "transform": Sleeping(0.02)}

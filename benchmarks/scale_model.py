@@ -30,7 +30,7 @@ class Cluster:
         link_bytes_per_s: of a node, in and out each: 100 Gbit/s.
         first_byte_s: until a bucket answers.
         connection_bytes_per_s: of one request.
-        node_lost_s: until the loss of a node is noticed; Ray asks every 3 s and gives up after 5 times.
+        node_lost_s: until it is noticed that a machine has vanished; Ray asks every 3 s and gives up after 5 times.
         process_lost_s: until the death of a process is noticed, of which its node tells.
         batches_ahead: finished batches of a rank, `prefetch_batches`.
         steps_between_states: how often the job saves its state.

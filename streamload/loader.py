@@ -491,7 +491,10 @@ class StreamLoader(NamedClasses):
 
     def statistics(self) -> Statistics:
         """What the loader has done so far, and what limits it."""
-        return self._meter.statistics(skipped_samples=self._batch_builder.n_skipped)
+        skipped, feeders = self._batch_builder.n_skipped, self.feeders
+        if not isinstance(feeders, RayFeeders):
+            return self._meter.statistics(skipped)
+        return self._meter.statistics(skipped, remote_feeders=feeders.number, processors_of_each=feeders.num_cpus)
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:

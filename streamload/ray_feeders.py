@@ -12,6 +12,7 @@ from math import isfinite
 from typing import Any
 
 from streamload.arguments import parse_bytes
+from streamload.environment.ray_cluster import is_host_and_port
 
 __all__ = ["RayFeeders"]
 
@@ -27,7 +28,7 @@ class RayFeeders:
         num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
         resources: what else a node must have for one, by Ray's names, as `{"cpu_node": 1}`.
         memory: that a node must have left for each, as a number of bytes or "8GB"; None claims none.
-        address: of the cluster, as `ray.init` takes it; "auto" finds the one that this machine belongs to.
+        address: `HOST:PORT` of the cluster's head; "auto" is what RAY_ADDRESS names, else what Ray finds here.
         runtime_env: of the actors, as `ray.init` takes it.
         start_timeout: seconds until all must have been placed and answer, before a ClusterError.
 
@@ -55,7 +56,7 @@ class RayFeeders:
             raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
         if not isinstance(self.address, str) or not self.address:
             raise TypeError(f'address={self.address!r} must be that of a Ray cluster, or "auto"')
-        if self.address == "local" or "://" in self.address:
+        if self.address != "auto" and ("://" in self.address or not is_host_and_port(self.address)):
             raise ValueError(
                 f"address={self.address!r}: the trainer's machine must be a node of the cluster (`ray start "
                 '--address=HOST:PORT`), so give HOST:PORT of its head, or "auto"'

@@ -276,13 +276,24 @@ class Meter:
             batch = int(self.totals["batches"]) - 1
             self.events.append(Event(kind, "loop", perf_counter() - seconds, seconds, {"batch": batch}))
 
-    def statistics(self, skipped_samples: int) -> Statistics:
-        """The figures as the user gets them."""
+    def statistics(self, skipped_samples: int, *, remote_feeders: int = 0, processors_of_each: int = 0) -> Statistics:
+        """The figures as the user gets them.
+
+        Args:
+            skipped_samples: how many.
+            remote_feeders: how many there are.
+            processors_of_each: that they claim.
+        """
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()
         settled = now.since(self._first) if self._first is not None else Totals()
         workers = round(settled["worker_s"] / settled["feeder_s"]) if settled["feeder_s"] else self.workers
-        machine = Machine(workers if self.workers else 0, processors_of_rank(), os.cpu_count() or 1)
+        machine = Machine(
+            workers if self.workers else 0,
+            remote_feeders * processors_of_each or processors_of_rank(),
+            os.cpu_count() or 1,
+            remote_feeders,
+        )
         return Statistics(now, settled, dict(self._skipped), machine)
 
     def _now(self) -> Totals:

@@ -50,13 +50,15 @@ class Machine:
 
     Attributes:
         workers: of the loader, in the mean; 0 where the trainer makes the batches.
-        processors: that this rank may use.
+        processors: that this rank may use; with remote feeders, that these claim.
         all_processors: of the machine.
+        remote_feeders: how many feeders have the workers among them, on other nodes; 0 for a feeder on this machine.
     """
 
     workers: int
     processors: int
     all_processors: int
+    remote_feeders: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Limit:
             `memory_budget`; "unknown" too short a run.
         sentence: for people: with the figure behind it, and what to change.
         gain: how many times as fast the run would be after that change, at most; 1.0 where nothing is to be gained.
-        workers: how many of them that takes; None where it takes something else.
+        workers: how many of them that takes, of each feeder, as `num_workers` says it; None where it takes something
+            else.
     """
 
     stage: _Stage
@@ -111,7 +114,7 @@ class _Pipeline:
         made = max(1.0, totals["made_samples"])
         self._service_s = max(1e-9, totals["workers_busy_s"] - totals["workers_delayed_s"]) / made
         self._processor_s = (totals["workers_processor_s"] + totals["feeder_processor_s"]) / made
-        if machine.workers:
+        if machine.workers and not machine.remote_feeders:
             self._processor_s += totals["trainer_processor_s"] / totals["samples"]
         self._waits = f"the loop waits {totals['loop_waited_s'] / total_s:.0%} of its time"
 
@@ -159,7 +162,9 @@ class _Pipeline:
 
     @property
     def _others(self) -> float:
-        """How many processors are taken by processes that are not this loader's."""
+        """How many processors are taken by processes that are not this loader's. Of other nodes that is not known."""
+        if self._machine.remote_feeders:
+            return 0.0
         of_this_rank = ("trainer_processor_s", "feeder_processor_s", "workers_processor_s")
         own_s = sum(self._totals[name] for name in of_this_rank)
         return max(0.0, self._totals["machine_processor_s"] - own_s) / self._total_s
@@ -168,6 +173,8 @@ class _Pipeline:
     def _free(self) -> float:
         """The processors that other processes leave to this rank."""
         machine = self._machine
+        if machine.remote_feeders:
+            return machine.processors
         return max(min(1.0, machine.processors), min(machine.processors, machine.all_processors - self._others))
 
     # -- the workers -------------------------------------------------------------------------------------------------
@@ -176,12 +183,13 @@ class _Pipeline:
         totals, machine = self._totals, self._machine
         busy_s = max(1e-9, totals["workers_busy_s"])
         busy = min(1.0, busy_s / max(1e-9, totals["worker_s"]))
-        feeder = totals["feeder_processor_s"] / max(1e-9, totals["feeder_s"])
+        processes = machine.remote_feeders + 1  # with the one on this machine that puts their batches together
+        feeder = totals["feeder_processor_s"] / max(1e-9, totals["feeder_s"]) / processes
         if machine.workers and busy < 0.6 and feeder > 0.7:
+            what = "the feeder process: it is" if processes == 1 else f"the {processes} processes of feeders: they are"
             return Limit(
                 "feeder",
-                f"the feeder process: it is busy {feeder:.0%} of the time, and {self._waits}; larger batches cost it "
-                "less",
+                f"{what} busy {feeder:.0%} of the time, and {self._waits}; larger batches cost less there",
                 self._gain(machine.workers, processor_s=0.0),
             )
         taken = self._others / machine.all_processors
@@ -223,7 +231,11 @@ class _Pipeline:
             gain = self._gain(wanted)
             ends = "would end the wait" if gain > 0.95 * self._loop_rate / self._rate else f"would give {gain:.1f}x"
             waits = f", {blocked:.0%} of it without a processor: it sleeps or waits" if blocked > 0.5 else ""
-            return Limit(stage, f"{said}{waits}; {counted(wanted, 'worker')} {ends}", gain, wanted)
+            feeders = self._machine.remote_feeders
+            each = f" (num_workers={wanted // feeders})" if feeders else ""
+            return Limit(
+                stage, f"{said}{waits}; {counted(wanted, 'worker')}{each} {ends}", gain, wanted // (feeders or 1)
+            )
         gain = self._gain(workers, self._service_s * (1 - share), self._processor_s * (1 - share))
         return Limit(
             stage,
@@ -243,10 +255,11 @@ class _Pipeline:
         return stage, what, seconds / max(1e-9, sum(each[0] for each in named))
 
     def _workers_wanted(self) -> int:
-        """How many workers keep up with the loop, or use all processors."""
+        """How many workers keep up with the loop, or use all processors; as many for each feeder."""
         reachable = min(self._loop_rate, self._free / max(1e-9, self._processor_s))
         most = MOST_WORKERS_PER_PROCESSOR * self._machine.processors
-        return min(most, math.ceil(0.98 * reachable * self._service_s))
+        feeders = self._machine.remote_feeders or 1
+        return feeders * math.ceil(min(most, 0.98 * reachable * self._service_s) / feeders)
 
     def _caller(self) -> Limit:
         wanted = max(1, self._workers_wanted())

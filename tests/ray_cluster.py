@@ -24,7 +24,7 @@ import psutil
 _STORE_BYTES = 100 << 20
 
 
-class RayCluster:
+class LocalRayCluster:
     """A cluster that another process serves; nodes have names.
 
     Attributes:
@@ -64,7 +64,7 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def ray_cluster(nodes: Mapping[str, float]) -> Iterator[RayCluster]:
+def ray_cluster(nodes: Mapping[str, float]) -> Iterator[LocalRayCluster]:
     """A cluster with a head node without processors and some nodes with so many."""
     folder = tempfile.mkdtemp(prefix="rc", dir="/tmp")  # Ray's sockets need a short path
     program = [sys.executable, __file__]
@@ -73,7 +73,7 @@ def ray_cluster(nodes: Mapping[str, float]) -> Iterator[RayCluster]:
     assert started.stdin is not None
     assert started.stdout is not None
     try:
-        cluster = RayCluster(started)
+        cluster = LocalRayCluster(started)
         for name, cpus in nodes.items():
             cluster.add_node(name, cpus)
         yield cluster

@@ -95,6 +95,26 @@ def test_more_workers_are_advised_as_far_as_there_are_processors_and_the_loop_ta
     assert "it sleeps or waits" in sleeping.sentence
 
 
+REMOTE = Machine(workers=4, processors=8, all_processors=2, remote_feeders=4)
+"""Four feeders with a worker and two processors each, and a trainer on a small machine."""
+
+
+def test_of_several_remote_feeders_the_mean_is_given() -> None:
+    """Their seconds are added up; and there is the relay."""
+    few = {**WAITING, "worker_s": 40.0, "feeder_processor_s": 20.0}
+    assert find_limit(run(**few), REMOTE).stage != "feeder"
+    many = find_limit(run(**{**few, "feeder_processor_s": 45.0}), REMOTE)
+    assert (many.stage, "5 processes of feeders: they are busy 90%" in many.sentence) == ("feeder", True)
+
+
+def test_with_remote_feeders_others_on_this_machine_are_no_limit() -> None:
+    """What their actors take there is among these, and says nothing of other nodes."""
+    limit = find_limit(run(worker_s=40.0, workers_busy_s=39.0, workers_delayed_s=9.0, machine_processor_s=80.0), REMOTE)
+    assert limit.stage == "decode"
+    assert limit.workers == 4
+    assert "16 workers (num_workers=4) would " in limit.sentence
+
+
 def test_where_all_processors_are_in_use_what_takes_most_is_to_be_made_cheaper() -> None:
     limit = find_limit(run(), Machine(workers=2, processors=2, all_processors=2))
     assert limit.workers is None

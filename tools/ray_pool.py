@@ -129,11 +129,13 @@ class RayPool:
             raise WorkerError(
                 f"a task was lost {_RETRIES + 1} times with its process or node on the Ray cluster "
                 f"({_first_line(exc)}); where memory is short, fewer tasks at once (--workers) need less"
-            ) from exc
+            ) from None
         except ray.exceptions.RayTaskError as exc:
             raise exc.cause if isinstance(exc.cause, Exception) else exc from None
         except ray.exceptions.RayError as exc:
-            raise ClusterError(f"the Ray cluster was lost ({_first_line(exc)}); look whether it still runs") from exc
+            raise ClusterError(
+                f"the Ray cluster at {self._cluster.address} was lost ({_first_line(exc)}); look whether it still runs"
+            ) from None
         return done
 
     def _in_flight(self) -> int:
@@ -208,8 +210,10 @@ def run_call(versions: Versions, folder: str, pickled: bytes) -> bytes:
 
     result, error = None, None
     try:
-        if versions != Versions.here():
-            raise ClusterError("streamload or Python has another version here; install the same on all nodes")
+        versions.check(Versions.here(), _address())
+    except ClusterError as exc:
+        return pickle.dumps(_Done(None, exc, 0, 0))
+    try:
         with _in_folder(folder):
             result = _loaded(pickled)(report)
     except (OSError, ValueError, UsageError, StreamloadError) as exc:

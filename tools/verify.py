@@ -68,8 +68,19 @@ def verify_command(
         classes, faults = _class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
         found.add(faults)
         with open_progress("verifying", len(shards), "shards") as progress:
-            for url, read in reader.each(shards, _try_reading, progress.advance):
-                result = _check(url, read, lookup, classes.get(folder_and_name(url)[0]))
+
+            def check(url: str, read: ReadShard | StreamloadError) -> _Checked:
+                return _check(url, read, lookup, classes.get(folder_and_name(url)[0]))
+
+            def read_and_check(reader: Reader, url: str) -> _Checked:
+                return check(url, _try_reading(reader, url))
+
+            results = (
+                reader.each(shards, read_and_check, progress.advance)
+                if pool is None
+                else ((url, check(url, read)) for url, read in reader.each(shards, _try_reading, progress.advance))
+            )  # a node would read the index for each shard
+            for url, result in results:
                 found.add(result.damages)
                 if not result.damages:
                     whole.append(url)

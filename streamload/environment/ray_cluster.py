@@ -20,11 +20,17 @@ from typing import Any, Self
 
 from streamload.errors import ClusterError
 
-__all__ = ["FileOfAll", "RayCluster", "Versions", "connect"]
+__all__ = ["FileOfAll", "RayCluster", "Versions", "connect", "is_host_and_port"]
+
+_log = logging.getLogger("streamload")
 
 _CONNECT_TIMEOUT_S = 10.0
 _PROBE_TIMEOUT_S = 120.0
 _INSTALL = 'pip install "streamload[ray]"'
+_NONE_RUNS = (
+    "no Ray cluster runs on this machine, and RAY_ADDRESS names none; start one with `ray start --head`, join this "
+    "machine to one with `ray start --address HOST:PORT`, or give the address"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ def _import_ray() -> Any:
     try:
         return import_module("ray")
     except ImportError as exc:
-        raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from exc
+        raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from None
 
 
 class RayCluster:
@@ -97,7 +103,7 @@ class RayCluster:
 
     Attributes:
         ray: the module.
-        address: as the user gave it.
+        address: where it is.
     """
 
     def __init__(self, ray: Any, address: str, *, is_own: bool) -> None:
@@ -201,48 +207,83 @@ def connect(
         ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
     """
     ray = _import_ray()
-    if ray.is_initialized():
-        return RayCluster(ray, address, is_own=False)
-    _check_reachable(address)
+    is_own = not ray.is_initialized()
+    if is_own:
+        _join(ray, address, log_to_driver=log_to_driver, runtime_env=runtime_env)
+    cluster = RayCluster(ray, str(ray.get_runtime_context().gcs_address), is_own=is_own)
+    _log.info("this process uses the Ray cluster at %s", cluster.address)
+    return cluster
+
+
+def is_host_and_port(address: str) -> bool:
+    """Whether a text has the form of a cluster's address."""
+    host, colon, port = address.rpartition(":")
+    return bool(host and colon) and port.isdecimal()
+
+
+def _join(ray: Any, address: str, *, log_to_driver: bool, runtime_env: Mapping[str, Any] | None) -> None:
+    address, where = _resolve(address)
+    _check_reachable(address, where)
     options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     try:
         ray.init(address, namespace="streamload", log_to_driver=log_to_driver, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as exc:
         ray.shutdown()
-        raise ClusterError(_why(address, exc)) from exc
-    return RayCluster(ray, address, is_own=True)
+        raise ClusterError(_why(where, exc)) from None
 
 
-def _check_reachable(address: str) -> None:
+def _resolve(address: str) -> tuple[str, str]:
+    """The address that "auto" stands for, and what messages call it.
+
+    Raises:
+        ClusterError: it stands for none.
+    """
+    if address != "auto":
+        return address, repr(address)
+    named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
+    if named != "auto":  # which Ray would take, too
+        return named, f"{named!r}, which RAY_ADDRESS names"
+    found = _find_running()
+    return found, repr(found) if found == "auto" else f"{found!r}, which address='auto' found on this machine"
+
+
+def _find_running() -> str:
+    """The address of the cluster that Ray finds on this machine; "auto" where this Ray does not say."""
+    try:
+        services = import_module("ray._private.services")
+        return str(services.get_ray_address_from_environment("auto", None))
+    except ConnectionError:
+        raise ClusterError(_NONE_RUNS) from None
+    except (ImportError, AttributeError, TypeError):  # it is no public function
+        return "auto"
+
+
+def _check_reachable(address: str, where: str) -> None:
     """Try an address first: Ray itself tries for a minute and then may end the process."""
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or address  # as Ray does
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
     if address in ("auto", "local"):
         return
-    if not (host and colon and port.isdigit()):
+    address = address.removeprefix("ray://")
+    if not is_host_and_port(address):
         raise ClusterError(
-            f"{address!r} is no address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
+            f"{where} is no address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
         )
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as exc:
         raise ClusterError(
-            f"no Ray cluster answers at {address!r} ({exc}); check the address, which `ray start --head` prints and "
-            "RAY_ADDRESS may hold, and that its port is open"
-        ) from exc
+            f"no Ray cluster answers at {where} ({exc}); check that it runs, that its address is the one that `ray "
+            "start --head` prints, and that its port is open"
+        ) from None
 
 
-def _why(address: str, exc: Exception) -> str:
+def _why(where: str, exc: Exception) -> str:
     text = " ".join(str(exc).split())
+    if where == "'auto'" and isinstance(exc, ConnectionError):
+        return f"{_NONE_RUNS} ({text})"
     if "ersion mismatch" in text:
-        return f"the Ray cluster at {address!r} has another version: {text}; install the same here as on its nodes"
-    if address == "auto":
-        return (
-            f"no Ray cluster runs on this machine ({text}); start one with `ray start --head`, join this machine to "
-            "one with `ray start --address HOST:PORT`, or give the address"
-        )
-    return f"the Ray cluster at {address!r} cannot be used from here: {text}; this machine has to be one of its nodes"
+        return f"the Ray cluster at {where} has another version: {text}; install the same here as on its nodes"
+    return f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
 
 
 def _probe() -> Callable[[Sequence[str]], dict[str, Any]]:

@@ -6,7 +6,7 @@ It does not know where it runs: `send` may lead to a socket, or to the caller's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -23,6 +23,7 @@ from streamload.feeder.messages import (
     Failed,
     Ready,
     Scanning,
+    Send,
     Tracing,
 )
 from streamload.feeder.pipeline import Pipeline
@@ -34,12 +35,9 @@ from streamload.schedule.epoch import Epoch, Epochs, ReadyBatch
 from streamload.schedule.scheduler import RowBatcher
 from streamload.totals import Totals
 
-__all__ = ["Feeder", "Send"]
+__all__ = ["Feeder"]
 
 _REPORTED_EVERY_S = 0.5
-
-
-Send = Callable[[Any, Sequence[int]], None]
 
 
 class Feeder:

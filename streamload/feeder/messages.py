@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,12 @@ __all__ = [
     "Failed",
     "Ready",
     "Scanning",
+    "Send",
     "Tracing",
 ]
+
+Send = Callable[[Any, Sequence[int]], None]
+"""Sends the trainer a message, with descriptors."""
 
 
 @dataclass(frozen=True)

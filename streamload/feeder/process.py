@@ -20,13 +20,13 @@ from streamload.environment.launch import EarlyWorkers
 from streamload.environment.rendezvous import Listener
 from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Answer, Call, Configure, Failed
+from streamload.feeder.messages import Answer, Call, Configure, Failed, Send
 from streamload.feeder.pipeline import Pipeline
 from streamload.feeder.shared_streams import Member, SharedStreams
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
-from streamload.log_records import Logged, forward_records
+from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool, SlotPools
@@ -48,10 +48,7 @@ _SHOWN_LENGTH = 40
 """Of the values that differ between loaders; a digest is longer."""
 
 
-Send = Callable[[Any, Sequence[int]], None]
-
-
-class Relay(Protocol):
+class FeederStandIn(Protocol):
     """What stands in a feeder's place in its process."""
 
     def handle(self, message: Any, /) -> None:
@@ -64,7 +61,7 @@ class Relay(Protocol):
         """End all that it has started."""
 
 
-MakeRelay = Callable[[Configure, Listing, Send], Relay]
+MakeRelay = Callable[[Configure, Listing, Send], FeederStandIn]
 
 
 def run(
@@ -260,7 +257,7 @@ class _Trainer:
 
     def __init__(self, process: _Process, sock: socket.socket, number: int) -> None:
         self._process = process
-        self._feeder: Feeder | Member | Relay | None = None
+        self._feeder: Feeder | Member | FeederStandIn | None = None
         self._caller: CallerPool | None = None
         self._slots: SlotPool | None = None
         self._found: Listing | None = None
@@ -293,6 +290,7 @@ class _Trainer:
         listing = message.listing or self._found
         assert listing is not None, "it has listed none"
         if self._process.make_relay is not None:
+            set_log_levels(message.log_levels)
             self._feeder = self._process.make_relay(message, listing, self.send)
             return
         pipeline = self._process.configure(message, listing, partial(self._start_pool, message))
@@ -315,7 +313,7 @@ class _Trainer:
         )
         return self._caller
 
-    async def _explain(self, call: Call, feeder: Feeder | Member | Relay) -> None:
+    async def _explain(self, call: Call, feeder: Feeder | Member | FeederStandIn) -> None:
         knows = feeder.pipeline if isinstance(feeder, Feeder) else feeder
         self.send(Answer(call.number, await knows.what_holds_up()))
 

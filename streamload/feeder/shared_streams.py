@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from streamload.feeder.calls import COUNT_SAMPLES
-from streamload.feeder.feeder import Feeder, Send
-from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, EpochStart, Failed, Ready, Tracing
+from streamload.feeder.feeder import Feeder
+from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, EpochStart, Failed, Ready, Send, Tracing
 from streamload.feeder.pipeline import Pipeline
 from streamload.limits import LEAST_LOGGED_BATCHES, LOGGED_BYTES, MOST_LOGGED_BATCHES
 from streamload.memory.slots import SlotPool, SlotPools, round_up

@@ -15,7 +15,7 @@ from streamload.index.listing import Listing
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.limits import SMALL_REQUESTS
-from streamload.order.turns import group_sizes
+from streamload.order.groups import group_sizes
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 

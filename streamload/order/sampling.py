@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.order.groups import first_of_groups, group_sizes
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
-from streamload.order.turns import first_of_groups, group_sizes
 
 __all__ = ["Mixed", "Sampled", "Sampling", "Stretched", "Weighted", "mixed_words"]
 

@@ -29,7 +29,7 @@ from streamload.fetch.budget import available_bytes
 from streamload.index.listing import Listing
 from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.mapped import Bytes
-from streamload.remote.wire import Batches, Credit, Listener, Wire
+from streamload.remote.wire import Batches, Credit, Wire, WireListener
 from streamload.schedule.epoch import ReadyBatch
 from streamload.trainer.connection import FeederProcess
 from streamload.trainer.scan_progress import ScanProgress
@@ -92,14 +92,14 @@ class FeederActor:
     def __init__(self) -> None:
         # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
-        self._listener: Listener | None = None
+        self._listener: WireListener | None = None
 
     async def greet(self) -> Greeting:
         """Wait for a relay from now on, and say where."""
         import ray.util
 
         node = str(ray.util.get_node_ip_address())
-        self._listener = Listener(node)
+        self._listener = WireListener(node)
         return Greeting(
             Versions.here(), node, self._listener.address, self._listener.token, available_bytes(), perf_counter()
         )

@@ -7,18 +7,16 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from streamload.arguments import parse_bytes
-from streamload.decode.failure import Attempt
+from streamload.decode.failure import Attempt, in_words
 from streamload.environment.ray_cluster import RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.ray_feeders import RayFeeders
 from streamload.remote.actor import FeederActor, Greeting
 
-__all__ = ["Cluster", "PlacedActor", "RayActors"]
+__all__ = ["Cluster", "PlacedActor", "RayActors", "first_line"]
 
-
-_ANSWER_S = 4.0
 _MOST_ATTEMPTS = 3
-"""How long an actor may take to answer before another one is started beside it, and how many may be started."""
+"""How many actors may be started in the place of one."""
 
 
 class PlacedActor(Protocol):
@@ -77,10 +75,11 @@ class RayActors:
 
     Args:
         feeders: what the user wants.
+        answer_s: how long an actor in the place of a dead one may take to answer before another is started beside it.
     """
 
-    def __init__(self, feeders: RayFeeders) -> None:
-        self._feeders = feeders
+    def __init__(self, feeders: RayFeeders, *, answer_s: float = 4.0) -> None:
+        self._feeders, self._answer_s = feeders, answer_s
         self._actors: list[RayActor] = []
         self._connected: RayCluster | None = None
 
@@ -93,7 +92,8 @@ class RayActors:
         """Connect, as the driver of a job of its own. Ray's calls block, so they are made on a thread."""
         feeders = self._feeders
         joining = asyncio.to_thread(connect, feeders.address, runtime_env=feeders.runtime_env)
-        self._connected = await self._within(joining, lambda: "connecting to the Ray cluster took longer")
+        where = f"connecting to the Ray cluster (address={feeders.address!r}) took longer"
+        self._connected = await self._within(joining, lambda: where)
         await asyncio.to_thread(self._cluster.require, feeders.demands, feeders.number, "feeders")
 
     async def place(self, *, relaxed: bool = False, again: bool = False) -> tuple[RayActor, Greeting]:
@@ -102,7 +102,7 @@ class RayActors:
         """
         if not relaxed:
             await asyncio.to_thread(self._cluster.require, self._feeders.demands)
-        starting = self._first_to_answer(relaxed, _ANSWER_S if again else None)
+        starting = self._first_to_answer(relaxed, self._answer_s if again else None)
         placed: tuple[RayActor, Greeting] = await self._within(starting, self._too_late)
         return placed
 
@@ -127,7 +127,9 @@ class RayActors:
         finally:
             for attempt in attempts:
                 attempt.cancel()
-            await asyncio.gather(*attempts, return_exceptions=True)
+            for late in await asyncio.gather(*attempts, return_exceptions=True):
+                if not isinstance(late, BaseException):  # it answered at the same moment, and claims its node
+                    self.end(late[0])
 
     async def _start(self, relaxed: bool) -> tuple[RayActor, Greeting]:
         """Start an actor, and wait for its greeting; one that gives none is killed."""
@@ -181,9 +183,18 @@ class RayActors:
 def _cannot_start(error: BaseException | None) -> StreamloadError:
     if isinstance(error, ClusterError):
         return error
+    why = "" if error is None else first_line(error)
     failed = WorkerError(
         f"actors with feeders do not start on the Ray cluster, where {_MOST_ATTEMPTS} were tried; is streamload "
-        f"installed on all of its nodes, or named in runtime_env=? The last one: {error}"
+        f"installed on all of its nodes, or named in runtime_env=? The last one: {why}"
     )
     failed.__cause__ = error
     return failed
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error; Ray's go on with tracebacks."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        error = cause
+    return in_words(error).strip().partition("\n")[0]

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter, process_time
 from typing import Any
@@ -23,6 +23,7 @@ from streamload.feeder.messages import (
     EpochStart,
     Failed,
     Ready,
+    Send,
     Tracing,
 )
 from streamload.index.listing import Listing
@@ -45,7 +46,11 @@ _log = logging.getLogger("streamload")
 
 _AHEAD_BYTES = 16 << 20
 _MOST_AHEAD = 64
-"""Batches ahead of the loop, and of each feeder ahead of the others: as many as that, or `prefetch_batches`."""
+"""Batches ahead of the loop, and of each feeder ahead of the others: as many as that, or `prefetch_batches`, and no
+more than there are descriptors for."""
+
+_DESCRIPTORS_OF_SLOT = 2
+"""The slot's own, and one to map it here."""
 
 _TOTALS_EVERY_S = 0.02
 _EXPLAIN_S = 2.0
@@ -59,9 +64,6 @@ class _HasFailedError(Exception):
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.failure.summary)
         self.failure = failed.failure
-
-
-Send = Callable[[Any, Sequence[int]], None]
 
 
 class Relay:
@@ -89,12 +91,12 @@ class Relay:
         self._send = send
         self._slots = SlotPool()
         self._mapped = MappedSlots()
+        self._most_ahead = max(1, self._slots.most_in_flight // (_DESCRIPTORS_OF_SLOT * (number + 1)))
         self._cluster = cluster or RayActors(configure.feeders)
         self._feeders = [RemoteFeeder(each, number, self._cluster, self) for each in range(number)]
         self._events: list[Event] = []
         self._wake = asyncio.Event()
         self._untaken = 0
-        self._most_untaken = settings.prefetch_batches
         self._passes = itertools.count(1)
         self._turn = 0
         self._calls = itertools.count()
@@ -413,6 +415,7 @@ class Relay:
             self._set_ahead(max(prefetch, min(_MOST_AHEAD, _AHEAD_BYTES // size_bytes)))
 
     def _set_ahead(self, batches: int) -> None:
+        batches = min(batches, self._most_ahead)
         self._most_untaken = batches
         for feeder in self._feeders:
             feeder.ahead = batches

@@ -15,8 +15,9 @@ from streamload.decode.failure import Attempt, failure_of, in_words
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Answer, Call, Configure, EpochStart, Failed, Tracing
 from streamload.memory.mapped import Bytes
+from streamload.memory.unnamed import naming_the_limit
 from streamload.remote.actor import Greeting, Hosting
-from streamload.remote.cluster import Cluster, PlacedActor
+from streamload.remote.cluster import Cluster, PlacedActor, first_line
 from streamload.remote.merging import ReceivedBatch
 from streamload.remote.wire import Batches, Credit, Wire, connect
 from streamload.totals import Totals
@@ -190,7 +191,12 @@ class RemoteFeeder:
             with Attempt() as attempt:
                 await self._serve()
             assert attempt.error is not None
-            self._note_death()
+            self._note_end()
+            named = naming_the_limit(attempt.error)
+            if isinstance(named, WorkerError) and named is not attempt.error:  # this process has too many, not the node
+                self._break(named)
+                return
+            self.restarts += 1
             if self._died_in_turn:
                 self._break(self._second_death(attempt.error))
                 return
@@ -198,7 +204,7 @@ class RemoteFeeder:
             _log.warning(
                 "%s has died (%s); another one is started, and goes on in its place",
                 self._where(),
-                _shortly(attempt.error),
+                first_line(attempt.error),
             )
             with Attempt() as attempt:
                 await self._place_again()
@@ -272,8 +278,7 @@ class RemoteFeeder:
     def _hosting(self, greeting: Greeting) -> Hosting:
         return Hosting(self._owner.configuration(greeting), os.getcwd())
 
-    def _note_death(self) -> None:
-        self.restarts += 1
+    def _note_end(self) -> None:
         self._note_totals_end()
         self._outbox.clear()
         self._actor = self._sent_start = None
@@ -291,7 +296,7 @@ class RemoteFeeder:
         return WorkerError(
             f"{self._name} died twice in turn, and no batch or answer came in between: where memory runs out on its "
             "node, lower memory_budget or num_workers, or claim memory= in RayFeeders; `ray list actors` and its log "
-            f"there say more. The second time, on the node {self.greeting and self.greeting.node}: {_shortly(error)}"
+            f"there say more. The second time, on the node {self.greeting and self.greeting.node}: {first_line(error)}"
         )
 
     # -- what comes ----------------------------------------------------------------------------------------------------
@@ -364,14 +369,6 @@ class RemoteFeeder:
         """The event by this machine's clock, and on a track of this feeder."""
         track = event.track if event.track == "connection" else f"{event.track} of {self._name}"
         return event._replace(start_s=event.start_s + self._clock_offset_s, track=track)
-
-
-def _shortly(error: BaseException) -> str:
-    """The first line of an error; Ray's go on with tracebacks."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        error = cause
-    return in_words(error).strip().partition("\n")[0]
 
 
 def _lost(name: str, error: Exception) -> WorkerError:

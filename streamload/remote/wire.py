@@ -23,7 +23,7 @@ from typing import Any
 
 from streamload.memory.mapped import Bytes
 
-__all__ = ["Batches", "Credit", "Listener", "Wire", "connect"]
+__all__ = ["Batches", "Credit", "Wire", "WireListener", "connect"]
 
 _HEADER = struct.Struct("<QQ")
 _TOKEN_BYTES = 32
@@ -110,7 +110,7 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Listener:
+class WireListener:
     """Waits for the one connection that brings the right token.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.index.labels import Labels
-from streamload.order.turns import group_sizes
+from streamload.order.groups import group_sizes
 
 __all__ = ["Weights", "by_label", "checked_weights", "label_weights", "named"]
 

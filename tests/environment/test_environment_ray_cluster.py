@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ def ray_module(nodes: list[dict[str, Any]] | None = None, init: Callable[..., No
     return SimpleNamespace(
         is_initialized=lambda: False,
         init=init,
+        get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379"),
         shutdown=lambda: None,
         nodes=lambda: nodes or [],
         exceptions=SimpleNamespace(RayError=RayError),
@@ -44,7 +46,7 @@ def test_nothing_of_ray_is_imported_unless_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:PORT", "no Ray cluster answers at '127.0.0.1:.*check the address"),
+        ("127.0.0.1:PORT", "no Ray cluster answers at '127.0.0.1:.*check that it runs"),
         ("ray://127.0.0.1:PORT", "no Ray cluster answers at 'ray://127.0.0.1:"),
         ("127.0.0.1:99999", "no Ray cluster answers at"),
         ("head", "'head' is no address of a Ray cluster; give auto"),
@@ -59,8 +61,31 @@ def test_a_wrong_address(monkeypatch: pytest.MonkeyPatch, address: str, message:
 def test_a_wrong_address_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ray_module())
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(ClusterError, match="no Ray cluster answers at '127.0.0.1:1'.* RAY_ADDRESS"):
+    with pytest.raises(ClusterError, match="no Ray cluster answers at '127.0.0.1:1', which RAY_ADDRESS names"):
         connect("auto")
+
+
+def test_a_cluster_that_auto_finds_and_nobody_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash, Ray's note of it is still there; Ray itself would try for minutes, and not say where."""
+    services = SimpleNamespace(get_ray_address_from_environment=lambda *_: "127.0.0.1:1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", ray_module())
+    monkeypatch.setitem(sys.modules, "ray._private.services", services)
+    with pytest.raises(ClusterError, match="answers at '127.0.0.1:1', which address='auto' found on this machine"):
+        connect("auto")
+
+
+def test_the_cluster_that_auto_found_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", ray_module())
+    with caplog.at_level(logging.INFO, "streamload"):
+        cluster = connect("auto")
+    assert cluster.address == "10.0.0.1:6379"
+    assert "the Ray cluster at 10.0.0.1:6379" in caplog.text
+    with pytest.raises(ClusterError, match="'10.0.0.1:6379' has 1 CPU"):
+        cluster.require({"CPU": 1})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +93,7 @@ def test_a_wrong_address_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (
             ConnectionError("Could not find any running Ray instance."),
-            "no Ray cluster runs on this machine .*start one",
+            "no Ray cluster runs on this machine, .*start one",
         ),
         (
             RuntimeError("Version mismatch: The cluster was started with:\n Ray: 2.1"),
@@ -82,10 +107,12 @@ def test_what_ray_raises_is_said_in_one_message(
     def init(*_: object, **__: object) -> None:
         raise raised
 
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setitem(sys.modules, "ray", ray_module(init=init))
     with pytest.raises(ClusterError, match=message) as caught:
         connect("auto")
     assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 def test_resources_that_no_node_has() -> None:

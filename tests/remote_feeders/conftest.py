@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ray_cluster import RayCluster, ray_cluster
+from ray_cluster import LocalRayCluster, ray_cluster
 
 from streamload import ShardWriter
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster() -> Iterator[LocalRayCluster]:
     """A head without processors and two nodes with two each, for a module; no test kills its nodes."""
     with ray_cluster({"a": 2, "b": 2}) as started:
         yield started

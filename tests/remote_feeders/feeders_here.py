@@ -18,13 +18,13 @@ from streamload.feeder.process import serve
 from streamload.memory.unnamed import new_memory
 from streamload.remote.actor import Greeting, HostedFeeder
 from streamload.remote.relay import Relay
-from streamload.remote.wire import Listener
+from streamload.remote.wire import WireListener
 
 
 class ActorHere:
     """Hosts a feeder in the running event loop."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: WireListener) -> None:
         self._listener = listener
 
     async def serve(self) -> None:
@@ -42,7 +42,7 @@ class ClusterHere:
         pass
 
     async def place(self, *, relaxed: bool = False, again: bool = False) -> tuple[ActorHere, Greeting]:
-        listener = Listener("127.0.0.1")
+        listener = WireListener("127.0.0.1")
         return ActorHere(listener), Greeting({}, "here", listener.address, listener.token, 1 << 40, 0.0)
 
     def end(self, actor: Any) -> None:

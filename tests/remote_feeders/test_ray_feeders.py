@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import logging
 import os
 import random
 import shutil
@@ -20,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from functions_of_users import noisy, slow, stacked
-from ray_cluster import RayCluster, ray_cluster
+from ray_cluster import LocalRayCluster, ray_cluster
 from same_batches import assert_same
 from servers.rclone import S3Server
 
@@ -43,7 +44,7 @@ EXHAUSTIVE = pytest.mark.exhaustive
 _ENDS_S = 30.0
 
 
-def expect_nothing_left(cluster: RayCluster) -> None:
+def expect_nothing_left(cluster: LocalRayCluster) -> None:
     """No process of an actor, and none that it has started; Ray ends them some time after their driver."""
     deadline = time.monotonic() + _ENDS_S
     while left := [*cluster.processes("FeederActor"), *cluster.processes("streamload.")]:
@@ -52,12 +53,16 @@ def expect_nothing_left(cluster: RayCluster) -> None:
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(1, marks=EXHAUSTIVE), pytest.param(4, marks=EXHAUSTIVE)])
-def test_the_batches_are_those_of_the_local_loader(cluster: RayCluster, shards: Path, number: int) -> None:
+def test_the_batches_are_those_of_the_local_loader(
+    cluster: LocalRayCluster, shards: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with StreamLoader(str(shards), **ARGUMENTS, transform=noisy, lanes=2) as loader:
         expected = [list(loader), list(loader)]
     feeders = RayFeeders(number, address=cluster.address)
+    caplog.set_level(logging.INFO, "streamload")
     with StreamLoader(str(shards), **ARGUMENTS, transform=noisy, lanes=2, feeders=feeders) as loader:
         found = [list(loader), list(loader)]
+        assert f"the Ray cluster at {cluster.address}" in caplog.text
         assert cluster.processes("FeederActor")
         statistics = loader.statistics()
         assert statistics.totals["made_samples"] == 2 * 333
@@ -66,7 +71,7 @@ def test_the_batches_are_those_of_the_local_loader(cluster: RayCluster, shards: 
 
 
 @EXHAUSTIVE
-def test_shards_in_a_bucket(cluster: RayCluster, rclone_s3: S3Server, shards: Path) -> None:
+def test_shards_in_a_bucket(cluster: LocalRayCluster, rclone_s3: S3Server, shards: Path) -> None:
     bucket = rclone_s3.folder / "ray"
     shutil.copytree(shards, bucket)
     options = rclone_s3.options
@@ -82,7 +87,7 @@ def test_shards_in_a_bucket(cluster: RayCluster, rclone_s3: S3Server, shards: Pa
 # -- what dies -----------------------------------------------------------------------------------------------------
 
 
-def kill_one(cluster: RayCluster, what: str) -> None:
+def kill_one(cluster: LocalRayCluster, what: str) -> None:
     """SIGKILL to one of the processes whose command line holds a word."""
     running = cluster.processes(what)
     assert running
@@ -116,7 +121,7 @@ def expected_batches(shards: Path, collate_fn: Any) -> list[Any]:
     "what", ["actor", pytest.param("worker", marks=EXHAUSTIVE), pytest.param("feeder", marks=EXHAUSTIVE)]
 )
 @pytest.mark.parametrize("collate_fn", [None, pytest.param(stacked, marks=EXHAUSTIVE)])
-def test_a_death_costs_no_sample(cluster: RayCluster, shards: Path, what: str, collate_fn: Any) -> None:
+def test_a_death_costs_no_sample(cluster: LocalRayCluster, shards: Path, what: str, collate_fn: Any) -> None:
     feeders = RayFeeders(2, address=cluster.address)
     found, restarted = pass_with_a_death(shards, feeders, lambda: kill_one(cluster, KILLED[what]), 8, collate_fn)
     assert_same(found, expected_batches(shards, collate_fn))
@@ -126,7 +131,7 @@ def test_a_death_costs_no_sample(cluster: RayCluster, shards: Path, what: str, c
 
 @EXHAUSTIVE
 @pytest.mark.parametrize("what", KILLED)
-def test_deaths_at_random_instants_cost_no_sample(cluster: RayCluster, shards: Path, what: str) -> None:
+def test_deaths_at_random_instants_cost_no_sample(cluster: LocalRayCluster, shards: Path, what: str) -> None:
     expected = [expected_batches(shards, None), expected_batches(shards, stacked)]
     for at in random.Random(what).sample(range(40), 10):
         feeders = RayFeeders(2, address=cluster.address)
@@ -162,7 +167,7 @@ def test_the_loss_of_nodes_costs_no_sample(shards: Path) -> None:
 
 
 @EXHAUSTIVE
-def test_an_actor_that_dies_again_and_again_ends_the_pass(cluster: RayCluster, shards: Path) -> None:
+def test_an_actor_that_dies_again_and_again_ends_the_pass(cluster: LocalRayCluster, shards: Path) -> None:
     given = {**ARGUMENTS, "transform": slow, "batch_size": 333, "prefetch_batches": 1}
     with StreamLoader(str(shards), **given, feeders=RayFeeders(1, address=cluster.address)) as loader:
         with killing(cluster, KILLED["feeder"]), pytest.raises(WorkerError, match="died twice in turn"):
@@ -171,7 +176,7 @@ def test_an_actor_that_dies_again_and_again_ends_the_pass(cluster: RayCluster, s
 
 
 @contextlib.contextmanager
-def killing(cluster: RayCluster, what: str) -> Iterator[None]:
+def killing(cluster: LocalRayCluster, what: str) -> Iterator[None]:
     """Kill whatever of this kind appears, on another thread: this one waits for the loader."""
     ended = threading.Event()
 
@@ -190,7 +195,7 @@ def killing(cluster: RayCluster, what: str) -> Iterator[None]:
         killer.join()
 
 
-def test_nothing_is_left_when_the_trainer_is_killed(cluster: RayCluster, shards: Path) -> None:
+def test_nothing_is_left_when_the_trainer_is_killed(cluster: LocalRayCluster, shards: Path) -> None:
     program = (
         "import sys, time, streamload as s\n"
         "loader = s.StreamLoader(sys.argv[1], 8, num_workers=1, feeders=s.RayFeeders(2, address=sys.argv[2]))\n"
@@ -217,14 +222,14 @@ def error_of(shards: Path, feeders: RayFeeders, **arguments: Any) -> StreamloadE
     return caught.value
 
 
-def test_too_few_resources_are_an_error_at_once(cluster: RayCluster, shards: Path) -> None:
+def test_too_few_resources_are_an_error_at_once(cluster: LocalRayCluster, shards: Path) -> None:
     error = error_of(shards, RayFeeders(3, num_cpus=2, address=cluster.address, start_timeout=300))
     assert isinstance(error, ClusterError)
     assert "has room for 2 of 3 feeders with 2 CPU each" in str(error)
 
 
 @EXHAUSTIVE
-def test_resources_that_others_use_are_an_error_in_time(cluster: RayCluster, shards: Path) -> None:
+def test_resources_that_others_use_are_an_error_in_time(cluster: LocalRayCluster, shards: Path) -> None:
     taken = RayFeeders(2, num_cpus=2, address=cluster.address)
     with StreamLoader(str(shards), **ARGUMENTS, feeders=taken) as loader:
         next(iter(loader))

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
+import resource
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +19,9 @@ from functions_of_users import fails_at_the_end, int_or_float, large_int_or_floa
 from same_batches import assert_same
 
 from streamload import Mixture, RayFeeders, StreamLoader
-from streamload.errors import SampleError, ShardNotFoundError
+from streamload.errors import SampleError, ShardNotFoundError, WorkerError
 from streamload.remote import actor
+from streamload.remote.relay import Relay
 
 ARGUMENTS: dict[str, Any] = {
     "batch_size": 16,
@@ -132,7 +141,7 @@ def test_the_same_error_comes_at_the_same_turn(shards: Path) -> None:
             with pytest.raises(SampleError) as caught:
                 for _ in loader:
                     batches += 1
-            found.append((batches, str(caught.value), loader.state_dict()))
+            found.append((batches, traceback.format_exception(caught.value), loader.state_dict()))
     assert found[1] == found[0]
 
 
@@ -199,3 +208,46 @@ def test_a_feeder_that_cannot_be_hosted_answers_calls(
             next(iter(loader))
         with pytest.raises(ShardNotFoundError, match="does not see"):
             len(loader)
+
+
+# -- few descriptors -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def most_descriptors(number: int) -> Iterator[None]:
+    """Let this process, in which relays and actors run, have so many more open than it has."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(os.listdir("/proc/self/fd")) + number
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_batches_ahead_take_their_share_of_descriptors_only(shards: Path) -> None:
+    arguments = {**ARGUMENTS, "batch_size": 2, "prefetch_batches": 200, "lanes": 2}
+    (expected,) = passes(str(shards), 1, None, **arguments)
+    with most_descriptors(150), StreamLoader(str(shards), **arguments, feeders=RayFeeders(2)) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        time.sleep(1)  # all that may come ahead has come
+        assert_same([first, *batches], expected)
+    assert loader.statistics().restarted_workers == 0
+
+
+def test_too_many_open_files_are_no_death_of_a_feeder(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = itertools.count()
+
+    def take(relay: Relay, size_bytes: int) -> Any:
+        if next(slots) == 5:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return take_slot(relay, size_bytes)
+
+    take_slot = Relay.take_slot
+    monkeypatch.setattr(Relay, "take_slot", take)
+    with StreamLoader(str(shards), **ARGUMENTS, feeders=RayFeeders(2)) as loader:
+        with pytest.raises(WorkerError, match="too many open files: this process may have only") as caught:
+            list(loader)
+        assert loader.statistics().restarted_workers == 0
+    assert "died" not in str(caught.value)

@@ -32,6 +32,7 @@ def test_nothing_of_ray_is_imported_by_asking_for_it() -> None:
         ({"number": 2, "num_cpus": 0.5}, "num_cpus=0.5 must be an integer"),
         ({"number": 2, "memory": "many"}, "memory='many' must be"),
         ({"number": 2, "address": "ray://head:10001"}, "must be a node of the cluster"),
+        ({"number": 2, "address": "head"}, "give HOST:PORT of its head"),
         ({"number": 2, "start_timeout": 0}, "start_timeout=0 must be a number of seconds above 0"),
     ],
 )

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from streamload.remote.wire import Credit, Listener, Wire, connect
+from streamload.remote.wire import Credit, Wire, WireListener, connect
 
 DEADLINE_S = 5.0
 """Less than a silent connection is waited for."""
@@ -23,7 +23,7 @@ async def closing(wire: Wire):  # type: ignore[no-untyped-def]
 
 
 async def test_whoever_is_silent_or_wrong_keeps_nobody_waiting() -> None:
-    listener = Listener("127.0.0.1")
+    listener = WireListener("127.0.0.1")
     accepted = asyncio.create_task(listener.accept())
     with socket.create_connection(listener.address), socket.create_connection(listener.address) as wrong:
         wrong.sendall(bytes(64))
@@ -35,7 +35,7 @@ async def test_whoever_is_silent_or_wrong_keeps_nobody_waiting() -> None:
 
 
 async def test_another_token_opens_nothing() -> None:
-    listener = Listener("127.0.0.1")
+    listener = WireListener("127.0.0.1")
     accepted = asyncio.create_task(listener.accept())
     with pytest.raises(ConnectionError):
         await connect(listener.address, bytes(32))

@@ -18,7 +18,7 @@ import held_functions
 import numpy as np
 import pytest
 from launched import Ended, run_python
-from ray_cluster import RayCluster, ray_cluster
+from ray_cluster import LocalRayCluster, ray_cluster
 from remote_places import new_place
 from servers.rclone import S3Server
 
@@ -35,7 +35,7 @@ TASK = "ray::streamload"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster() -> Iterator[LocalRayCluster]:
     """Three nodes with a processor each."""
     with ray_cluster({"a": 1, "b": 1, "c": 1}) as cluster:
         yield cluster
@@ -83,7 +83,7 @@ class HeldMap:
     The first three shards are done at once; three tasks, one on each node, wait then.
     """
 
-    def __init__(self, cluster: RayCluster, folder: Path, source: object, dest: object, *options: object) -> None:
+    def __init__(self, cluster: LocalRayCluster, folder: Path, source: object, dest: object, *options: object) -> None:
         self.folder, self.cluster = folder, cluster
         folder.mkdir()
         self._arguments = [str(source), str(dest), "--ray", cluster.address, *map(str, options)]
@@ -124,7 +124,7 @@ def left_on_nodes() -> list[str]:
     return [name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith("streamload-ray-")]
 
 
-def test_map_is_the_same_where_a_node_is_killed(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
+def test_map_is_the_same_where_a_node_is_killed(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     map_shards(held_functions.held, os.fspath(source), tmp_path / "one", workers=1)
     running = HeldMap(cluster, tmp_path / "held", source, tmp_path / "many")
     running.start()
@@ -141,7 +141,7 @@ def test_map_is_the_same_where_a_node_is_killed(cluster: RayCluster, source: Pat
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_bucket_gets_the_same_where_the_command_is_ended_and_resumed(
-    cluster: RayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server, how: signal.Signals
+    cluster: LocalRayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server, how: signal.Signals
 ) -> None:
     bucket = new_place(rclone_s3, tmp_path)
     shutil.copytree(source, bucket.folder / "source")
@@ -171,7 +171,7 @@ def test_a_bucket_gets_the_same_where_the_command_is_ended_and_resumed(
 
 
 @pytest.mark.exhaustive
-def test_index_is_the_same(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
+def test_index_is_the_same(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shutil.copytree(source, shards)
     shutil.rmtree(shards / ".streamload")
@@ -184,7 +184,7 @@ def test_index_is_the_same(cluster: RayCluster, source: Path, tmp_path: Path) ->
 
 
 @pytest.mark.exhaustive
-def test_index_is_the_same_where_a_node_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
+def test_index_is_the_same_where_a_node_is_killed(cluster: LocalRayCluster, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
     zeros = tmp_path / "0.bin"
@@ -213,7 +213,7 @@ def test_index_is_the_same_where_a_node_is_killed(cluster: RayCluster, tmp_path:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("place", ["shared", "bucket"])
 def test_shardify_is_the_same_where_a_node_is_killed(
-    cluster: RayCluster, tmp_path: Path, rclone_s3: S3Server, place: str
+    cluster: LocalRayCluster, tmp_path: Path, rclone_s3: S3Server, place: str
 ) -> None:
     """Resized images are packed into pieces, which other tasks join."""
     (tmp_path / "photos/cat").mkdir(parents=True)
@@ -242,7 +242,7 @@ def test_shardify_is_the_same_where_a_node_is_killed(
 
 @pytest.mark.exhaustive
 def test_a_bucket_gets_the_names_of_one_machine_where_a_shard_is_empty(
-    cluster: RayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server
+    cluster: LocalRayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server
 ) -> None:
     """Two folders have shards of the same names, so the new ones are numbered, and the empty one leaves no gap."""
     bucket = new_place(rclone_s3, tmp_path)
@@ -264,7 +264,7 @@ def test_a_bucket_gets_the_names_of_one_machine_where_a_shard_is_empty(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("cut", [{}, {"max_count": 15}], ids=["one for each", "cut anew"])
 def test_pack_and_map_from_python(
-    cluster: RayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server, cut: dict[str, int]
+    cluster: LocalRayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server, cut: dict[str, int]
 ) -> None:
     """Functions of modules that the nodes do not have, into a bucket."""
     bucket = new_place(rclone_s3, tmp_path)
@@ -285,7 +285,7 @@ def test_pack_and_map_from_python(
 
 
 @pytest.mark.exhaustive
-def test_verify_stats_and_show_are_the_same(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
+def test_verify_stats_and_show_are_the_same(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shutil.copytree(source, shards)
     data = bytearray((shards / "shard-000004.tar").read_bytes())
@@ -314,7 +314,7 @@ def test_verify_stats_and_show_are_the_same(cluster: RayCluster, source: Path, t
 
 
 @pytest.mark.exhaustive
-def test_the_commands_of_the_page(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
+def test_the_commands_of_the_page(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     page = (HERE.parents[1] / "docs/ray.md").read_text().partition("## Packing")[2].partition("\n## ")[0]
     (commands,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     shutil.copytree(source, tmp_path / "shards")
@@ -329,7 +329,7 @@ def test_the_commands_of_the_page(cluster: RayCluster, source: Path, tmp_path: P
     assert (tmp_path / "packed/shard-000000.tar").exists()
 
 
-def test_a_destination_that_nodes_do_not_see_is_refused(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
+def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     """The path of a descriptor leads every process to something else."""
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -348,7 +348,7 @@ def test_a_destination_that_nodes_do_not_see_is_refused(cluster: RayCluster, sou
 
 
 @pytest.mark.exhaustive
-def test_errors_of_nodes_are_those_of_one_machine(cluster: RayCluster, source: Path, tmp_path: Path) -> None:
+def test_errors_of_nodes_are_those_of_one_machine(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     done = streamload("map", "held_functions:on_a_full_disk", source, tmp_path / "new", "--ray", cluster.address)
     assert done.status == 1
     assert "/tmp/somewhere: No space left on device; sample 'k0000'; on the Ray node " in done.output
