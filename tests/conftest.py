@@ -18,6 +18,7 @@ import psutil
 import pytest
 from feeder_in_thread import use_feeders_in_threads
 from obstore.store import MemoryStore
+from preloaded import Preloaded
 from servers.nginx import WebServer, serve_http
 from servers.rclone import S3Server, serve_s3
 
@@ -199,6 +200,14 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     folder.mkdir()
     with serve_http(folder) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    """Where programs that import torch start from, for the whole session."""
+    started = Preloaded()
+    yield started
+    started.close()
 
 
 @pytest.fixture
