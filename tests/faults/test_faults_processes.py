@@ -43,7 +43,7 @@ def loader_of(source: str, **options: Any) -> StreamLoader:
     return StreamLoader(source, **{**defaults, **options})
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_workers_killed_at_random_instants(source: str, kills: int) -> None:
     with loader_of(source, num_workers=0, transform=None) as loader:
         expected = [batch[0].tolist() for batch in loader]

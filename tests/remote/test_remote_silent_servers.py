@@ -171,8 +171,8 @@ def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLo
 @pytest.mark.parametrize(
     "script",
     [
-        Script(status=404, status_share=1.0, only="part000-000000.tar"),
-        Script(status=404, status_share=1.0, only="part001-000000.tar"),
+        exhaustive((Script(status=404, status_share=1.0, only="part000-000000.tar"),)),
+        exhaustive((Script(status=404, status_share=1.0, only="part001-000000.tar"),)),
         Script(status=503, status_share=1.0, only="part002-000000.tar"),
     ],
 )
