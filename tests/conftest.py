@@ -18,6 +18,8 @@ import psutil
 import pytest
 from feeder_in_thread import use_feeders_in_threads
 from obstore.store import MemoryStore
+from preloaded import Preloaded
+from ray_cluster import LocalRayCluster, SharedCluster
 from servers.nginx import WebServer, serve_http
 from servers.rclone import S3Server, serve_s3
 
@@ -61,6 +63,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, "Skipped: starts a process")
     return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the Ray cluster come first, so that one process has all of them and nobody takes some of them over."""
+    items.sort(key=lambda item: not _needs_cluster(item))
+
+
+def _needs_cluster(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and "cluster" in item.fixturenames
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -199,6 +210,34 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     folder.mkdir()
     with serve_http(folder) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ray_clusters() -> Iterator[SharedCluster]:
+    """Has the Ray cluster of all tests, if it runs."""
+    shared = SharedCluster()
+    yield shared
+    shared.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, ray_clusters: SharedCluster) -> Iterator[LocalRayCluster]:
+    """A Ray cluster: a head without processors and two nodes with two each; no test kills its nodes.
+
+    Starting one takes seconds, and even idle it costs a tenth of a processor: it ends with the last module that has it.
+    """
+    yield ray_clusters.started()
+    last = [item for item in request.session.items if _needs_cluster(item)][-1]
+    if last.path == request.path:
+        ray_clusters.end()
+
+
+@pytest.fixture(scope="session")
+def preloaded() -> Iterator[Preloaded]:
+    """Where programs that import torch start from, for the whole session."""
+    started = Preloaded()
+    yield started
+    started.close()
 
 
 @pytest.fixture

@@ -1,20 +1,23 @@
-"""Programs that are the ranks of one machine, and what a test says to them; see `node_rank.py`."""
+"""Programs that are the ranks of one machine, and what a test says to them; see `node_rank.py`.
+
+For the tests of feeders that ranks share: `test_loader_node.py`, `test_node_groups.py` and `test_node_launched.py`.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
+from preloaded import Preloaded
 from processes import wait_until
 
-_PROGRAM = Path(__file__).with_name("node_rank.py")
+FEEDER, WORKER = "streamload.feeder.start", "streamload.workers.worker"
+OPTIONS: dict[str, Any] = {"shuffle": True, "shuffle_window": 40, "fields": ["npy", "cls"], "num_workers": 1}
+_PROGRAM = "import node_rank; node_rank.main()"
 
 
 class RankError(Exception):
@@ -24,20 +27,16 @@ class RankError(Exception):
 class Rank:
     """A rank's program."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, preloaded: Preloaded) -> None:
+        self.process = preloaded.start(_PROGRAM)
 
     def tell(self, command: str, *arguments: Any) -> None:
         """Have it do something; `heard` gives what comes of it."""
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([command, arguments]) + "\n")
         self.process.stdin.flush()
 
     def heard(self) -> Any:
         """Its answer. Raises RankError: it raised something."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the rank ended with status {self.process.wait()}"
         said = json.loads(line)
@@ -50,25 +49,31 @@ class Rank:
         self.tell(command, *arguments)
         return self.heard()
 
-    def end(self) -> None:
-        """End it."""
-        assert self.process.stdin is not None
+    def let_end(self) -> None:
+        """Have it end."""
         with suppress(BrokenPipeError):
             self.process.stdin.close()
+
+    def end(self) -> None:
+        """End it."""
+        self.let_end()
         try:
             self.process.wait(30)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             self.process.kill()
-            self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.communicate()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
 
 
 class Node:
     """The ranks of a machine, which begin a launch with each `loaders`."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = [Rank() for _ in range(ranks)]
+    def __init__(self, preloaded: Preloaded, ranks: int) -> None:
+        self.ranks = [Rank(preloaded) for _ in range(ranks)]
         self._launch = ""
 
     @contextmanager
@@ -121,10 +126,26 @@ class Node:
                     found.append(process)
         return found
 
+    def kill_helper(self, module: str) -> None:
+        """End one of the processes of this module that serve the ranks."""
+        self.processes(module)[0].kill()
+
     def end(self) -> None:
-        """End the ranks."""
+        """End the ranks, beside each other."""
+        for rank in self.ranks:
+            rank.let_end()
         for rank in self.ranks:
             rank.end()
+
+
+@contextmanager
+def node_of(preloaded: Preloaded, ranks: int) -> Iterator[Node]:
+    """A machine with so many ranks, which end with the block."""
+    node = Node(preloaded, ranks)
+    try:
+        yield node
+    finally:
+        node.end()
 
 
 def _error(rank: Rank) -> RankError | None:

@@ -91,30 +91,45 @@ def test_three_ranks_with_fewer_shards_than_workers(tmp_path: Path) -> None:
     assert len(found[-1][1]) == 6
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
-def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclone_s3: S3Server, ranks: int) -> None:
-    shards = write_numbers(tmp_path / "shards", _UNEVEN)
-    whole = undisturbed(shards, 24, lanes=2)
-    ended = run(tmp_path / "killed", shards, 2, 24, "--kill-rank", "1", "--kill-at-step", "7")
+def killed_run(folder: Path, shards: str, whole: list[tuple[int, list[int]]]) -> dict[str, Any]:
+    """A run of two ranks of which one is killed at the seventh step; the state that was saved last."""
+    ended = run(folder, shards, 2, 24, "--kill-rank", "1", "--kill-at-step", "7")
     assert ended.status != 0, ended.output
     assert "SIGKILL" in ended.output
-    state = json.loads((tmp_path / "killed" / "state.json").read_text())
-    assert state["position"] == 6 * 24
-    own = (tmp_path / "killed" / "rank1of2.jsonl").read_text().splitlines()
+    own = (folder / "rank1of2.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in own] == [[end, samples[12:]] for end, samples in whole[:7]]
+    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    assert state["position"] == 6 * 24
+    return state
 
-    shutil.copytree(tmp_path / "killed", tmp_path / "restarted")
-    bucket = f"restarted-{ranks}"
-    shutil.copytree(shards, rclone_s3.folder / bucket)
-    ended = run(tmp_path / "restarted", f"s3://{bucket}", ranks, 24, storage_options=rclone_s3.options)
-    assert ended.status == 0, ended.output
-    assert recorded(tmp_path / "restarted", ranks) == whole[6:]
+
+def test_a_killed_rank_and_a_restart_on_a_single_one(tmp_path: Path) -> None:
+    shards = write_numbers(tmp_path / "shards", _UNEVEN)
+    whole = undisturbed(shards, 24, lanes=2)
+    state = killed_run(tmp_path / "killed", shards, whole)
     assert undisturbed(shards, 24, lanes=2, state=state) == whole[6:]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclone_s3: S3Server, ranks: int) -> None:
+    shards = write_numbers(tmp_path / "shards", _UNEVEN)
+    whole = undisturbed(shards, 24, lanes=2)
+    killed_run(tmp_path / "killed", shards, whole)
+    bucket = f"restarted-{ranks}"
+    shutil.copytree(shards, rclone_s3.folder / bucket)
+    ended = run(tmp_path / "killed", f"s3://{bucket}", ranks, 24, storage_options=rclone_s3.options)
+    assert ended.status == 0, ended.output
+    assert recorded(tmp_path / "killed", ranks) == whole[6:]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_keep_step_where_three_samples_in_ten_fail(tmp_path: Path, ranks: int) -> None:
-    """Many batches of one sample have none left, on each rank others; a rank with a step less would hang the others."""
+    """Many batches of one sample have none left, on each rank others; a rank with a step less would hang the others.
+
+    That each rank takes as many steps as it has batches is tested always, in `test_loader_filling.py`.
+    """
     shards = write_numbers(tmp_path / "shards", [40, 1, 7, 0, 13, 2])
     ended = run(tmp_path / "run", shards, ranks, ranks, "--raise-on-bad", on_error="skip")
     assert ended.status == 0, ended.output

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import run_python
 from make_shards import write_numbers
 from matrix import exhaustive
+from preloaded import Preloaded
 from processes import children, wait_until
 from transforms import Noting, as_list, raise_on_33
 
@@ -144,9 +144,9 @@ del cycle
 
 
 @pytest.mark.parametrize("workers", ["auto", pytest.param("1", marks=pytest.mark.exhaustive)])
-def test_iterators_that_are_held_when_the_program_ends(source: str, workers: str) -> None:
+def test_iterators_that_are_held_when_the_program_ends(preloaded: Preloaded, source: str, workers: str) -> None:
     """In a global, a cycle, generators' frames, and another thread. What they leave behind, every test looks for."""
-    ended = run_python("-c", AT_EXIT, source, workers)
+    ended = preloaded.run(AT_EXIT, source, workers)
     assert (ended.status, ended.output) == (0, "")
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from transforms import as_list
 
 from streamload import ShardWriter, StreamLoader, TarDataset, errors, images
 from streamload.images import (
@@ -60,14 +61,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def as_lists(samples: list[Any]) -> list[Any]:
-    return samples
-
-
 def seen(shards: str, workers: int, transform: Any, epochs: int = 1, fields: Any = FIELDS) -> list[list[Any]]:
     """The samples of each epoch as the transform has left them."""
     with StreamLoader(
-        shards, 4, True, fields=fields, decode=DECODE, transform=transform, collate_fn=as_lists, num_workers=workers
+        shards, 4, True, fields=fields, decode=DECODE, transform=transform, collate_fn=as_list, num_workers=workers
     ) as loader:
         return [[one for batch in loader for one in batch] for _ in range(epochs)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,37 +10,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import node_ranks
 import psutil
 import pytest
 from make_shards import write_numbers
-from node_ranks import Node, RankError
+from node_ranks import FEEDER, WORKER, Node, RankError, node_of
+from preloaded import Preloaded
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 
-pytestmark = pytest.mark.timeout(240)  # every rank imports torch first
-
-OPTIONS: dict[str, Any] = {
-    "batch_size": 7,
-    "shuffle": True,
-    "shuffle_window": 40,
-    "fields": ["npy", "cls"],
-    "num_workers": 1,
-}
-FEEDER, WORKER = "streamload.feeder.start", "streamload.workers.worker"
+OPTIONS: dict[str, Any] = {**node_ranks.OPTIONS, "batch_size": 7}
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Node]:
-    """Two ranks; they import torch once."""
-    node = Node(2)
-    yield node
-    node.end()
+def two(preloaded: Preloaded) -> Iterator[Node]:
+    with node_of(preloaded, 2) as node:
+        yield node
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_numbers(tmp_path_factory.mktemp("numbers") / "shards", [40, 1, 7, 0, 90, 2])
+
+
+@pytest.fixture(scope="module")
+def alone(two: Node, shards: str) -> list[Any]:
+    """What each rank gets with a feeder of its own, in three epochs."""
+    return epochs(two, shards, 3)
 
 
 def epochs(node: Node, url: str, number: int = 2, **options: Any) -> list[Any]:
@@ -53,7 +49,6 @@ def epochs(node: Node, url: str, number: int = 2, **options: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"on_error": "skip", "transform": "raise_on_bad", "drop_last": True, "lanes": 1},
         pytest.param({"weights": [1.0, 2.0] * 70}, marks=pytest.mark.exhaustive),
         pytest.param({"collate_fn": "as_staircase", "fields": ["cls"]}, marks=pytest.mark.exhaustive),
@@ -68,9 +63,11 @@ def test_the_batches_are_those_of_feeders_of_their_own(two: Node, shards: str, o
     assert all(batches for epoch in shared for batches in epoch)
 
 
-def test_ranks_have_one_feeder_and_the_workers_of_all(two: Node, shards: str) -> None:
+def test_ranks_have_one_feeder_with_the_workers_of_all_and_the_batches_of_feeders_of_their_own(
+    two: Node, shards: str, alone: list[Any]
+) -> None:
     with two.loaders(shards, **OPTIONS, feeders="node"):
-        two.ask("batches", 2)
+        assert [two.ask("batches", None) for _ in range(2)] == alone[:2]
         assert (len(two.processes(FEEDER)), len(two.processes(WORKER))) == (1, 2)
     with two.loaders(shards, **OPTIONS):
         two.ask("batches", 2)
@@ -100,44 +97,37 @@ def test_remote_shards_are_listed_once_and_each_part_is_fetched_once(two: Node, 
     assert len(own) == 2 * len(shared)
 
 
-def test_a_loader_goes_on_from_a_state_of_feeders_of_their_own(two: Node, shards: str) -> None:
+def test_a_loader_goes_on_from_a_state_of_feeders_of_their_own(two: Node, shards: str, alone: list[Any]) -> None:
     with two.loaders(shards, **OPTIONS):
-        first = two.ask("batches", 4)
+        two.ask("batches", 4)
         state = two.ranks[0].ask("state")
-        rest = two.ask("batches", None)
     with two.loaders(shards, **OPTIONS, feeders="node"):
-        whole = two.ask("batches", None)
         two.ask("load", state)
-        assert two.ask("batches", None) == rest
-        assert [one + more for one, more in zip(first, rest, strict=True)] == whole
+        assert two.ask("batches", None) == [batches[4:] for batches in alone[0]]
 
 
-def test_a_rank_may_come_late_and_go_early(two: Node, shards: str) -> None:
-    with two.loaders(shards, **OPTIONS):
-        wanted = [two.ask("batches", None) for _ in range(3)]
+def test_a_rank_may_come_late_and_go_early(two: Node, shards: str, alone: list[Any]) -> None:
     with two.loaders(shards, **OPTIONS, feeders="node"):
         early, late = two.ranks
-        assert [early.ask("batches", None) for _ in range(2)] == [epoch[0] for epoch in wanted[:2]]
-        assert early.ask("batches", 3) == wanted[2][0][:3]
-        assert late.ask("batches", 5) == wanted[0][1][:5]
+        assert [early.ask("batches", None) for _ in range(2)] == [epoch[0] for epoch in alone[:2]]
+        assert early.ask("batches", 3) == alone[2][0][:3]
+        assert late.ask("batches", 5) == alone[0][1][:5]
         early.ask("close")
-        assert late.ask("batches", None) == wanted[0][1][5:]
-        assert late.ask("batches", None) == wanted[1][1]
+        assert late.ask("batches", None) == alone[0][1][5:]
+        assert late.ask("batches", None) == alone[1][1]
 
 
-def test_a_rank_that_leaves_its_pass_or_fails_does_not_disturb_the_other(two: Node, shards: str) -> None:
-    options = {**OPTIONS, "transform": "raise_on_bad", "lanes": 2}
-    skips = {**OPTIONS, "lanes": 2}
-    with two.loaders(shards, **skips):
-        wanted = [two.ask("batches", None) for _ in range(2)]
-    with two.loaders(shards, **skips, feeders="node"):
+def test_a_rank_that_leaves_its_pass_or_fails_does_not_disturb_the_other(
+    two: Node, shards: str, alone: list[Any]
+) -> None:
+    with two.loaders(shards, **OPTIONS, feeders="node"):
         one, other = two.ranks
-        assert one.ask("batches", 3) == wanted[0][0][:3]
+        assert one.ask("batches", 3) == alone[0][0][:3]
         other.tell("batches", None)
         one.ask("leave")
-        assert one.ask("batches", None) == wanted[1][0]
-        assert other.heard() == wanted[0][1]
-    with two.loaders(shards, **options, feeders="node"):
+        assert one.ask("batches", None) == alone[1][0]
+        assert other.heard() == alone[0][1]
+    with two.loaders(shards, **OPTIONS, transform="raise_on_bad", feeders="node"):
         for rank in two.ranks:
             with pytest.raises(RankError, match=r"TransformError.*part"):
                 rank.ask("batches", None)
@@ -167,18 +157,15 @@ def test_a_transform_that_all_change_is_used_from_the_next_pass_on(two: Node, sh
 
 
 @pytest.mark.parametrize("module", [FEEDER, pytest.param(WORKER, marks=pytest.mark.exhaustive)])
-def test_helpers_may_be_killed(two: Node, shards: str, module: str) -> None:
-    options = {**OPTIONS, "transform": "slow"}
-    with two.loaders(shards, **options):
-        wanted = [two.ask("batches", None) for _ in range(2)]
-    with two.loaders(shards, **options, feeders="node"):
-        assert two.ask("batches", 2) == [batches[:2] for batches in wanted[0]]
-        two.processes(module)[0].kill()
-        assert two.ask("batches", None) == [batches[2:] for batches in wanted[0]]
+def test_helpers_may_be_killed(two: Node, shards: str, alone: list[Any], module: str) -> None:
+    with two.loaders(shards, **OPTIONS, transform="slow", feeders="node"):
+        assert two.ask("batches", 2) == [batches[:2] for batches in alone[0]]
+        two.kill_helper(module)
+        assert two.ask("batches", None) == [batches[2:] for batches in alone[0]]
         for rank in two.ranks:
             rank.tell("batches", None)
-        two.processes(module)[0].send_signal(signal.SIGKILL)
-        assert [rank.heard() for rank in two.ranks] == wanted[1]
+        two.kill_helper(module)
+        assert [rank.heard() for rank in two.ranks] == alone[1]
 
 
 def test_the_statistics_of_ranks_add_up(two: Node, shards: str) -> None:
@@ -260,27 +247,13 @@ def test_ranks_that_do_not_come_are_missed_in_the_log(shards: str) -> None:
     assert 'feeders="node": 1 of the 2 ranks of this machine have come to this feeder' in done.stderr
 
 
-class TestKilledRanks:
-    """The starter of the feeder, or another rank, is killed while both read; the one that is left goes on."""
-
-    @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
-    def test_the_other_one_goes_on(self, shards: str, killed: int) -> None:
-        node = Node(2)
-        try:
-            with node.loaders(shards, **OPTIONS, feeders="node"):
-                before = [rank.ask("batches", 2) for rank in node.ranks]
-                node.ranks[killed].process.kill()
-                node.ranks[killed].process.wait()
-                left = node.ranks[1 - killed]
-                found = before[1 - killed] + left.ask("batches", None)
-                assert found == epochs_alone(left, shards, 1 - killed)
-        finally:
-            node.end()
-
-
-def epochs_alone(rank: Any, shards: str, place: int) -> list[Any]:
-    """What a rank gets of the first epoch with a feeder of its own."""
-    rank.ask("close")
-    rank.ask("open", {}, shards, {**OPTIONS, "rank": place, "world_size": 2})
-    found: list[Any] = rank.ask("batches", None)
-    return found
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_a_rank_goes_on_when_the_other_one_is_killed(
+    preloaded: Preloaded, shards: str, alone: list[Any], killed: int
+) -> None:
+    """The starter of the feeder, or another one, while both read."""
+    with node_of(preloaded, 2) as node, node.loaders(shards, **OPTIONS, feeders="node"):
+        assert node.ask("batches", 2) == [batches[:2] for batches in alone[0]]
+        node.ranks[killed].kill()
+        left = 1 - killed
+        assert node.ranks[left].ask("batches", None) == alone[0][left][2:]

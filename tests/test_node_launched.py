@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from make_shards import write_numbers
-from node_ranks import Node, RankError
+from node_ranks import FEEDER, WORKER, RankError, node_of
+from preloaded import Preloaded
 from test_example_ddp import recorded, run, undisturbed
 
 _UNEVEN = [200, 1, 7, 0, 90, 2]
@@ -35,12 +36,11 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("module", ["streamload.feeder.start", "streamload.workers.worker"])
-def test_helpers_killed_at_random_instants(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize("module", [FEEDER, WORKER])
+def test_helpers_killed_at_random_instants(preloaded: Preloaded, tmp_path: Path, module: str) -> None:
     """As long as batches come in between, the epochs are whole and in order."""
     shards, draw = write_numbers(tmp_path / "shards", [*_UNEVEN, 400]), random.Random(1)
-    node = Node(3)
-    try:
+    with node_of(preloaded, 3) as node:
         with node.loaders(shards, **OPTIONS):
             wanted = [node.ask("batches", None) for _ in range(2)]
         for _ in range(5):
@@ -53,15 +53,12 @@ def test_helpers_killed_at_random_instants(tmp_path: Path, module: str) -> None:
                     process.kill()
                 assert [rank.heard() for rank in node.ranks] == [batches[3:] for batches in wanted[0]]
                 assert node.ask("batches", None) == wanted[1]
-    finally:
-        node.end()
 
 
-def test_the_starter_killed_at_random_instants(tmp_path: Path) -> None:
+def test_the_starter_killed_at_random_instants(preloaded: Preloaded, tmp_path: Path) -> None:
     shards, draw = write_numbers(tmp_path / "shards", [*_UNEVEN, 400]), random.Random(2)
     for _ in range(4):
-        node = Node(3)
-        try:
+        with node_of(preloaded, 3) as node:
             with node.loaders(shards, **OPTIONS):
                 wanted = node.ask("batches", None)
             with node.loaders(shards, **OPTIONS, feeders="node"):
@@ -69,31 +66,24 @@ def test_the_starter_killed_at_random_instants(tmp_path: Path) -> None:
                     rank.tell("batches", None)
                 time.sleep(draw.uniform(0, 1.2))
                 killed = node.ranks[draw.randrange(3)]
-                killed.process.kill()
-                killed.process.wait()
+                killed.kill()
                 left = [number for number, rank in enumerate(node.ranks) if rank is not killed]
                 assert [node.ranks[number].heard() for number in left] == [wanted[number] for number in left]
-        finally:
-            node.end()
 
 
-def test_two_groups_of_two_ranks(tmp_path: Path) -> None:
+def test_two_groups_of_two_ranks(preloaded: Preloaded, tmp_path: Path) -> None:
     shards = write_numbers(tmp_path / "shards", _UNEVEN)
-    node = Node(4)
-    try:
+    with node_of(preloaded, 4) as node:
         with node.loaders(shards, **OPTIONS, shared_by=2, feeders="node"):
             found = node.ask("batches", None)
         with node.loaders(shards, **OPTIONS, each=[{"rank": rank // 2, "world_size": 2} for rank in range(4)]):
             assert found == node.ask("batches", None)
         assert found[0] == found[1] != found[2] == found[3]
-    finally:
-        node.end()
 
 
-def test_a_broken_storage_is_raised_by_each_rank(tmp_path: Path) -> None:
+def test_a_broken_storage_is_raised_by_each_rank(preloaded: Preloaded, tmp_path: Path) -> None:
     shards = write_numbers(tmp_path / "shards", _UNEVEN)
-    node = Node(2)
-    try:
+    with node_of(preloaded, 2) as node:
         with node.loaders(shards, **OPTIONS, feeders="node"):
             node.ask("batches", 1)
             for path in Path(shards).glob("*.tar"):
@@ -101,5 +91,3 @@ def test_a_broken_storage_is_raised_by_each_rank(tmp_path: Path) -> None:
             for rank in node.ranks:
                 with pytest.raises(RankError, match="Shard"):
                     [rank.ask("batches", None) for _ in range(2)]
-    finally:
-        node.end()

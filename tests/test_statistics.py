@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from transforms import slow
 
 from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.statistics import Meter
@@ -19,11 +19,6 @@ def shards(folder: Path, samples: int) -> Path:
         for number in range(samples):
             writer.write({"__key__": str(number), "cls": number})
     return folder / "some"
-
-
-def slow(value: Any) -> Any:
-    time.sleep(0.002)
-    return value
 
 
 def test_the_table_says_how_much_of_the_wait_was_for_the_first_batch() -> None:

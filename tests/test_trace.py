@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from servers.faults import FaultServer
+from transforms import wait_a_little
 
 from streamload import ShardWriter, StreamLoader
 from streamload.trace import Event, trace_json
@@ -20,11 +20,6 @@ def shards(folder: Path) -> Path:
         for number in range(200):
             writer.write({"__key__": f"{number:03d}", "cls": number, "bin": bytes(2000)})
     return folder / "some"
-
-
-def slow(value: Any) -> Any:
-    time.sleep(0.001)
-    return value
 
 
 def recorded(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -48,7 +43,7 @@ def seconds(events: list[dict[str, Any]]) -> float:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_events_add_up_to_the_statistics(tmp_path: Path, workers: int) -> None:
     with StreamLoader(
-        shards(tmp_path), 10, fields=("cls", "bin"), transform={"cls": slow}, num_workers=workers
+        shards(tmp_path), 10, fields=("cls", "bin"), transform={"cls": wait_a_little}, num_workers=workers
     ) as loader:
         list(loader)
         before = loader.statistics()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from transforms import slow
 
 from streamload import ShardWriter, StreamLoader
 from streamload.totals import Totals
@@ -139,16 +138,11 @@ def test_a_run_is_judged_when_there_is_enough_of_it(batches: int, worked_s: floa
         assert limit.sentence.startswith(f"nothing that shows yet: {batches} batch")
 
 
-def sleeping(value: Any) -> Any:
-    time.sleep(0.002)
-    return value
-
-
 def test_a_real_run_is_judged_without_its_first_batch(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "some") as writer:
         for number in range(100):
             writer.write({"__key__": str(number), "cls": number})
-    with StreamLoader(tmp_path / "some", 4, transform={"cls": sleeping}, num_workers=1) as loader:
+    with StreamLoader(tmp_path / "some", 4, transform={"cls": slow}, num_workers=1) as loader:
         assert loader.statistics().verdict == "nothing yet: no batch has been delivered"
         while loader.statistics().limit.stage == "unknown":
             list(loader)
@@ -156,4 +150,4 @@ def test_a_real_run_is_judged_without_its_first_batch(tmp_path: Path) -> None:
     assert limit.stage == "transform"
     assert limit.workers is not None
     assert limit.workers > 1
-    assert "the transform (cls: sleeping)" in limit.sentence
+    assert "the transform (cls: slow)" in limit.sentence

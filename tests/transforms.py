@@ -72,6 +72,11 @@ def as_list(samples: list[Any]) -> list[Any]:
     return samples
 
 
+def first_bytes(samples: list[tuple[bytes]]) -> list[int]:
+    """A `collate_fn` for data that its first byte tells."""
+    return [content[0] for (content,) in samples]
+
+
 def as_dict(samples: list[Any]) -> dict[str, Any]:
     """A `collate_fn` for data, text and number."""
     return {"data": [data for data, _, _ in samples], "rest": {number: text for _, text, number in samples}}

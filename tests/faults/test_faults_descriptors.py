@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
 
 import pytest
-from launched import run_python
 from make_shards import write_numbers
 from matrix import exhaustive
+from preloaded import Preloaded
 
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError
@@ -23,10 +20,11 @@ SAMPLES = 2400
 
 SCRIPT = textwrap.dedent(
     """
-    import json, sys
+    import resource, sys
     from streamload import StreamLoader
 
-    source, kept_batches, SAMPLES = json.loads(sys.argv[1])
+    source, (kept_batches, SAMPLES, limit) = sys.argv[1], map(int, sys.argv[2:])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with StreamLoader(source, 2, True, fields=("cls",), num_workers=2, timeout=60) as loader:
         for epoch in range(2):
             kept, labels = [], []
@@ -44,17 +42,12 @@ SCRIPT = textwrap.dedent(
 @pytest.mark.parametrize(
     ("kept", "limit"), [(150, 256), *(exhaustive((kept, limit)) for kept, limit in ((1, 256), (1, 1024), (150, 1024)))]
 )
-def test_batches_take_their_share_of_descriptors_only(tmp_path: Path, kept: int, limit: int) -> None:
+def test_batches_take_their_share_of_descriptors_only(
+    preloaded: Preloaded, tmp_path: Path, kept: int, limit: int
+) -> None:
     source = write_numbers(tmp_path / "shards", [SAMPLES // 40] * 40)
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([str(source), kept, SAMPLES])],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
-    )
-    assert (ended.stdout, ended.stderr) == ("fine\n", "")
+    ended = preloaded.run(SCRIPT, source, kept, SAMPLES, limit)
+    assert (ended.status, ended.output) == (0, "fine\n")
 
 
 TOO_FEW = """
@@ -75,10 +68,10 @@ for loader, limit in zip(loaders, limits):
 """
 
 
-def test_a_limit_too_small_for_the_processes_is_named(tmp_path: Path) -> None:
+def test_a_limit_too_small_for_the_processes_is_named(preloaded: Preloaded, tmp_path: Path) -> None:
     """By the feeder, which cannot hand out shards, and by the trainer, which cannot start a feeder."""
     source = write_numbers(tmp_path / "shards", [50, 50])
-    ended = run_python("-c", TOO_FEW, source, "20", "10")
+    ended = preloaded.run(TOO_FEW, source, "20", "10")
     feeders, trainers = ended.output.splitlines()
     for said in (feeders, trainers):
         assert "too many open files" in said.lower()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launched import run_python
 from make_shards import write_numbers
+from preloaded import Preloaded
 from servers.faults import FaultServer
 
 IN_FORK = """
-import os, sys, time
+import os, sys, time, warnings
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError, StorageError
+
+warnings.simplefilter("error", ResourceWarning)
 
 def in_fork(body):
     child = os.fork()
@@ -88,11 +90,10 @@ assert feeder.returncode == 0, f"it was not told to end: {feeder.returncode}"
 """
 
 
-def test_forks_leave_the_trainers_feeder_alone(tmp_path: Path) -> None:
+def test_forks_leave_the_trainers_feeder_alone(preloaded: Preloaded, tmp_path: Path) -> None:
     source = write_numbers(tmp_path / "shards", [8])
-    script = tmp_path / "trainer.py"
-    script.write_text(IN_FORK + TRAINER)
-    ended = run_python("-W", "error::ResourceWarning", script, source)
+    program = IN_FORK + TRAINER
+    ended = preloaded.run(program, source)
     assert (ended.status, ended.output) == (0, "")
 
 
@@ -115,15 +116,14 @@ for url, workers in json.loads(sys.argv[1]):
 """
 
 
-def test_a_fork_reads_by_itself(tmp_path: Path) -> None:
+def test_a_fork_reads_by_itself(preloaded: Preloaded, tmp_path: Path) -> None:
     """Threads do not go along into a fork, and what waits for one of a storage library would wait forever."""
     source = write_numbers(tmp_path / "shards", [8])
-    script = tmp_path / "trainer.py"
-    script.write_text(IN_FORK + WITHOUT_WORKERS)
+    program = IN_FORK + WITHOUT_WORKERS
     with FaultServer(tmp_path / "shards") as server:
         url = f"{server.url}/part000-000000.tar"
         cases = [(source, 0), (url, 1), (url, 0)]
-        ended = run_python("-W", "error::ResourceWarning", script, json.dumps(cases))
+        ended = preloaded.run(program, json.dumps(cases))
     assert (ended.status, ended.output) == (0, "")
 
 
@@ -145,10 +145,9 @@ in_fork(look)
 """
 
 
-def test_a_storage_says_that_it_cannot_be_used_in_a_fork(tmp_path: Path) -> None:
+def test_a_storage_says_that_it_cannot_be_used_in_a_fork(preloaded: Preloaded, tmp_path: Path) -> None:
     write_numbers(tmp_path / "shards", [8])
-    script = tmp_path / "program.py"
-    script.write_text(IN_FORK + STORAGES)
+    program = IN_FORK + STORAGES
     with FaultServer(tmp_path / "shards") as server:
-        ended = run_python(script, f"{server.url}/part000-000000.tar")
+        ended = preloaded.run(program, f"{server.url}/part000-000000.tar")
     assert (ended.status, ended.output) == (0, "")

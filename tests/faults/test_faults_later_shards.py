@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from make_shards import write_numbers
+from matrix import exhaustive
 from servers.faults import FaultServer
 
 from streamload import StreamLoader
@@ -35,8 +36,7 @@ def labels_before(kind: type[Exception], urls: list[str], *, workers: int) -> li
     return got
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize(("remote", "workers"), [(False, 0), exhaustive((False, 2)), exhaustive((True, 0)), (True, 2)])
 def test_a_damaged_table(tmp_path: Path, workers: int, remote: bool) -> None:
     """All tables of some thousand rows are looked up at once."""
     folder = Path(write_numbers(tmp_path / "indexed", [SAMPLES] * SHARDS))
@@ -54,8 +54,7 @@ def test_a_damaged_table(tmp_path: Path, workers: int, remote: bool) -> None:
     assert got == list(range(BAD * SAMPLES))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize(("remote", "workers"), [(False, 0), exhaustive((False, 2)), exhaustive((True, 0)), (True, 2)])
 def test_a_damaged_shard(folder: Path, workers: int, remote: bool) -> None:
     damaged = Path(names(str(folder))[BAD])
     content = damaged.read_bytes()

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from make_shards import write_numbers
+from preloaded import Preloaded, Program
 from processes import alive, children, wait_until
 from transforms import slow
 
@@ -42,7 +43,7 @@ def loader_of(source: str, **options: Any) -> StreamLoader:
     return StreamLoader(source, **{**defaults, **options})
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
 def test_workers_killed_at_random_instants(source: str, kills: int) -> None:
     with loader_of(source, num_workers=0, transform=None) as loader:
         expected = [batch[0].tolist() for batch in loader]
@@ -191,16 +192,9 @@ print("done", flush=True)
 """
 
 
-def start_script(source: str, after: str = "pass") -> tuple[subprocess.Popen[str], list[int]]:
+def start_script(preloaded: Preloaded, source: str, after: str = "pass") -> tuple[Program, list[int]]:
     """A trainer without a main guard, in a process of its own; returns it and its children's numbers."""
-    script = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.replace("AFTER", after), source],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert script.stdout is not None
+    script = preloaded.start(SCRIPT.replace("AFTER", after), source)
     return script, [int(number) for number in script.stdout.readline().split()]
 
 
@@ -208,9 +202,9 @@ def gone(pids: list[int]) -> bool:
     return not any(map(alive, pids))
 
 
-def end(script: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = script.communicate(timeout=20)
-    return script.returncode, out, err
+def end(script: Program) -> tuple[int, str, str]:
+    out, err = script.communicate()
+    return script.wait(), out, err
 
 
 def shared_memory_and_temporary_files() -> set[str]:
@@ -223,9 +217,9 @@ def left_since(before: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("busy", ["pass", pytest.param("time.sleep(100)", marks=pytest.mark.exhaustive)])
-def test_sigkill_to_the_trainer_takes_everything_with_it(source: str, busy: str) -> None:
+def test_sigkill_to_the_trainer_takes_everything_with_it(preloaded: Preloaded, source: str, busy: str) -> None:
     before = shared_memory_and_temporary_files()
-    script, pids = start_script(source, busy if busy == "pass" else f"if step == 2: {busy}")
+    script, pids = start_script(preloaded, source, busy if busy == "pass" else f"if step == 2: {busy}")
     assert len(pids) == 3
     os.kill(script.pid, signal.SIGKILL)
     assert wait_until(lambda: gone(pids))
@@ -234,19 +228,8 @@ def test_sigkill_to_the_trainer_takes_everything_with_it(source: str, busy: str)
 
 
 @pytest.mark.exhaustive
-def test_sigkill_to_the_trainer_while_workers_sleep_in_user_code(source: str) -> None:
-    script = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            SCRIPT.replace("0.005", "0.1 if value < 800 else 1000").replace("AFTER", "pass"),
-            source,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert script.stdout is not None
+def test_sigkill_to_the_trainer_while_workers_sleep_in_user_code(preloaded: Preloaded, source: str) -> None:
+    script = preloaded.start(SCRIPT.replace("0.005", "0.1 if value < 800 else 1000").replace("AFTER", "pass"), source)
     pids = [int(number) for number in script.stdout.readline().split()]
     time.sleep(1)
     script.kill()
@@ -272,8 +255,8 @@ def test_sigkill_to_the_feeder_takes_workers_that_sleep_in_user_code_with_it(sou
         assert wait_until(lambda: gone(pids))
 
 
-def test_ctrl_c_ends_everything_with_one_traceback(source: str) -> None:
-    script, pids = start_script(source)
+def test_ctrl_c_ends_everything_with_one_traceback(preloaded: Preloaded, source: str) -> None:
+    script, pids = start_script(preloaded, source)
     os.killpg(script.pid, signal.SIGINT)  # a terminal sends it to the whole group
     assert wait_until(lambda: gone(pids))
     status, out, err = end(script)
@@ -302,9 +285,8 @@ def session_of(pid: int) -> int:
 @pytest.mark.parametrize(
     "delay_s", [0.3, *(pytest.param(delay_s, marks=pytest.mark.exhaustive) for delay_s in (0.0, 0.05, 0.1, 0.8, 1.2))]
 )
-def test_ctrl_c_while_another_feeder_starts(source: str, delay_s: float) -> None:
-    script, _ = start_script(source, KILL_FEEDER)
-    assert script.stdout is not None
+def test_ctrl_c_while_another_feeder_starts(preloaded: Preloaded, source: str, delay_s: float) -> None:
+    script, _ = start_script(preloaded, source, KILL_FEEDER)
     assert script.stdout.readline() == "killed\n"
     time.sleep(delay_s)
     os.killpg(script.pid, signal.SIGINT)
@@ -316,8 +298,8 @@ def test_ctrl_c_while_another_feeder_starts(source: str, delay_s: float) -> None
 
 
 @pytest.mark.parametrize("ending", ["break", pytest.param("sys.exit()", marks=pytest.mark.exhaustive)])
-def test_interpreter_exit_without_close(source: str, ending: str) -> None:
-    script, pids = start_script(source, f"if step == 4: {ending}")
+def test_interpreter_exit_without_close(preloaded: Preloaded, source: str, ending: str) -> None:
+    script, pids = start_script(preloaded, source, f"if step == 4: {ending}")
     status, _, err = end(script)
     assert (status, err) == (0, "")
     assert wait_until(lambda: gone(pids))

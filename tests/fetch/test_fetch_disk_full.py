@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from servers.faults import FaultServer, Script
+from transforms import first_bytes
 
 from streamload import ShardWriter, StreamLoader
 from streamload.fetch.cache import cache_file, disk_cache
@@ -33,10 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
             writer.write({"__key__": f"{label:03d}", "bin": bytes([label]) * 10_000})
     with FaultServer(folder) as running:
         yield running
-
-
-def first_bytes(samples: list[tuple[bytes]]) -> list[int]:
-    return [content[0] for (content,) in samples]
 
 
 @contextmanager

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from places import Place, write_datasets
+from preloaded import Preloaded
 from servers.faults import FaultServer
 
 SHARDS = 150
@@ -20,11 +18,12 @@ MOST_OPEN = 128
 
 SCRIPT = textwrap.dedent(
     """
-    import json, sys
+    import json, resource, sys
     from streamload import StreamLoader
     from streamload.errors import StorageError
 
-    samples, runs = json.loads(sys.argv[1])
+    samples, most_open, runs = json.loads(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_open, most_open))
     for urls, options in runs:
         with StreamLoader(urls, 50, True, fields=("cls",), timeout=60, **options) as loader:
             try:
@@ -50,22 +49,12 @@ def server(folder: Path) -> Iterator[FaultServer]:
         yield found
 
 
-def said(*runs: tuple[str, str, dict[str, object]]) -> list[list[str]]:
-    """What a program that may open few files says of each of these runs: root, form and options.
-
-    One program, since each imports torch first.
-    """
+def said(preloaded: Preloaded, *runs: tuple[str, str, dict[str, object]]) -> list[list[str]]:
+    """What a program that may open few files says of each of these runs: root, form and options."""
     places = [(Place(root).urls(form, range(SHARDS)), options) for root, form, options in runs]
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore::FutureWarning", "-c", SCRIPT, json.dumps([SHARDS * PER_SHARD, places])],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (MOST_OPEN, MOST_OPEN)),
-    )
-    assert ended.stderr == ""
-    return [lines.split("\n")[:-1] for lines in ended.stdout.split("==\n")[:-1]]
+    ended = preloaded.run(SCRIPT, json.dumps([SHARDS * PER_SHARD, MOST_OPEN, places]))
+    assert ended.status == 0, ended.output
+    return [lines.split("\n")[:-1] for lines in ended.output.split("==\n")[:-1]]
 
 
 AT_ONCE = {"shuffle_window": SHARDS * PER_SHARD}
@@ -73,9 +62,10 @@ IN_TURN = {"shuffle_window": 30}
 WHOLE = ["True", "True"]
 
 
-def test_they_are_closed_and_opened_again(server: FaultServer, folder: Path) -> None:
+def test_they_are_closed_and_opened_again(preloaded: Preloaded, server: FaultServer, folder: Path) -> None:
     """Remote ones that are needed one after the other, and local ones that are all needed at once; else is an error."""
     in_turn, local, local_here, (error,) = said(
+        preloaded,
         (server.url, "plain", {**IN_TURN, "num_workers": 1}),
         (str(folder), "indexed", {**AT_ONCE, "num_workers": 1}),
         (str(folder), "indexed", {**AT_ONCE, "num_workers": 0}),
@@ -88,8 +78,11 @@ def test_they_are_closed_and_opened_again(server: FaultServer, folder: Path) -> 
 
 
 @pytest.mark.exhaustive
-def test_in_the_callers_process_and_with_a_disk_cache(server: FaultServer, tmp_path: Path) -> None:
+def test_in_the_callers_process_and_with_a_disk_cache(
+    preloaded: Preloaded, server: FaultServer, tmp_path: Path
+) -> None:
     here, cached = said(
+        preloaded,
         (server.url, "indexed", {**IN_TURN, "num_workers": 0}),
         (server.url, "indexed", {**IN_TURN, "num_workers": 1, "cache_dir": str(tmp_path / "cache")}),
     )

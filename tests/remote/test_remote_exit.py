@@ -13,6 +13,7 @@ import fsspec.asyn
 import pytest
 from matrix import exhaustive
 from places import Place, write_datasets
+from preloaded import Preloaded
 from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 
@@ -71,16 +72,16 @@ def test_a_program_that_ends_while_shards_are_on_their_way(server: FaultServer, 
     assert ended.stdout == "[]\n", "no event loop was ever in this process"
 
 
-def test_a_feeder_whose_storage_does_not_answer_ends_with_its_trainer() -> None:
+def test_a_feeder_whose_storage_does_not_answer_ends_with_its_trainer(preloaded: Preloaded) -> None:
     """The thread that asks waits for as long as the storage's patience lasts."""
     program = "import sys; from streamload import StreamLoader; StreamLoader(sys.argv[1], num_workers=2)"
     with FaultServer({"a.tar": b""}, Script(first_byte_s=100.0)) as server:
-        trainer = subprocess.Popen([sys.executable, "-c", program, f"{server.url}/a.tar"])
+        trainer = preloaded.start(program, f"{server.url}/a.tar")
         assert wait_until(lambda: server.report().requests > 0)
         assert wait_until(lambda: len(children("workers.worker")) == 2)
         started = children("streamload.feeder") + children("workers.worker")
         trainer.kill()
-        trainer.wait()
+        trainer.communicate()
         assert wait_until(lambda: not any(alive(process.pid) for process in started))
 
 
@@ -98,21 +99,21 @@ STARTED = textwrap.dedent(
 
 
 @pytest.mark.parametrize("workers", [exhaustive((0,)), 2])
-def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(tmp_path: Path, workers: int) -> None:
+def test_a_feeder_that_waits_for_the_disk_cache_ends_with_its_trainer(
+    preloaded: Preloaded, tmp_path: Path, workers: int
+) -> None:
     """It asks which version there is, since the cache must know that, and is not answered."""
     with FaultServer({"a.tar": b""}) as server:
-        command = [sys.executable, "-c", STARTED, f"{server.url}/a.tar", str(tmp_path / "cache"), str(workers)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
-            assert trainer.stdout is not None
-            assert trainer.stdin is not None
-            assert trainer.stdout.readline() == b"made\n"
-            server.play(Script(first_byte_s=100.0))
-            trainer.stdin.write(b"\n")
-            trainer.stdin.flush()
-            assert wait_until(lambda: server.report().requests > 0)
-            started = children("streamload.feeder") + children("workers.worker")
-            assert len(started) == 1 + workers
-            trainer.kill()
+        trainer = preloaded.start(STARTED, f"{server.url}/a.tar", tmp_path / "cache", workers)
+        assert trainer.stdout.readline() == "made\n"
+        server.play(Script(first_byte_s=100.0))
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        assert wait_until(lambda: server.report().requests > 0)
+        started = children("streamload.feeder") + children("workers.worker")
+        assert len(started) == 1 + workers
+        trainer.kill()
+        trainer.communicate()
         assert wait_until(lambda: not any(alive(process.pid) for process in started))
 
 

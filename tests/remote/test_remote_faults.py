@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 from matrix import exhaustive, matrix
 from places import COMPRESSORS, Place, write_datasets
+from preloaded import Preloaded
 from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 from servers.rclone import S3Server
@@ -254,22 +252,16 @@ for step, batch in enumerate(StreamLoader(sys.argv[1:], 8, fields=("cls",), num_
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_trainer_that_is_ended_takes_everything_with_it(server: FaultServer, number: signal.Signals) -> None:
+def test_a_trainer_that_is_ended_takes_everything_with_it(
+    preloaded: Preloaded, server: FaultServer, number: signal.Signals
+) -> None:
     server.play(Script(bytes_per_s=1.5e6))
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), *urls_of(server)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as script:
-        assert script.stdout is not None
-        pids = [int(pid) for pid in script.stdout.readline().split()]
-        assert len(pids) == 3
-        if number == signal.SIGINT:
-            os.killpg(script.pid, number)
-        else:
-            script.kill()
-        assert wait_until(lambda: not any(map(alive, pids)))
-        err = script.communicate(timeout=20)[1]
-    assert err.count("Traceback") == (number == signal.SIGINT)
+    script = preloaded.start(SCRIPT, *urls_of(server))
+    pids = [int(pid) for pid in script.stdout.readline().split()]
+    assert len(pids) == 3
+    if number == signal.SIGINT:
+        os.killpg(script.pid, number)
+    else:
+        script.kill()
+    assert wait_until(lambda: not any(map(alive, pids)))
+    assert script.communicate()[1].count("Traceback") == (number == signal.SIGINT)

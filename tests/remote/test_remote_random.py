@@ -22,7 +22,7 @@ from servers.faults import FaultServer
 from streamload import StreamLoader
 from streamload.errors import SampleError
 
-SEEDS = [*range(3), *(exhaustive((seed,)) for seed in range(3, 150))]
+SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 150))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from matrix import exhaustive
 from places import Place, write_datasets
+from preloaded import Preloaded
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -172,8 +171,8 @@ def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLo
 @pytest.mark.parametrize(
     "script",
     [
-        Script(status=404, status_share=1.0, only="part000-000000.tar"),
-        Script(status=404, status_share=1.0, only="part001-000000.tar"),
+        exhaustive((Script(status=404, status_share=1.0, only="part000-000000.tar"),)),
+        exhaustive((Script(status=404, status_share=1.0, only="part001-000000.tar"),)),
         Script(status=503, status_share=1.0, only="part002-000000.tar"),
     ],
 )
@@ -225,18 +224,19 @@ OTHER = textwrap.dedent(
 )
 
 
-def test_a_cache_that_is_shared_with_one_that_is_killed(server: FaultServer, tmp_path: Path) -> None:
+def test_a_cache_that_is_shared_with_one_that_is_killed(
+    preloaded: Preloaded, server: FaultServer, tmp_path: Path
+) -> None:
     cache, urls = str(tmp_path / "cache"), Place(server.url).urls("indexed", SHARDS)
     server.play(Script(bytes_per_s=1e6))
-    command = [sys.executable, "-c", OTHER, cache, *urls]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"reads\n"
-        with loader_of(server, "indexed", cache_dir=cache) as loader:
-            labels = checked_labels(loader)
-            got = [next(labels) for _ in range(20)]
-            other.kill()
-            got += labels
+    other = preloaded.start(OTHER, cache, *urls)
+    assert other.stdout.readline() == "reads\n"
+    with loader_of(server, "indexed", cache_dir=cache) as loader:
+        labels = checked_labels(loader)
+        got = [next(labels) for _ in range(20)]
+        other.kill()
+        got += labels
+    other.communicate()
     assert got == LABELS
     server.play(Script())
     with loader_of(server, "indexed", cache_dir=cache) as loader:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import tight_runs
 from matrix import exhaustive
 from places import write_datasets
+from preloaded import Preloaded
 from servers.faults import FaultServer, Script
 
 SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 100))]
@@ -33,9 +32,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_run_with_little_room_ends(server: FaultServer, seed: int) -> None:
+def test_a_run_with_little_room_ends(preloaded: Preloaded, server: FaultServer, seed: int) -> None:
     server.play(Script(seed=seed, first_byte_s=random.Random(seed).choice([0.0, 0.002, 0.02])))
-    command = [sys.executable, "-W", "ignore::FutureWarning", tight_runs.__file__, str(seed), server.url]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, (tight_runs.draw_run(seed), ended.stderr)
-    assert json.loads(ended.stdout) in ("all", "too small"), tight_runs.draw_run(seed)
+    ended = preloaded.run("import tight_runs; tight_runs.main()", seed, server.url)
+    assert ended.status == 0, (tight_runs.draw_run(seed), ended.output)
+    assert json.loads(ended.output) in ("all", "too small"), tight_runs.draw_run(seed)

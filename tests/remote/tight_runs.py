@@ -115,7 +115,8 @@ def _labels(loader: StreamLoader, run: TightRun, leaves_at: int | None) -> list[
     return labels
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run what a seed draws, on a server, and print the outcome."""
     drawn = draw_run(int(sys.argv[1]))
     if drawn.most_open is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (drawn.most_open, drawn.most_open))

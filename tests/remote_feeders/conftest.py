@@ -1,23 +1,14 @@
-"""Clusters and datasets of the tests of remote feeders."""
+"""The dataset of the tests of remote feeders."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from ray_cluster import LocalRayCluster, ray_cluster
 
 from streamload import ShardWriter
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalRayCluster]:
-    """A head without processors and two nodes with two each, for a module; no test kills its nodes."""
-    with ray_cluster({"a": 2, "b": 2}) as started:
-        yield started
 
 
 @pytest.fixture(scope="session")

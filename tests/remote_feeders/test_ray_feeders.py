@@ -10,8 +10,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 from functions_of_users import noisy, slow, stacked
+from preloaded import Preloaded
 from ray_cluster import LocalRayCluster, ray_cluster
 from same_batches import assert_same
 from servers.rclone import S3Server
@@ -195,19 +194,20 @@ def killing(cluster: LocalRayCluster, what: str) -> Iterator[None]:
         killer.join()
 
 
-def test_nothing_is_left_when_the_trainer_is_killed(cluster: LocalRayCluster, shards: Path) -> None:
+def test_nothing_is_left_when_the_trainer_is_killed(
+    preloaded: Preloaded, cluster: LocalRayCluster, shards: Path
+) -> None:
     program = (
         "import sys, time, streamload as s\n"
         "loader = s.StreamLoader(sys.argv[1], 8, num_workers=1, feeders=s.RayFeeders(2, address=sys.argv[2]))\n"
         "next(iter(loader)); print('ray' in sys.modules, flush=True); time.sleep(60)\n"
     )
-    command = [sys.executable, "-c", program, str(shards), cluster.address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}) as trainer:
-        assert trainer.stdout is not None
-        assert trainer.stdout.readline() == b"False\n", "nothing of Ray is in the trainer's process"
-        children = psutil.Process(trainer.pid).children(recursive=True)
-        assert cluster.processes("FeederActor")
-        trainer.kill()
+    trainer = preloaded.start(program, shards, cluster.address)
+    assert trainer.stdout.readline() == "False\n", "nothing of Ray is in the trainer's process"
+    children = psutil.Process(trainer.pid).children(recursive=True)
+    assert cluster.processes("FeederActor")
+    trainer.kill()
+    trainer.communicate()
     expect_nothing_left(cluster)
     assert psutil.wait_procs(children, _ENDS_S)[1] == []
 

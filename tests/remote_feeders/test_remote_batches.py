@@ -145,6 +145,7 @@ def test_the_same_error_comes_at_the_same_turn(shards: Path) -> None:
     assert found[1] == found[0]
 
 
+@EXHAUSTIVE
 def test_samples_that_are_not_alike_fail_as_a_batch_of_one_feeder(shards: Path) -> None:
     found = []
     for feeders in (None, RayFeeders(2)):

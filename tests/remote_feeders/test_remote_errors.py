@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import Preloaded
 
 from streamload import RayFeeders, StreamLoader
 
@@ -19,10 +18,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         RayFeeders(2)
 
 
-def test_nothing_of_ray_is_imported_by_asking_for_it() -> None:
+def test_nothing_of_ray_is_imported_by_asking_for_it(preloaded: Preloaded) -> None:
     program = "import sys, streamload; streamload.RayFeeders(2); streamload.StreamLoader; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert preloaded.run(program).output == "False\n"
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from image_folders import images, pack, run
 from PIL import Image
+from preloaded import Preloaded
 from remote_places import new_place
 from servers.rclone import S3Server
 from streamload_tools import main as streamload
@@ -122,17 +120,12 @@ main.app(sys.argv[1:], prog_name="streamload")
 """
 
 
-def test_ctrl_c_ends_with_what_was_measured(arrays: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, "bench", os.fspath(arrays), "--seconds", "60"]
-    done = subprocess.run(
-        [*command, "--batch-size", "1", "--workers", "1"],
-        capture_output=True,
-        text=True,
-        start_new_session=True,
-        timeout=100,
-    )
-    assert (done.returncode, done.stderr) == (130, "")
-    assert "measured over 30 samples in 30 batches" in done.stdout
+def test_ctrl_c_ends_with_what_was_measured(preloaded: Preloaded, arrays: Path) -> None:
+    arguments = ["bench", arrays, "--seconds", 60, "--batch-size", 1, "--workers", 1]
+    running = preloaded.start(INTERRUPTED, *arguments)
+    output, errors = running.communicate()
+    assert (running.wait(), errors) == (130, "")
+    assert "measured over 30 samples in 30 batches" in output
 
 
 def test_bench_plots_its_rate(arrays: Path, tmp_path: Path) -> None:

@@ -30,15 +30,16 @@ if importlib.util.find_spec("ray") is None:  # importing it would have every tes
 pytestmark = pytest.mark.timeout(240)
 
 HERE = Path(__file__).parent
-COUNT, SHARDS, NODES = 60, 6, 3
+COUNT, SHARDS, HELD = 60, 6, 3
+NODES = {"a": 1, "b": 1, "c": 1}
 TASK = "ray::streamload"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalRayCluster]:
-    """Three nodes with a processor each."""
-    with ray_cluster({"a": 1, "b": 1, "c": 1}) as cluster:
-        yield cluster
+def cluster_to_harm() -> Iterator[LocalRayCluster]:
+    """Three nodes with a processor each, for tests that kill nodes."""
+    with ray_cluster(NODES) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def wait_for(what: Callable[[], bool]) -> None:
 class HeldMap:
     """`streamload map` with `held_functions.held`, in a process of its own.
 
-    The first three shards are done at once; three tasks, one on each node, wait then.
+    The first three shards are done at once; the tasks of three wait then.
     """
 
     def __init__(self, cluster: LocalRayCluster, folder: Path, source: object, dest: object, *options: object) -> None:
@@ -104,7 +105,7 @@ class HeldMap:
         )
 
     def wait_until_held(self) -> None:
-        wait_for(lambda: self.began() == SHARDS and len(self.tasks()) == NODES)
+        wait_for(lambda: self.began() == SHARDS and len(self.tasks()) == HELD)
 
     def began(self) -> int:
         return len(list(self.folder.glob("began-*")))
@@ -124,15 +125,29 @@ def left_on_nodes() -> list[str]:
     return [name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith("streamload-ray-")]
 
 
-def test_map_is_the_same_where_a_node_is_killed(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
+def test_map_is_the_same_where_a_task_is_killed(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     map_shards(held_functions.held, os.fspath(source), tmp_path / "one", workers=1)
     running = HeldMap(cluster, tmp_path / "held", source, tmp_path / "many")
     running.start()
     running.wait_until_held()
-    cluster.kill_node("a")
+    os.kill(running.tasks()[0], signal.SIGKILL)
     running.let_go()
     status, output = running.end()
-    cluster.add_node("a", 1)
+    assert status == 0, output
+    assert running.began() == SHARDS + 1, "the killed task ran again"
+    assert files(tmp_path / "many") == files(tmp_path / "one")
+
+
+@pytest.mark.exhaustive
+def test_map_is_the_same_where_a_node_is_killed(cluster_to_harm: LocalRayCluster, source: Path, tmp_path: Path) -> None:
+    map_shards(held_functions.held, os.fspath(source), tmp_path / "one", workers=1)
+    running = HeldMap(cluster_to_harm, tmp_path / "held", source, tmp_path / "many")
+    running.start()
+    running.wait_until_held()
+    cluster_to_harm.kill_node("a")
+    running.let_go()
+    status, output = running.end()
+    cluster_to_harm.add_node("a", 1)
     assert status == 0, output
     assert running.began() == SHARDS + 1, "the killed node's task ran again"
     assert files(tmp_path / "many") == files(tmp_path / "one")
@@ -149,7 +164,7 @@ def test_a_bucket_gets_the_same_where_the_command_is_ended_and_resumed(
     running = HeldMap(cluster, tmp_path / "held", f"{bucket.url}/source", f"{bucket.url}/new", *bucket.options)
     running.start()
     running.wait_until_held()
-    wait_for(lambda: len(list((bucket.folder / "new/.streamload/packing").glob("*.json"))) == 1 + SHARDS - NODES)
+    wait_for(lambda: len(list((bucket.folder / "new/.streamload/packing").glob("*.json"))) == 1 + SHARDS - HELD)
     running.process.send_signal(how)
     status, output = running.end()
     if how == signal.SIGINT:
@@ -163,7 +178,7 @@ def test_a_bucket_gets_the_same_where_the_command_is_ended_and_resumed(
     running.start("--resume")
     status, output = running.end()
     assert status == 0, output
-    assert running.began() == SHARDS + NODES, "what was finished was not done again"
+    assert running.began() == SHARDS + HELD, "what was finished was not done again"
     assert files(bucket.folder / "new") == files(tmp_path / "one")
     for name in left_on_nodes():  # of killed tasks; the next one after a minute removes them
         assert how == signal.SIGKILL
@@ -184,7 +199,7 @@ def test_index_is_the_same(cluster: LocalRayCluster, source: Path, tmp_path: Pat
 
 
 @pytest.mark.exhaustive
-def test_index_is_the_same_where_a_node_is_killed(cluster: LocalRayCluster, tmp_path: Path) -> None:
+def test_index_is_the_same_where_a_node_is_killed(cluster_to_harm: LocalRayCluster, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
     zeros = tmp_path / "0.bin"
@@ -196,13 +211,13 @@ def test_index_is_the_same_where_a_node_is_killed(cluster: LocalRayCluster, tmp_
     for number in range(1, 9):
         os.link(shards / "0.tar", shards / f"{number}.tar")
     running = subprocess.Popen(
-        [sys.executable, "-m", "streamload", "index", shards, "--ray", cluster.address],
+        [sys.executable, "-m", "streamload", "index", shards, "--ray", cluster_to_harm.address],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    wait_for(lambda: len(cluster.processes(TASK)) == NODES)
-    cluster.kill_node("b")
+    wait_for(lambda: len(cluster_to_harm.processes(TASK)) == len(NODES))
+    cluster_to_harm.kill_node("b")
     output, _ = running.communicate(timeout=120)
-    cluster.add_node("b", 1)
+    cluster_to_harm.add_node("b", 1)
     assert running.returncode == 0, output
     on_nodes = {path.name: path.read_bytes() for path in (shards / ".streamload").iterdir()}
     shutil.rmtree(shards / ".streamload")
@@ -213,7 +228,7 @@ def test_index_is_the_same_where_a_node_is_killed(cluster: LocalRayCluster, tmp_
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("place", ["shared", "bucket"])
 def test_shardify_is_the_same_where_a_node_is_killed(
-    cluster: LocalRayCluster, tmp_path: Path, rclone_s3: S3Server, place: str
+    cluster_to_harm: LocalRayCluster, tmp_path: Path, rclone_s3: S3Server, place: str
 ) -> None:
     """Resized images are packed into pieces, which other tasks join."""
     (tmp_path / "photos/cat").mkdir(parents=True)
@@ -227,13 +242,13 @@ def test_shardify_is_the_same_where_a_node_is_killed(
     limits = ["--resize", "64", "--max-bytes", "300000"]
     assert run_python(*command, tmp_path / "one", *limits).status == 0
     running = subprocess.Popen(
-        [sys.executable, *command, dest, *limits, *options, "--ray", cluster.address],
+        [sys.executable, *command, dest, *limits, *options, "--ray", cluster_to_harm.address],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    wait_for(lambda: len(cluster.processes(TASK)) == NODES)
-    cluster.kill_node("c")
+    wait_for(lambda: len(cluster_to_harm.processes(TASK)) == len(NODES))
+    cluster_to_harm.kill_node("c")
     output, _ = running.communicate(timeout=120)
-    cluster.add_node("c", 1)
+    cluster_to_harm.add_node("c", 1)
     assert running.returncode == 0, output
     assert files(tmp_path / "one") == files(tmp_path / "many" if place == "shared" else bucket.folder / "many")
     for name in left_on_nodes():  # of the node that was killed

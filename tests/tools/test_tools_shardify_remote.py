@@ -16,6 +16,7 @@ import psutil
 import pytest
 import webdataset
 from image_folders import files_below, images, pack
+from matrix import exhaustive
 from remote_places import Place, new_place
 from servers.rclone import S3Server
 from streamload_tools.output import shown_bytes
@@ -58,10 +59,10 @@ def in_set(bucket: Place) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--max-count", 3),
+        exhaustive((("--max-count", 3),)),
         ("--max-count", 2, "--split", "train=0.7,val=0.3"),
         ("--max-count", 5, "--resize", 4),
-        ("--max-count", 2, "--workers", 1),
+        exhaustive((("--max-count", 2, "--workers", 1),)),
     ],
 )
 def test_the_same_as_in_a_local_folder(tmp_path: Path, bucket: Place, options: tuple[object, ...]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from image_folders import run
 from numpy.typing import NDArray
 from PIL import Image
+from preloaded import Preloaded
 from remote_places import new_place
 from servers.rclone import S3Server
 from streamload_tools import main as streamload
@@ -108,11 +107,12 @@ main()
 """
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(dataset: Path, copy: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    preloaded: Preloaded, dataset: Path, copy: Path, tmp_path: Path
+) -> None:
     expected = tmp_path / "expected.json"
     assert run(streamload.app, "stats", dataset, "--pixels", "--output", expected, "--workers", 1)[0] == 0
-    killed = subprocess.run([sys.executable, "-c", KILLED, copy, "--pixels"], capture_output=True, text=True)
-    assert killed.returncode == -9
+    assert preloaded.run(KILLED, copy, "--pixels").status == -9
     assert not (copy / "statistics.json").exists()
     other = shutil.copytree(copy, tmp_path / "other")
     status, _, said = run(streamload.app, "stats", copy, "--pixels", "--workers", 2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import exhaustive
 from processes import children
 
 from streamload import ShardWriter, StreamLoader
@@ -102,7 +103,9 @@ def test_nothing_is_decided_while_nothing_is_made() -> None:
     assert {wanted.observe(Observed(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)) for _ in range(20)} == {3}
 
 
-@pytest.mark.parametrize(("worker_s", "loop_s", "compares"), [(0.002, 0.0, int.__gt__), (0.0, 0.02, int.__lt__)])
+@pytest.mark.parametrize(
+    ("worker_s", "loop_s", "compares"), [(0.002, 0.0, int.__gt__), exhaustive((0.0, 0.02, int.__lt__))]
+)
 def test_a_loader_adapts_and_gives_the_same_batches(
     tmp_path: Path,
     worker_s: float,
