@@ -52,8 +52,8 @@ class Training:
 def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
     """Linear regression of a sample's number, from the checkpoint if there is one."""
     training = Training()
-    if (checkpoint := latest_checkpoint(settings.run)) is not None:
-        dcp.load({"training": training, "loader": loader}, checkpoint_id=checkpoint)  # type: ignore[attr-defined]
+    if complete := complete_checkpoints(settings.run):
+        dcp.load({"training": training, "loader": loader}, checkpoint_id=complete[-1])  # type: ignore[attr-defined]
     while (epoch := loader.state_dict()["epoch"]) < settings.epochs:
         for values, numbers in loader:
             loss = nn.functional.mse_loss(training.model(values)[:, 0], numbers / SAMPLES)
@@ -69,18 +69,18 @@ def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
 
 
 def save(state: dict[str, Any], folder: str, step: int) -> None:
-    """Save a checkpoint, and only then remove the one before: whenever the run is killed, one is complete."""
-    before = latest_checkpoint(folder)
-    dist.barrier()  # else a rank that is behind finds the new one
-    dcp.save(state, checkpoint_id=os.path.join(folder, f"checkpoint-{step:06d}"))  # type: ignore[attr-defined]
-    if before is not None and dist.get_rank() == 0:
-        shutil.rmtree(before)
+    """Save a checkpoint, and only then remove those before: whenever the run is killed, one is complete."""
+    checkpoint = os.path.join(folder, f"checkpoint-{step:012d}")
+    dcp.save(state, checkpoint_id=checkpoint)  # type: ignore[attr-defined]
+    if dist.get_rank() == 0:
+        for before in set(complete_checkpoints(folder)) - {checkpoint}:
+            shutil.rmtree(before)
 
 
-def latest_checkpoint(folder: str) -> str | None:
-    """The folder of the last complete checkpoint: its metadata is written when everything else has been."""
-    complete = glob.glob(os.path.join(glob.escape(folder), "checkpoint-*", ".metadata"))
-    return os.path.dirname(max(complete)) if complete else None
+def complete_checkpoints(folder: str) -> list[str]:
+    """The folders of those whose metadata exists, which is written when everything else has been, by their steps."""
+    metadata = glob.glob(os.path.join(glob.escape(folder), "checkpoint-*", ".metadata"))
+    return sorted(map(os.path.dirname, metadata))
 
 
 def note(run: str, loader: StreamLoader, seen: dict[str, Any]) -> None:

@@ -35,6 +35,9 @@ class Program:
     loader: StreamLoader
     passed: Iterator[Any] | None = None
 
+    def __init__(self) -> None:
+        self.batches_kept: list[Any] = []
+
     def open(self, environment: dict[str, str], url: str, options: dict[str, Any]) -> None:
         """Make a loader, as the rank that these variables say."""
         os.environ.update(environment)
@@ -71,6 +74,21 @@ class Program:
                 value.fill_(77)
             del batch
         return given
+
+    def keep(self, count: int | None) -> list[Any]:
+        """As `batches`, and the batches are kept; for `kept`."""
+        self.passed = self.passed or iter(self.loader)
+        given = []
+        for batch in itertools.islice(self.passed, count):
+            self.batches_kept.append(batch)
+            given.append([self.loader.state_dict()["position"], digest(batch)])
+        return given
+
+    def kept(self) -> list[str]:
+        """The digests of those batches now."""
+        digests = [digest(batch) for batch in self.batches_kept]
+        self.batches_kept.clear()
+        return digests
 
     def leave(self) -> None:
         """Leave the pass."""

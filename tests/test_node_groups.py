@@ -123,9 +123,32 @@ def test_a_rank_that_begins_a_pass_twice_is_with_its_group_again(
     assert made(noted) <= 4 * SAMPLES + 2 * SAMPLES // 3, "four epochs, and what the first rank has looked at"
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pass over these has been made before the first of its batches is taken."""
+    return write_numbers(tmp_path_factory.mktemp("few") / "shards", [30])
+
+
+@pytest.mark.parametrize("first", [1, None])
+def test_a_rank_that_reads_a_whole_pass_twice_gets_it_in_other_memory(four: Node, few: str, first: int | None) -> None:
+    """As where a small validation set is read again and again, by one rank of a group oftener than by the others."""
+    with four.loaders(few, **OPTIONS, each=[{"rank": rank // 2, "world_size": 2} for rank in range(4)]):
+        alone = [four.ask("batches", None) for _ in range(2)]
+    with four.loaders(few, **SHARED):
+        one = four.ranks[0]
+        state = one.ask("state")
+        kept = one.ask("keep", first)
+        assert kept == alone[0][0][:first]
+        time.sleep(0.3)  # else not all of it has been made
+        one.ask("load", state)
+        assert [four.ask("batches", None) for _ in range(2)] == alone
+        assert one.ask("kept") == [digest for _, digest in kept]
+
+
+@pytest.mark.exhaustive
 def test_a_rank_that_waits_for_its_group_is_told_so(four: Node, shards: str) -> None:
     slowed = {"collate_fn": "as_list", "pause_s": 0.01, "noted": "/dev/null"}  # else all are made ahead
-    with four.loaders(shards, **SHARED, prefetch_batches=2, timeout=2, **slowed):
+    with four.loaders(shards, **SHARED, prefetch_batches=2, timeout=6, **slowed):
         fast, slow = four.ranks[:2]
         slow.ask("batches", 1)
         with pytest.raises(RankError, match="ahead of its group .*: 1 rank of it must take an earlier one first"):

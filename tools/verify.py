@@ -68,18 +68,7 @@ def verify_command(
         classes, faults = _class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
         found.add(faults)
         with open_progress("verifying", len(shards), "shards") as progress:
-
-            def check(url: str, read: ReadShard | StreamloadError) -> _Checked:
-                return _check(url, read, lookup, classes.get(folder_and_name(url)[0]))
-
-            def read_and_check(reader: Reader, url: str) -> _Checked:
-                return check(url, _try_reading(reader, url))
-
-            results = (
-                reader.each(shards, read_and_check, progress.advance)
-                if pool is None
-                else ((url, check(url, read)) for url, read in reader.each(shards, _try_reading, progress.advance))
-            )  # a node would read the index for each shard
+            results = _check_all(shards, reader, lookup, classes, progress.advance, on_nodes=pool is not None)
             for url, result in results:
                 found.add(result.damages)
                 if not result.damages:
@@ -156,6 +145,36 @@ def _try_reading(reader: Reader, url: str) -> ReadShard | StreamloadError:
         return reader.read(url)
     except StreamloadError as exc:
         return exc
+
+
+def _check_all(
+    shards: Sequence[str],
+    reader: Reader,
+    lookup: IndexLookup,
+    classes: Mapping[str, Sequence[str]],
+    advance: Callable[..., None],
+    *,
+    on_nodes: bool,
+) -> Iterator[tuple[str, _Checked]]:
+    """Read all shards and check them, on the threads that read; where nodes read, each would load every index, so here.
+
+    Args:
+        shards: their URLs.
+        reader: reads them.
+        lookup: finds their indexes.
+        classes: the names of the classes by folder, where there are any.
+        advance: told of each shard.
+        on_nodes: nodes of a cluster read.
+    """
+
+    def check(url: str, read: ReadShard | StreamloadError) -> _Checked:
+        return _check(url, read, lookup, classes.get(folder_and_name(url)[0]))
+
+    if on_nodes:
+        for url, read in reader.each(shards, _try_reading, advance):
+            yield url, check(url, read)
+    else:
+        yield from reader.each(shards, lambda own, url: check(url, _try_reading(own, url)), advance)
 
 
 def _check(url: str, read: ReadShard | StreamloadError, lookup: IndexLookup, classes: Sequence[str] | None) -> _Checked:

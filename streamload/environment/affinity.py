@@ -13,7 +13,7 @@ __all__ = ["share_processors_of"]
 
 
 def share_processors_of(process: int, others: Iterable[int]) -> None:
-    """Let other processes of this user run where a process may run too, with all of their threads. Linux only.
+    """Let other processes run where a process may run and this one may not, with all of their threads. Linux only.
 
     srun and mpirun bind each rank to some processors, which a process that serves several ranks inherits from one.
 
@@ -22,14 +22,12 @@ def share_processors_of(process: int, others: Iterable[int]) -> None:
         others: the numbers of the others.
     """
     with suppress(OSError):  # it has ended, or is in another container
-        theirs = os.sched_getaffinity(process)
-        for other in others:
-            _add_processors(other, theirs)
+        more = os.sched_getaffinity(process) - os.sched_getaffinity(0)
+        for other in others if more else ():
+            _add_processors(other, more)
 
 
 def _add_processors(process: int, processors: set[int]) -> None:
     with suppress(OSError):  # it ends
         for thread in map(int, os.listdir(f"/proc/{process}/task")):
-            bound = os.sched_getaffinity(thread)
-            if not processors <= bound:
-                os.sched_setaffinity(thread, bound | processors)
+            os.sched_setaffinity(thread, os.sched_getaffinity(thread) | processors)

@@ -36,10 +36,15 @@ _DEADLINE_S = 120.0
 """Against hangs only: a feeder imports for a second before it answers."""
 
 _BACKLOG = 512
+_MOST_DEATHS_AT_START = 2
 
 
 class _StrangerError(Exception):
-    """Who is at the other end is not to be talked to."""
+    """The process at the other end is not trusted."""
+
+
+class _DiedAtStartError(Exception):
+    """The process that was started has ended, and how."""
 
 
 class AnyChild(Protocol):
@@ -179,8 +184,15 @@ def join(name: str, module: str, *arguments: int) -> SharedChild:
         WorkerError: it ends as it starts, the name is another user's, or whoever has it does not answer.
     """
     deadline_s = monotonic() + _DEADLINE_S
+    died = 0
     while True:
-        child = _start(name, module, arguments) or _connect_to_running(name)
+        try:
+            child = _start(name, module, arguments) or _connect_to_running(name)
+        except _DiedAtStartError as error:
+            died += 1
+            if died == _MOST_DEATHS_AT_START:
+                raise WorkerError(f"the feeder process {error}, {died} times as it started") from None
+            continue
         if child is not None and child.hold():
             return child
         if child is not None:
@@ -191,7 +203,11 @@ def join(name: str, module: str, *arguments: int) -> SharedChild:
 
 
 def _start(name: str, module: str, arguments: tuple[int, ...]) -> SharedChild | None:
-    """The process, started; None where another rank has the name."""
+    """The process, started; None where another rank has the name, or it ends before it says so.
+
+    Raises:
+        _DiedAtStartError: it ends even before that.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind(name)
@@ -201,15 +217,12 @@ def _start(name: str, module: str, arguments: tuple[int, ...]) -> SharedChild | 
             return None
         listener.listen(_BACKLOG)
         child = launch(module, *arguments, descriptors=(listener.fileno(),))
-    status = child.process.wait()
-    try:
-        if status > 0:
-            raise WorkerError(f"the feeder {child.how_it_ended(status)}")
-    except WorkerError:
+    status = child.process.wait()  # the process goes on as a fork of that, see `detach`
+    how = child.how_it_ended(status)
+    os.close(child.words)
+    if status:
         child.socket.close()
-        raise
-    finally:
-        os.close(child.words)
+        raise _DiedAtStartError(how)
     return _welcomed(child.socket)
 
 
@@ -225,7 +238,8 @@ def _connect_to_running(name: str) -> SharedChild | None:
     except _StrangerError:
         sock.close()
         raise WorkerError(
-            f"a process of another user or container has the socket {name[1:]}; leave out feeders="
+            f"the process that has the socket {name[1:]} is another user's, or in another container, or may not be "
+            "looked at (/proc/PID/ns), as one that has changed its user; leave out feeders="
         ) from None
     except BaseException:
         sock.close()

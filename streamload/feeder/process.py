@@ -42,7 +42,7 @@ _log = logging.getLogger("streamload")
 _GRACE_S = 0.3
 
 _ALL_COME_AFTER_S = 60.0
-"""Ranks that begin their pass later are rare, or lack."""
+"""Ranks that begin their pass later are rare, or missing."""
 
 _SHOWN_LENGTH = 40
 """Of the values that differ between loaders; a digest is longer."""
@@ -179,8 +179,9 @@ class _Process:
         if self._last is None and here < ranks:
             _log.warning(
                 'feeders="node": %d of the %d ranks of this machine have come to this feeder, which has the workers '
-                "and the memory of all of them. Make the loader on every rank, in the same order as others of its "
-                "dataset; ranks in containers of their own cannot share a feeder: leave out feeders= there",
+                "and the memory of all of them. If the others are not just busy, make the loader on every rank, in the "
+                "same order as others of its dataset; ranks in containers of their own cannot share a feeder, so leave "
+                "out feeders= there",
                 here,
                 ranks,
             )

@@ -44,7 +44,7 @@ class _Pass:
         obsolete: nobody will request it any more.
         ended: all of its batches have come.
         readers: the members that want what comes of it.
-        joined: how many have requested it.
+        joined: those that have requested it. None does so twice: the slots may still hold what it has.
         log: all that came of it, with its batches; None where that is gone, so that nobody can join.
         taken, taken_bytes: the batches in the log that all readers have taken.
     """
@@ -54,7 +54,7 @@ class _Pass:
     obsolete: bool = False
     ended: bool = False
     readers: set[Member] = field(default_factory=set)
-    joined: int = 0
+    joined: set[Member] = field(default_factory=set)
     log: list[tuple[Ready, list[_Shared]]] | None = field(default_factory=list)
     taken: int = 0
     taken_bytes: int = 0
@@ -138,9 +138,9 @@ class SharedStreams:
         """A member is gone."""
         self._members.remove(member)
 
-    def find(self, start: EpochStart) -> _Stream | None:
-        """The stream of which all batches of a pass can be had."""
-        return next((stream for stream in self._streams if stream.offers(start)), None)
+    def find(self, member: Member, start: EpochStart) -> _Stream | None:
+        """The stream of which a member can have all batches of a pass."""
+        return next((stream for stream in self._streams if stream.offers(member, start)), None)
 
     def new(self) -> _Stream:
         """Another stream."""
@@ -238,14 +238,15 @@ class _Stream:
 
     # -- passes ----------------------------------------------------------------------------------------------------
 
-    def offers(self, start: EpochStart) -> bool:
-        """Whether the pass is here, and all that came of it."""
+    def offers(self, member: Member, start: EpochStart) -> bool:
+        """Whether the pass is here, with all that came of it, and the member has not had it yet."""
         found = self._passes.get(start.identity)
         return (
             not self.failed
             and found is not None
             and found.is_of(start)
             and found.log is not None
+            and member not in found.joined
             and all(self.slots.holds(each.batch.slot) for each in found.logged())
         )
 
@@ -256,7 +257,7 @@ class _Stream:
 
     def request(self, member: Member, start: EpochStart) -> _Pass:
         """Let a member have a pass, which is offered or can be begun."""
-        if self.offers(start):
+        if self.offers(member, start):
             return self._read(member, self._passes[start.identity])
         requested = self._begin(start)
         self._read(member, requested)
@@ -280,10 +281,10 @@ class _Stream:
     def _read(self, member: Member, joined: _Pass) -> _Pass:
         """Have a member read a pass from its beginning."""
         joined.readers.add(member)
-        joined.joined += 1
+        joined.joined.add(member)
         for ready, batches in joined.log or ():
             member.give(ready, batches)
-        if joined.joined >= self._sharers:
+        if len(joined.joined) >= self._sharers:
             self._end_log(joined)
         return joined
 
@@ -414,8 +415,8 @@ class Member:
 
     async def what_holds_up(self) -> str:
         """What the next batch waits for, in words; empty where nothing shows."""
-        found = await self.pipeline.what_holds_up()
-        return found or ("" if self._stream is None else self._stream.what_holds_up(self))
+        of_group = "" if self._stream is None else self._stream.what_holds_up(self)
+        return of_group or await self.pipeline.what_holds_up()
 
     def give(self, ready: Ready, shared: Iterable[_Shared]) -> None:
         """Send batches of the pass that it reads."""
@@ -475,7 +476,7 @@ class Member:
         self._leave_pass()
         self._requested = start
         start = replace(start, number=start.epoch)  # each rank counts its passes, of which one may have begun more
-        stream = self._streams.find(start)
+        stream = self._streams.find(self, start)
         if stream is None:
             stream = self._stream if self._stream is not None and self._stream.can_begin() else self._streams.new()
         self._move(stream)

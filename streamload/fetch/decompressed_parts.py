@@ -23,7 +23,7 @@ class DecompressionEvents(Protocol):
         """Whether a part that is not there is to be kept: room was granted for it, or will be."""
 
     def waits(self) -> None:
-        """There is no room yet for the part that comes now; or it was stopped, and has released everything."""
+        """There is no room yet for the part that comes now; or it is over, and has released everything."""
 
     def write(self, offset: int, data: bytes, /) -> None:
         """Some bytes of the decompressed shard, in order."""
@@ -97,7 +97,7 @@ class DecompressedParts:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def cancel(self) -> None:
-        """Stop soon, without waiting for it; when that has happened, `waits` says that there is room."""
+        """Stop soon, without waiting for it."""
         self._cancelled = True
         self._task.cancel()
 
@@ -113,10 +113,10 @@ class DecompressedParts:
     def _over(self, task: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
         error = None if task.cancelled() else task.exception()
-        if self._cancelled and not self._closed:
-            self._events.waits()
-        elif isinstance(error, Exception) and not self._cancelled:
+        if isinstance(error, Exception) and not self._cancelled:
             self._events.failed(error)
+        if not self._closed:
+            self._events.waits()
 
     async def _write(self, offset: int, piece: bytes) -> None:
         view = memoryview(piece)

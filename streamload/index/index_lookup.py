@@ -39,6 +39,7 @@ class IndexLookup:
         self._by_folder: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
         self._unreadable: list[StorageError] = []
+        self._reading = threading.Lock()
         self._guard = threading.Lock()
         self._locks: dict[tuple[str, str], threading.Lock] = {}
         self._packed: dict[tuple[str, str], bytes] = {}  # tables that were read with others, until they are taken
@@ -57,9 +58,10 @@ class IndexLookup:
         """
         if self._elsewhere is not None:
             return self._elsewhere
-        if folder not in self._by_folder:
-            self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}", named or folder)
-        return self._by_folder[folder]
+        with self._reading:  # else many threads begin with the same index, which may be large and far away
+            if folder not in self._by_folder:
+                self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}", named or folder)
+            return self._by_folder[folder]
 
     def entry_of(self, folder: str, name: str) -> IndexedShard | None:
         """The index entry of one shard, or None. Raises what `of_folder` raises."""

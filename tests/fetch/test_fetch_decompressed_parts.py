@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
 import pytest
 
+from streamload.fetch.decompressed_parts import DecompressedParts
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import Decompressor
+from streamload.tar.decompression import Compression, Decompressor
 
 DEADLINE_S = 20.0
 KEYS = [part_key(0, number) for number in range(3)]
@@ -139,3 +141,49 @@ async def test_whatever_ends_the_unpacking_is_told(packed: str, monkeypatch: pyt
     monkeypatch.setattr(Decompressor, "feed", feed)
     with pytest.raises(MemoryError, match="no more"):
         await fetch(packed, 1 << 30)
+
+
+class _OnlyFirstIsMissing:
+    """Events of a shard whose other parts are there."""
+
+    def __init__(self) -> None:
+        self.told_when_over: list[bool] = []
+        self.parts: DecompressedParts | None = None
+
+    def has(self, number: int, /) -> bool:
+        return number > 0
+
+    def is_wanted(self, number: int, /) -> bool:
+        return True
+
+    def waits(self) -> None:
+        assert self.parts is not None
+        self.told_when_over.append(self.parts.over)
+
+    def write(self, offset: int, data: bytes, /) -> None:
+        pass
+
+    def decompressed(self, number: int, size_bytes: int, /) -> None:
+        pass
+
+    def ended(self, total_bytes: int, /) -> None:
+        pass
+
+    def failed(self, error: Exception, /) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_one_that_has_ended_says_so_when_its_memory_is_free(packed: str, is_whole: bool) -> None:
+    """Nothing comes of the rest of the shard, so nothing else would tell who waits for that memory."""
+    events = _OnlyFirstIsMissing()
+
+    async def body() -> AsyncGenerator[bytes]:
+        data = Path(packed).read_bytes()
+        yield data if is_whole else data[:-100]
+
+    events.parts = DecompressedParts(body(), Decompressor(Compression.GZIP, packed), events, granted=[0])
+    async with asyncio.timeout(DEADLINE_S):
+        while not events.told_when_over:
+            await asyncio.sleep(0.001)
+    assert events.told_when_over == [True]
