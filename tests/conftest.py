@@ -184,6 +184,14 @@ def shard_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """No test shows what a crash of the machine leaves, and writing small shards is mostly waiting for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def obstore_runtime() -> None:
     """Start what obstore starts once for a process and keeps, so that no test seems to leave it behind."""
     obstore.put(MemoryStore(), "a", b"")

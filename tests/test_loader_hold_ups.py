@@ -44,9 +44,9 @@ def message_of(loader: StreamLoader) -> str:
 def test_a_hung_function_is_named_with_its_sample_and_its_line(
     folder: Path, options: dict[str, Any], function: Any
 ) -> None:
-    with StreamLoader(folder, 10, fields=("cls",), num_workers=2, timeout=4, **options) as loader:
+    with StreamLoader(folder, 10, fields=("cls",), num_workers=2, timeout=3, **options) as loader:
         message = message_of(loader)
-    assert re.search(r"no batch came within timeout=4 s; worker \d \(process \d+\) is at work, decoding or tr", message)
+    assert re.search(r"no batch came within timeout=3 s; worker \d \(process \d+\) is at work, decoding or tr", message)
     assert f"shard '{folder}/shard-000000.tar', sample '{HUNG:04d}'" in message
     line = function.__code__.co_firstlineno + (2 if function is hang_in_python else 1)
     assert re.search(rf'File ".*hanging.py", line ({line}|{line - 1}) in {function.__name__}', message)

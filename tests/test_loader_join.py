@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
 from streamload.errors import DatasetIndexError, DecodeError, SampleError, ShardNotFoundError
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 SAMPLES = 300
 PER_SHARD = 50
 LACKING = 123

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
 from streamload.errors import CollateError, DatasetIndexError, LoaderStateError
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 SAMPLES = 500
 NUMBERS = range(SAMPLES)
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_shards import write_numbers
+from matrix import exhaustive
 
 from streamload import StreamLoader
 from streamload.errors import LoaderStateError, SampleError, TransformError
@@ -44,7 +45,7 @@ def states_of(source: str, world_size: int, batch_size: int, **options: Any) -> 
         return [json.loads(json.dumps(loader.state_dict())) for _ in loader]
 
 
-@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 12), (2, 6), (3, 4)])
+@pytest.mark.parametrize(("world_size", "batch_size"), [exhaustive((1, 12)), (2, 6), exhaustive((3, 4))])
 def test_every_state_gives_the_rest_at_another_world_size(source: str, world_size: int, batch_size: int) -> None:
     whole = global_batches(source, world_size, batch_size, lanes=2)
     states = states_of(source, world_size, batch_size, lanes=2)

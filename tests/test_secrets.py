@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from streamload import Mixture, Portion, StreamLoader, TarDataset
 from streamload.errors import without_credentials, without_secrets
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 SECRET = "told-secret"
 SIGNED = f"v=1&X-Amz-Signature={SECRET}&token={SECRET}"
 

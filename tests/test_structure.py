@@ -6,6 +6,7 @@ Each rule is a function of a `Tree`, so that the tests at the end can show it a 
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -271,7 +272,7 @@ def too_long(tree: Tree) -> list[str]:
         lines = code_lines(module)
         if lines > MAX_FILE_LINES:
             found.append(f"{module.name} has {lines} lines of code")
-        for node in ast.walk(module.tree):
+        for node in _nodes(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
                 if lines >= MAX_FUNCTION_LINES and not _only_passes_arguments_on(node):
@@ -283,7 +284,7 @@ def meaningless_names(tree: Tree) -> list[str]:
     """Modules, folders and classes whose name says nothing."""
     found = [name for name in tree if FORBIDDEN_NAMES & set(name.lower().split("."))]
     for module in tree.values():
-        for node in ast.walk(module.tree):
+        for node in _nodes(module.tree):
             if isinstance(node, ast.ClassDef) and node.name.strip("_").lower() in FORBIDDEN_NAMES:
                 found.append(f"{module.at(node.lineno)} {node.name}")
     return found
@@ -341,7 +342,7 @@ def _is_private(name: str) -> bool:
 
 
 def _defined(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -350,7 +351,7 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 
 def _names_reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Attributes of anything but `self`, imported names, what is patched by its name, and attributes in programs."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Attribute):
             if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
                 yield node.lineno, node.attr
@@ -367,6 +368,12 @@ def _names_reached(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield call.lineno, name
 
 
+@functools.cache
+def _nodes(tree: ast.AST) -> list[ast.AST]:
+    """All below, which several rules look at."""
+    return list(ast.walk(tree))
+
+
 def _exported(module: Module) -> set[str]:
     for node in module.tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -375,7 +382,7 @@ def _exported(module: Module) -> set[str]:
 
 
 def _calls(tree: ast.AST, names: set[str]) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in names:
@@ -389,7 +396,7 @@ def code_lines(module: Module) -> int:
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
         if token.type not in ignored:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(module.tree):
+    for node in _nodes(module.tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)

@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("cache_filling.py")
 N_PROCESSES = 4
 N_SHARDS = 24
 ONE = identity_of(0).bytes + 4 * 8  # with its checksums
-KILLS = 10
+KILLS = 6
 LONGEST_S = 60.0
 SEEDS = pytest.mark.parametrize("seed", [0, *(exhaustive((seed,)) for seed in range(1, 6))])
 

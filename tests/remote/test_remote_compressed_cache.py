@@ -64,7 +64,8 @@ def right(folder: Path) -> list[Step]:
         return without_names(steps(loader))
 
 
-@pytest.mark.parametrize("form", [exhaustive(("gz",)), "zst", "plain"])
+@pytest.mark.usefixtures("feeders_in_threads")
+@pytest.mark.parametrize("form", [exhaustive(("gz",)), "zst", exhaustive(("plain",))])
 def test_a_later_loader_fetches_nothing_of_them(
     server: FaultServer, folder: Path, right: list[Step], tmp_path: Path, form: str
 ) -> None:

@@ -10,6 +10,8 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 SIZES = [[100_000] * 12, [100_000] * 9]
 
 

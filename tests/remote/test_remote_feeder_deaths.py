@@ -51,7 +51,6 @@ def kill_one(module: str) -> bool:
     return False
 
 
-ALWAYS = [("remote", "indexed", 0, False, 1), ("remote", "plain", 2, False, 1)]
 OTHERS = [
     exhaustive((where, form, workers, on_device, 20))
     for where, form in (*(("remote", form) for form in ("indexed", "plain", "gz")), ("local", "plain"), ("local", "gz"))
@@ -61,7 +60,10 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("where", "form", "workers", "on_device", "kills"), [*ALWAYS, *OTHERS])
+@pytest.mark.parametrize(
+    ("where", "form", "workers", "on_device", "kills"),
+    [("remote", "plain", 2, False, 1), exhaustive(("remote", "indexed", 0, False, 1)), *OTHERS],
+)
 def test_killed_at_random_instants(
     server: FaultServer,
     folder: Path,

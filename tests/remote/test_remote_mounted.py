@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pytest
 from feeder_in_thread import use_feeders_in_threads
 from fsspec.implementations.local import LocalFileSystem
-from launched import run_python
 from matrix import exhaustive
 from places import local, steps, write_datasets
+from preloaded import Preloaded
 
 from streamload import StreamLoader
 
@@ -74,10 +74,8 @@ def test_the_batches_are_the_same_and_reads_are_of_whole_parts(
 
 
 @pytest.mark.parametrize("workers", ["0", exhaustive(("'auto'",))])
-def test_the_filesystem_may_be_of_a_class_of_the_script(folder: Path, tmp_path: Path, workers: str) -> None:
+def test_the_filesystem_may_be_of_a_class_of_the_script(preloaded: Preloaded, folder: Path, workers: str) -> None:
     """No other process could make one."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     (url,) = local(folder).urls("indexed", range(1))
-    ended = run_python(script, url, workers)
+    ended = preloaded.run(SCRIPT, url, workers)
     assert (ended.status, ended.output) == (0, "[40]\n")

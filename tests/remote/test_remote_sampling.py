@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matrix import exhaustive
 from places import Place, local, write_datasets
 from servers.faults import FaultServer, Script
 
@@ -28,6 +29,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "sampler": {"sampler": np.random.default_rng(1).integers(0, TOTAL, 60)},
     "mixture": {"shuffle": True, "epoch_size": 120},
 }
+ALWAYS = ("balanced", "two and a half passes", "sampler")
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def epochs(place: Place, sampling: str, form: str = "indexed", **options: Any) -
         return [[int(label) for batch in loader for label in flat(batch)] for _ in range(count)]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [name if name in ALWAYS else exhaustive((name,)) for name in SAMPLINGS])
 def test_the_order_is_the_local_one_within_a_tight_budget(server: FaultServer, folder: Path, sampling: str) -> None:
     expected = epochs(local(folder), sampling)
     assert epochs(Place(server.url), sampling, memory_budget="75MB") == expected
@@ -99,7 +101,7 @@ def test_without_an_index_shards_are_counted_first(server: FaultServer, folder: 
     assert epochs(Place(server.url), "mixture", "plain", memory_budget="90MB") == epochs(local(folder), "mixture")
 
 
-@pytest.mark.parametrize("sampling", ["weights", "two and a half passes", "sampler"])
+@pytest.mark.parametrize("sampling", ["weights", exhaustive(("two and a half passes",)), exhaustive(("sampler",))])
 def test_a_cache_on_the_disk_serves_the_second_time(
     server: FaultServer, folder: Path, tmp_path: Path, sampling: str
 ) -> None:

@@ -79,7 +79,8 @@ def checked_labels(loader: StreamLoader) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("form", "workers", "cached"), [("indexed", 0, False), exhaustive(("plain", 1, False)), ("plain", 0, True)]
+    ("form", "workers", "cached"),
+    [exhaustive(("indexed", 0, False)), exhaustive(("plain", 1, False)), ("plain", 0, True)],
 )
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_never_answers(

@@ -57,8 +57,12 @@ SOON = ("one lane, short tail, two ranks", "collate_fn")
 """What takes two seconds each is tried always; everything goes through Ray too, in `test_ray_feeders.py`."""
 
 
+HERE: dict[str, Any] = {**ARGUMENTS, "num_workers": 0}
+"""For what is expected: processes take longer to start than this takes."""
+
+
 def passes(shards: Any, n: int, feeders: RayFeeders | None, **arguments: Any) -> list[list[Any]]:
-    with StreamLoader(shards, **{**ARGUMENTS, **arguments}, feeders=feeders) as loader:
+    with StreamLoader(shards, **{**(ARGUMENTS if feeders else HERE), **arguments}, feeders=feeders) as loader:
         found = [list(loader) for _ in range(n)]
         assert [len(each) for each in found] == [len(loader)] * n
         return found
@@ -94,7 +98,7 @@ def test_a_mixture_is_the_same(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("collate_fn", [None, pytest.param(stacked, marks=EXHAUSTIVE)])
 def test_a_state_goes_from_one_number_of_feeders_to_another(shards: Path, collate_fn: Any) -> None:
-    with StreamLoader(str(shards), **ARGUMENTS, collate_fn=collate_fn) as loader:
+    with StreamLoader(str(shards), **HERE, collate_fn=collate_fn) as loader:
         expected = list(loader)
     state, found = None, []
     for feeders in (RayFeeders(2), None, RayFeeders(3)):
@@ -110,7 +114,7 @@ def test_a_state_goes_from_one_number_of_feeders_to_another(shards: Path, collat
 
 
 def test_feeders_change_between_passes(shards: Path) -> None:
-    with StreamLoader(str(shards), **ARGUMENTS) as loader:
+    with StreamLoader(str(shards), **HERE) as loader:
         expected = [list(loader) for _ in range(3)]
     with StreamLoader(str(shards), **ARGUMENTS, feeders=RayFeeders(3)) as loader:
         found = [list(loader)]
@@ -125,7 +129,8 @@ def test_feeders_change_between_passes(shards: Path) -> None:
 def test_failed_samples_are_left_out_of_the_same_batches(shards: Path, on_error: str) -> None:
     found = []
     for feeders in (None, RayFeeders(2)):
-        arguments = {**ARGUMENTS, "fields": ("bad.npy", "txt"), "shuffle": False, "batch_size": 2}
+        common = ARGUMENTS if feeders else HERE
+        arguments = {**common, "fields": ("bad.npy", "txt"), "shuffle": False, "batch_size": 2}
         with StreamLoader(str(shards), **arguments, on_error=on_error, feeders=feeders) as loader:
             batches = list(loader)
             found.append((batches, [str(error) for error in loader.skipped]))
@@ -161,7 +166,8 @@ def test_what_is_empty_at_the_end_is_filled_up(shards: Path) -> None:
     """The last batches have no sample left, so that the first one of the order comes again in their place."""
     found = []
     for feeders in (None, RayFeeders(2)):
-        arguments = {**ARGUMENTS, "shuffle": False, "transform": fails_at_the_end, "fields": ("cls", "__key__")}
+        common = ARGUMENTS if feeders else HERE
+        arguments = {**common, "shuffle": False, "transform": fails_at_the_end, "fields": ("cls", "__key__")}
         with StreamLoader(str(shards), **arguments, on_error="skip", samples=slice(0, 100), feeders=feeders) as loader:
             found.append(list(loader))
     assert_same(found[1], found[0])
@@ -174,8 +180,7 @@ def test_counts_and_a_pass_that_is_left(shards: Path, tmp_path: Path) -> None:
     plain.mkdir()
     for shard in sorted(shards.glob("*.tar")):
         (plain / shard.name).symlink_to(shard)
-    expected = []
-    with StreamLoader(str(plain), **ARGUMENTS) as loader:
+    with StreamLoader(str(plain), **HERE) as loader:
         n_batches = len(loader)
         list(loader)
         expected = list(loader)

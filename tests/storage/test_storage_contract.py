@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from matrix import exhaustive
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
@@ -216,6 +217,7 @@ def test_globs_are_sorted_and_leave_out_what_is_hidden(place: Place) -> None:
     assert place.storage.list(f"{place.root}/none/*.tar") == []
 
 
+@pytest.mark.parametrize("place", [exhaustive((made,)) if made is s3fs_s3 else made for made in PLACES], indirect=True)
 def test_two_asterisks_are_any_number_of_folders(place: Place) -> None:
     if not place.lists:
         return

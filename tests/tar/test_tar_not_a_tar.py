@@ -15,6 +15,8 @@ from streamload import StreamLoader
 from streamload.errors import ShardFormatError
 from streamload.tar.not_a_tar import what_else
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 
 def tar(mode: str = "w") -> bytes:
     memory = io.BytesIO()

@@ -20,6 +20,8 @@ from streamload_tools import main
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import StreamloadError
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 SPLIT = ("--split", "train=0.5,val=0.5", "--max-count", 1, "--workers", 1)
 KILLED = """
 import os, signal, sys

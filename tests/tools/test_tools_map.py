@@ -28,6 +28,8 @@ from streamload.errors import StreamloadError
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 Sample = dict[str, Any]
 COUNT = 60
 

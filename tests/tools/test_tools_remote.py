@@ -24,6 +24,8 @@ from streamload.storage.storages import Storages
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 
 @pytest.fixture
 def bucket(rclone_s3: S3Server, tmp_path: Path) -> Place:

@@ -18,6 +18,8 @@ from streamload_tools import main as streamload
 
 from streamload import ShardWriter
 
+pytestmark = pytest.mark.usefixtures("feeders_in_threads")
+
 GREY, RED = (100, 100, 100), (200, 10, 20)
 
 

@@ -169,7 +169,6 @@ def test_python_m_streamload_is_the_command(dataset: Path) -> None:
 
     assert said("streamload", "--version") == f"streamload {version('streamload')}\n"
     assert said("streamload", "ls", str(dataset)) == said("streamload_tools.main", "ls", str(dataset))
-    assert "Usage: streamload " in said("streamload", "--help")
 
 
 @pytest.mark.parametrize("command", ["shardify", "streamload"])
