@@ -186,7 +186,7 @@ class _Pipeline:
         processes = machine.remote_feeders + 1  # with the one on this machine that puts their batches together
         feeder = totals["feeder_processor_s"] / max(1e-9, totals["feeder_s"]) / processes
         if machine.workers and busy < 0.6 and feeder > 0.7:
-            what = "the feeder process: it is" if processes == 1 else f"the {processes} processes of feeders: they are"
+            what = "the feeder process: it is" if processes == 1 else f"the feeder processes ({processes}): they are"
             return Limit(
                 "feeder",
                 f"{what} busy {feeder:.0%} of the time, and {self._waits}; larger batches cost less there",

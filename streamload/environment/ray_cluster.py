@@ -265,7 +265,7 @@ def _check_reachable(address: str, where: str) -> None:
     address = address.removeprefix("ray://")
     if not is_host_and_port(address):
         raise ClusterError(
-            f"{where} is no address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
+            f"{where} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
         )
     host, _, port = address.rpartition(":")
     try:

@@ -49,7 +49,7 @@ def test_nothing_of_ray_is_imported_unless_it_is_asked_for() -> None:
         ("127.0.0.1:PORT", "no Ray cluster answers at '127.0.0.1:.*check that it runs"),
         ("ray://127.0.0.1:PORT", "no Ray cluster answers at 'ray://127.0.0.1:"),
         ("127.0.0.1:99999", "no Ray cluster answers at"),
-        ("head", "'head' is no address of a Ray cluster; give auto"),
+        ("head", "'head' is not the address of a Ray cluster; give auto"),
     ],
 )
 def test_a_wrong_address(monkeypatch: pytest.MonkeyPatch, address: str, message: str) -> None:
