@@ -103,7 +103,7 @@ def test_of_several_remote_feeders_the_mean_is_given() -> None:
     few = {**WAITING, "worker_s": 40.0, "feeder_processor_s": 20.0}
     assert find_limit(run(**few), REMOTE).stage != "feeder"
     many = find_limit(run(**{**few, "feeder_processor_s": 45.0}), REMOTE)
-    assert (many.stage, "5 processes of feeders: they are busy 90%" in many.sentence) == ("feeder", True)
+    assert (many.stage, "the feeder processes (5): they are busy 90%" in many.sentence) == ("feeder", True)
 
 
 def test_with_remote_feeders_others_on_this_machine_are_no_limit() -> None:
