@@ -13,7 +13,7 @@ from preloaded import Preloaded
 from servers.faults import FaultServer
 
 SHARDS = 150
-PER_SHARD = 6
+PER_SHARD = 20
 MOST_OPEN = 128
 
 SCRIPT = textwrap.dedent(
