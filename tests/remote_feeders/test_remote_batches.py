@@ -191,6 +191,7 @@ def test_counts_and_a_pass_that_is_left(shards: Path, tmp_path: Path) -> None:
         assert loader.statistics().samples > 0
 
 
+@EXHAUSTIVE
 def test_large_rows_that_are_not_alike_change_hands_while_they_are_sent(shards: Path) -> None:
     """Another feeder is hosted meanwhile, which has announced none of what is being sent."""
     how: dict[str, Any] = {

@@ -344,6 +344,7 @@ def test_the_commands_of_the_page(cluster: LocalRayCluster, source: Path, tmp_pa
     assert (tmp_path / "packed/shard-000000.tar").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     """The path of a descriptor leads every process to something else."""
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
