@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from launched import run_python
+from preloaded import Preloaded
 
 from streamload.decode.seeding import GlobalSeeds
 from streamload.order.randomness import SampleRandomness
@@ -47,11 +47,11 @@ def own_generators() -> Any:
 
 
 @pytest.mark.parametrize("with_torch", ["torch", ""])
-def test_another_process_draws_the_same(with_torch: str) -> None:
-    done = subprocess.run([sys.executable, "-c", DRAW, with_torch], capture_output=True, text=True, check=True)
+def test_another_process_draws_the_same(preloaded: Preloaded, with_torch: str) -> None:
+    ended = preloaded.run(DRAW, with_torch) if with_torch else run_python("-c", DRAW, with_torch)
     seeds().seed(SampleRandomness(5, 2), 3, 4)
     expected = drawn()
-    assert [float(word) for word in done.stdout.split()] == list(expected if with_torch else expected[:2])
+    assert [float(word) for word in ended.output.split()] == list(expected if with_torch else expected[:2])
 
 
 def test_samples_epochs_and_seeds_draw_differently() -> None:
