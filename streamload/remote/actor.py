@@ -206,8 +206,7 @@ class HostedFeeder:
             asyncio.get_running_loop().add_reader(descriptor, self._take_all)
         self._why_not_hosted = attempt.error
         if attempt.error is not None:
-            self._end_feeder()
-            self._put(Failed(failure_of(attempt.error)))
+            self._end_feeder()  # each request is answered with why
 
     def _end_feeder(self) -> None:
         if self._feeder is not None:
@@ -221,9 +220,11 @@ class HostedFeeder:
     def _request(self, start: EpochStart) -> None:
         self._current, self._credits, self._newest = start.identity, 0, start.number
         self._keep_only(start.identity)
-        if self._feeder is not None:  # else why there is none is still to be sent
+        if self._feeder is not None:
             self._others = deque(each for each in self._others if not isinstance(each, Failed) or each.start is None)
             self._feeder.send(start)
+        elif self._why_not_hosted is not None:
+            self._put(Failed(failure_of(self._why_not_hosted)))
 
     def _abandon(self, message: AbandonEpoch) -> None:
         if self._current is not None and self._current[0] == message.number:

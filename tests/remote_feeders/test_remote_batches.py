@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import os
@@ -20,6 +21,7 @@ from same_batches import assert_same
 
 from streamload import Mixture, RayFeeders, StreamLoader
 from streamload.errors import SampleError, ShardNotFoundError, WorkerError
+from streamload.feeder.messages import EpochStart
 from streamload.remote import actor
 from streamload.remote.relay import Relay
 
@@ -201,9 +203,22 @@ def test_large_rows_that_are_not_alike_change_hands_while_they_are_sent(shards: 
     assert_same(seen, passes(str(shards), 1, None, **how))
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 def test_a_feeder_that_cannot_be_hosted_answers_calls(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
+    """Also those that come when it has found out already."""
+    handle = Relay.handle
+
+    def late(relay: Relay, message: object) -> None:
+        if isinstance(message, EpochStart):
+            asyncio.get_running_loop().call_later(0.5, handle, relay, message)
+        else:
+            handle(relay, message)
+
+    if is_late:
+        monkeypatch.setattr(Relay, "handle", late)
+
     def refuse(*_: object) -> None:
         raise ShardNotFoundError("the node does not see this shard", url="x")
 
