@@ -70,7 +70,7 @@ async def test_of_two_actors_that_answer_at_once_one_is_kept(monkeypatch: pytest
     ray = FakeRay(answer_both)
     actors = await connected(ray, monkeypatch)
     kept, _ = await actors.place(again=True)
-    assert [*ray.killed, kept.handle.number] in ([0, 1], [1, 0])
+    assert sorted([*ray.killed, kept.handle.number]) == list(range(len(ray.answers))), "there may be a third one by now"
 
 
 async def test_what_actors_die_of_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
