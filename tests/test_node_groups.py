@@ -145,6 +145,17 @@ def test_a_rank_that_reads_a_whole_pass_twice_gets_it_in_other_memory(four: Node
         assert one.ask("kept") == [digest for _, digest in kept]
 
 
+def test_a_failure_is_one_of_the_pass_that_each_rank_reads(four: Node, tmp_path: Path) -> None:
+    """Also for a rank that has begun more passes than the others."""
+    url = write_numbers(tmp_path / "shards", [30, 30, 30])
+    with four.loaders(url, **SHARED):
+        for shard in Path(url).glob("*.tar"):
+            shard.unlink()
+        for rank in (four.ranks[0], *four.ranks):
+            with pytest.raises(RankError, match="ShardNotFoundError"):
+                rank.ask("batches", None)
+
+
 @pytest.mark.exhaustive
 def test_a_rank_that_waits_for_its_group_is_told_so(four: Node, shards: str) -> None:
     slowed = {"collate_fn": "as_list", "pause_s": 0.01, "noted": "/dev/null"}  # else all are made ahead

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import cloudpickle
 from streamload_tools.failures import UsageError
 
+from streamload.decode.failure import first_line
 from streamload.decode.module_state import is_users
 from streamload.environment.ray_cluster import FileOfAll, RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
@@ -128,13 +129,13 @@ class RayPool:
         except self._cluster.lost_errors() as exc:
             raise WorkerError(
                 f"a task was lost {_RETRIES + 1} times with its process or node on the Ray cluster "
-                f"({_first_line(exc)}); where memory is short, fewer tasks at once (--workers) need less"
+                f"({first_line(exc)}); where memory is short, fewer tasks at once (--workers) need less"
             ) from None
         except ray.exceptions.RayTaskError as exc:
             raise exc.cause if isinstance(exc.cause, Exception) else exc from None
         except ray.exceptions.RayError as exc:
             raise ClusterError(
-                f"the Ray cluster at {self._cluster.address} was lost ({_first_line(exc)}); look whether it still runs"
+                f"the Ray cluster at {self._cluster.address} was lost ({first_line(exc)}); look whether it still runs"
             ) from None
         return done
 
@@ -244,7 +245,3 @@ def _in_folder(folder: str) -> Iterator[None]:
 
 def _address() -> str:
     return str(import_module("ray").util.get_node_ip_address())
-
-
-def _first_line(exc: BaseException) -> str:
-    return str(exc).strip().partition("\n")[0]

@@ -12,7 +12,16 @@ import cloudpickle
 from streamload.decode.tasks import Failure, Original, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, ShardChangedError, StreamloadError, TransformError
 
-__all__ = ["Attempt", "answer_failure", "error_from", "failure_here", "failure_of", "in_words", "sample_error"]
+__all__ = [
+    "Attempt",
+    "answer_failure",
+    "error_from",
+    "failure_here",
+    "failure_of",
+    "first_line",
+    "in_words",
+    "sample_error",
+]
 
 _ERRORS_OF_ROWS: dict[str, type[SampleError | ShardChangedError]] = {
     kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError, ShardChangedError)
@@ -53,6 +62,12 @@ def in_words(error: BaseException) -> str:
     with Attempt():
         return f"{kind}: {error}".removesuffix(": ")
     return kind
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of that; of the cause, where the exception has one as Ray's have, which go on with tracebacks."""
+    cause = getattr(error, "cause", None)
+    return in_words(cause if isinstance(cause, BaseException) else error).strip().partition("\n")[0]
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -39,7 +39,6 @@ class IndexLookup:
         self._by_folder: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
         self._unreadable: list[StorageError] = []
-        self._reading = threading.Lock()
         self._guard = threading.Lock()
         self._locks: dict[tuple[str, str], threading.Lock] = {}
         self._packed: dict[tuple[str, str], bytes] = {}  # tables that were read with others, until they are taken
@@ -58,7 +57,11 @@ class IndexLookup:
         """
         if self._elsewhere is not None:
             return self._elsewhere
-        with self._reading:  # else many threads begin with the same index, which may be large and far away
+        if folder in self._by_folder:
+            return self._by_folder[folder]
+        with self._guard:
+            lock = self._locks.setdefault((folder, INDEX_FOLDER), threading.Lock())
+        with lock:  # else many threads begin with the same index, which may be large and far away
             if folder not in self._by_folder:
                 self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}", named or folder)
             return self._by_folder[folder]

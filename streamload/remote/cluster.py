@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from streamload.arguments import parse_bytes
-from streamload.decode.failure import Attempt, in_words
+from streamload.decode.failure import Attempt, first_line
 from streamload.environment.ray_cluster import RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.ray_feeders import RayFeeders
 from streamload.remote.actor import FeederActor, Greeting
 
-__all__ = ["Cluster", "PlacedActor", "RayActors", "first_line"]
+__all__ = ["Cluster", "PlacedActor", "RayActors"]
 
 _MOST_ATTEMPTS = 3
 """How many actors may be started in the place of one."""
@@ -190,11 +190,3 @@ def _cannot_start(error: BaseException | None) -> StreamloadError:
     )
     failed.__cause__ = error
     return failed
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error; Ray's go on with tracebacks."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        error = cause
-    return in_words(error).strip().partition("\n")[0]

@@ -11,13 +11,13 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
-from streamload.decode.failure import Attempt, failure_of, in_words
+from streamload.decode.failure import Attempt, failure_of, first_line, in_words
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Answer, Call, Configure, EpochStart, Failed, Tracing
 from streamload.memory.mapped import Bytes
 from streamload.memory.unnamed import naming_the_limit
 from streamload.remote.actor import Greeting, Hosting
-from streamload.remote.cluster import Cluster, PlacedActor, first_line
+from streamload.remote.cluster import Cluster, PlacedActor
 from streamload.remote.merging import ReceivedBatch
 from streamload.remote.wire import Batches, Credit, Wire, connect
 from streamload.totals import Totals

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import pytest
@@ -20,6 +21,33 @@ def test_one_that_ends_as_it_starts_is_not_started_again_and_again(capfd: pytest
     with pytest.raises(WorkerError, match=r"^the feeder process ended with status 1, 2 times as it started$"):
         join(rendezvous_name("test", str(os.getpid())), "streamload.no_such_module")
     assert capfd.readouterr().err.count("No module named streamload.no_such_module") == 2
+
+
+def test_one_is_found_whose_starter_has_ended() -> None:
+    """Who asks whom it is connected to is told who has called `listen`, and can look at that process only."""
+    name = rendezvous_name("test", str(os.getpid()))
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(name)
+    starter = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).listen()"
+    subprocess.run([sys.executable, "-c", starter, str(listening.fileno())], pass_fds=[listening.fileno()], check=True)
+    words = os.memfd_create("words")
+    listener = Listener(os.dup(listening.fileno()), words)
+    accepted: list[socket.socket] = []
+
+    def serve() -> None:
+        while not accepted:
+            if (found := listener.accept()) is not None:
+                accepted.append(found[0])
+
+    serving = threading.Thread(target=serve)
+    with closing(listening), closing(listener.socket):
+        serving.start()
+        child = join(name, "streamload.no_such_module")
+        serving.join()
+    assert child.pid == os.getpid()
+    child.forget()
+    accepted[0].close()
+    os.close(words)
 
 
 @pytest.mark.parametrize("isolated", [False, True])
