@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
-import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +12,13 @@ from typing import Any
 
 import fsspec
 import numpy as np
-import psutil
 import pytest
 import torch
 from matrix import exhaustive
 from processes import children
 from run_in_workers import labels_only, large_result
 from servers.faults import FaultServer
+from tree_memory import TreeMemory
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DecodeError, StorageError
@@ -47,45 +44,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
                     writer.write({"__key__": f"{number:06d}", field: data, "cls": number})
     with FaultServer(folder) as running:
         yield running
-
-
-class TreeMemory:
-    """The most memory that this process and all below it take in a `with` block: private, and in memory files."""
-
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> TreeMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.02):
-            self.peak_bytes = max(self.peak_bytes, tree_bytes())
-
-
-def tree_bytes() -> int:
-    """What all processes take now: anonymous memory, and every memory file once."""
-    files: dict[int, int] = {}
-    private_bytes = 0
-    own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(OSError):
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            private_bytes += int(re.findall(r"^Anonymous: +(\d+)", rollup, re.MULTILINE)[0]) << 10
-            folder = Path(f"/proc/{process.pid}/fd")
-            for link in folder.iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(link).startswith("/memfd:"):
-                        status = link.stat()
-                        files[status.st_ino] = status.st_blocks * 512
-    return private_bytes + sum(files.values())
 
 
 def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int, **options: Any) -> int:

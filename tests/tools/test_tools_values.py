@@ -17,6 +17,7 @@ from preloaded import Preloaded
 from remote_places import new_place
 from servers.rclone import S3Server
 from streamload_tools import main as streamload
+from tree_memory import TreeMemory
 
 from streamload import ShardWriter, StreamLoader, images
 from streamload.errors import ShardNotFoundError
@@ -128,6 +129,21 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     assert (status, "going on" in said) == (0, False), "what was found of other samples is no use"
     found = json.loads(out)["values"]
     assert found["jpg"]["samples"] + found["png"]["samples"] == SAMPLES // 4
+
+
+@pytest.mark.exhaustive
+def test_its_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 64, 64, 3), dtype=np.uint8)
+    pictures = [encoded(each, "PNG") for each in pixels]
+    peaks = []
+    for samples in (500, 10_000):
+        with ShardWriter(tmp_path / str(samples), max_count=500) as writer:
+            for number in range(samples):
+                writer.write({"__key__": f"{number:05d}", "png": pictures[number % len(pictures)]})
+        with TreeMemory() as memory:
+            assert run(streamload.app, "stats", tmp_path / str(samples), "--pixels", "--workers", 2)[0] == 0
+        peaks.append(memory.peak_bytes)
+    assert peaks[1] < peaks[0] + 30_000_000, "the data have 120 MB more"
 
 
 def test_in_a_bucket(rclone_s3: S3Server, dataset: Path, tmp_path: Path) -> None:
