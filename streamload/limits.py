@@ -80,7 +80,7 @@ SLOTS_SHARE = 4
 GUESSED_PARTS, GUESSED_PARTS_SHARE = 32, 4
 """The most parts that are fetched on a guess, and their share of the budget."""
 
-SCANNED_PARTS, SCANNED_PARTS_SHARE = 32, 4
+SCANNED_PARTS, SCANNED_PARTS_SHARE = 64, 4
 """The most parts that scans hold ahead of the one that is read, and their share of the budget."""
 
 DECOMPRESSED_AT_ONCE = 4

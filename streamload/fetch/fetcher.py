@@ -347,6 +347,10 @@ class Fetcher:
         parts = self.window.parts_of(state.number)
         return {shard_and_number(key)[1] for key in parts if not self.window.is_present(key)}
 
+    def sized(self) -> None:
+        """See `PartFetcherEvents`."""
+        self._progress()
+
     def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
         """See `PartFetcherEvents`."""
         key = part_key(state.number, number)

@@ -42,6 +42,9 @@ class PartFetcherEvents(FillingEvents, Protocol):
     def is_wanted(self, state: FetchedShard, number: int, /) -> bool:
         """Whether a part is there, in flight, or wanted."""
 
+    def sized(self) -> None:
+        """An answer has begun that states the size of a shard, which was not known."""
+
     def arrived(self, state: FetchedShard, number: int, size_bytes: int, /) -> None:
         """A part is there, and takes so much memory."""
 
@@ -234,9 +237,14 @@ class PartFetcher:
     def _download(self, state: FetchedShard, number: int) -> None:
         part = _part(state, number)
         self._transfers.start(part)
+        self._allocate(state, part)
+
+    def _allocate(self, state: FetchedShard, part: Part) -> None:
+        """Have the pages of a part in flight allocated, so that the loop only copies what comes of it."""
         memory = state.pages()
         if memory is not None:
-            self._allocations[part] = self._allocator.submit(memory.allocate, part.start, part.end)
+            end = min(part.end, memory.size_bytes)
+            self._allocations[part] = self._allocator.submit(memory.allocate, part.start, end)
 
     def _stop_allocating(self, part: Part) -> None:
         """It has ended, and its pages may be freed from now on."""
@@ -252,7 +260,15 @@ class PartFetcher:
         if part.shard < 0:
             self._bodies.write(part, offset, data)
         elif (state := self._state_for(part)) is not None:
+            if state.total_bytes is None:
+                self._note_size(state, part)
             state.write(offset, data)
+
+    def _note_size(self, state: FetchedShard, part: Part) -> None:
+        """The first answer of all has begun."""
+        state.total_bytes = state.pin.total_bytes
+        self._allocate(state, part)
+        self._events.sized()
 
     def _on_done(self, part: Part, done: Downloaded) -> None:
         self._stop_allocating(part)

@@ -11,6 +11,9 @@ from streamload.schedule.scans import Scans
 
 __all__ = ["ScanFeed"]
 
+_FIRST_GUESS_PARTS = 4
+"""Of a shard, before the first answer has stated a size."""
+
 
 class ScanFeed:
     """Requests the parts that scans need, from where each shard's next scan begins; notifies scans of what has come.
@@ -29,6 +32,7 @@ class ScanFeed:
         # Those that come later must not take the room of those that come first.
         most_bytes = fetcher.window.budget_bytes // SCANNED_PARTS_SHARE
         self._parts_ahead = max(1, min(SCANNED_PARTS, most_bytes // PART_BYTES))
+        self._usual_parts = _FIRST_GUESS_PARTS
         self._decompressed_at_once = max(1, min(DECOMPRESSED_AT_ONCE, most_bytes // (2 * PART_BYTES)))
 
     def pump(self) -> bool:
@@ -87,7 +91,8 @@ class ScanFeed:
         What has come from `first` on is needed until it has been scanned.
 
         Returns:
-            How many of these are missing; at most `most`.
+            How many of these are missing. Where the end is unknown, as many as the last shard has whose size became
+            known: the answer states the size, and the other parts come before those of later shards.
         """
         missing = max(first, missing)
         end = missing + (1 if total is None else most)
@@ -96,6 +101,10 @@ class ScanFeed:
         self._request(shard, range(min(first, end), end))
         keys = [part_key(shard, number) for number in range(missing, end)]
         self._fetcher.are_present(keys)  # raises why one of them cannot be fetched
+        if total is not None:
+            self._usual_parts = -(-total // PART_BYTES)
+        elif self._fetcher.state_of(shard).compression is None:
+            return self._usual_parts
         return len(keys)
 
     def _request(self, shard: int, wanted: range) -> None:

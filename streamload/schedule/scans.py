@@ -21,6 +21,10 @@ __all__ = ["SCANNED_TOGETHER", "Scans"]
 SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 """The most shards of one task, and their bytes: some milliseconds, so that all workers share what is waiting."""
 
+_ARRIVING_BYTES = 4 * PART_BYTES
+"""So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own. Of
+a compressed one, whose size is not known, what has come is scanned at once, so that it can be freed."""
+
 
 @dataclass(slots=True)
 class _Arriving:
@@ -152,10 +156,14 @@ class Scans:
                 continue
             assert self._fetcher is not None
             end = min(end, self._fetcher.arrived_from(shard, start)[0])  # some of it may have been evicted
-            if end >= least:
+            if end >= least and (end - start >= _ARRIVING_BYTES or total in (None, end) or self._is_first(shard)):
                 arriving.in_flight = True
                 return self._start((shard,), start, end, total)
         return None
+
+    def _is_first(self, shard: int) -> bool:
+        """Whether no other wanted shard was requested before, so that the plan probably waits for this one."""
+        return shard == next(iter(self._arriving))
 
     def submit(self, task: ScanTask, pool: Pool) -> None:
         """Have a scan done. A shard of it that cannot be opened has failed, and the others are scanned without it."""

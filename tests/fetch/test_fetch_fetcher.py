@@ -38,7 +38,9 @@ async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:
         fetcher.window.hold(keys[0])
         fetcher.notify()
         fetcher.pump()
-        await came.wait()
+        while not fetcher.are_present(keys[0]):  # that its size is known is progress too
+            came.clear()
+            await came.wait()
         fetcher.window.hold(keys[1])
         fetcher.notify()
         fetcher.pump()
@@ -141,5 +143,38 @@ async def test_pages_are_allocated_for_a_part_in_flight_and_freed_where_it_fails
                     while not fetcher.are_present([part_key(0, 0)]):
                         await asyncio.sleep(0.01)
             assert os.fstat(memory.descriptor).st_blocks == 0
+        finally:
+            await fetcher.close()
+
+
+async def test_the_size_of_a_shard_is_known_when_its_first_answer_begins() -> None:
+    """Its other parts can be requested then, and the pages of the first one are allocated."""
+    storages = Storages()
+    with FaultServer({"data/shard.tar": bytes(2 * PART_BYTES)}) as server:
+        listing = await asyncio.to_thread(list_shards, [f"{server.url}/data/shard.tar"], None, storages)
+        server.play(Script(bytes_per_s=100_000))
+        moved = asyncio.Event()
+        fetcher = Fetcher(
+            listing,
+            frozenset({0}),
+            storages,
+            budget_bytes=8 * PART_BYTES,
+            slot_bytes=lambda: 0,
+            wake=lambda: None,
+            progress=moved.set,
+        )
+        key = part_key(0, 0)
+        try:
+            fetcher.window.plan([key])
+            fetcher.notify()
+            fetcher.pump()
+            async with asyncio.timeout(20):
+                await moved.wait()
+                assert fetcher.state_of(0).total_bytes == 2 * PART_BYTES
+                memory = fetcher.state_of(0).pages()
+                assert memory is not None
+                while os.fstat(memory.descriptor).st_blocks * 512 < PART_BYTES:
+                    await asyncio.sleep(0.01)
+            assert not fetcher.are_present([key])
         finally:
             await fetcher.close()

@@ -25,6 +25,7 @@ from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing, Shard, list_shards
 from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
+from streamload.limits import SCANNED_PARTS
 from streamload.order.plan import OrderOptions, RankPlan
 from streamload.schedule.planned import locate
 from streamload.schedule.scan_feed import ScanFeed
@@ -96,8 +97,8 @@ def arrival(tmp_path: Path) -> Iterator[Arrival]:
 def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     scans = arrival.scans
     assert scans.wanted() == []
-    scans.request([2, 0])
-    assert scans.wanted() == [2, 0]
+    scans.request([0, 2])
+    assert scans.wanted() == [0, 2]
     assert scans.next_bytes(2) == (0, 512)
     assert scans.next_task() is None
     arrival.fetch(0, 511)
@@ -105,7 +106,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     arrival.fetch(0, 20_000)
     task = scans.next_task()
     assert task == ScanTask(0, (0,), True, 0, 20_000, len(arrival.contents[0]))
-    assert scans.wanted() == [2, 0], "until it has ended"
+    assert scans.wanted() == [0, 2], "until it has ended"
     arrival.fetch(0, 30_000)
     assert scans.next_task() is None, "one scan of a shard at a time"
     scans.on_done(scan(task, arrival.open))
@@ -123,9 +124,54 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
 def test_the_earlier_requested_goes_first(arrival: Arrival) -> None:
     arrival.scans.request([2, 0, 1])
     for shard in (0, 1, 2):
-        arrival.fetch(shard, 5_000)
+        arrival.fetch(shard, 1 << 30)
     tasks = [arrival.scans.next_task() for _ in range(4)]
     assert [None if task is None else task.shards for task in tasks] == [(2,), (0,), (1,), None]
+
+
+def test_a_shard_whose_turn_has_not_come_is_scanned_as_a_whole(arrival: Arrival) -> None:
+    """Each scan has a cost of its own, and nobody waits for this one."""
+    arrival.scans.request([0, 2])
+    size = len(arrival.contents[2])
+    arrival.fetch(2, size - 1)
+    assert arrival.scans.next_task() is None
+    arrival.fetch(2, size)
+    assert arrival.scans.next_task() == ScanTask(0, (2,), True, 0, size, size)
+
+
+def test_of_a_shard_of_unknown_size_what_has_come_is_scanned_at_once(arrival: Arrival) -> None:
+    """It is compressed, and its parts take room that those before it may need."""
+    arrival.scans.request([0, 2])
+    arrival.fetch(2, 5_000, total=False)
+    assert arrival.scans.next_task() == ScanTask(0, (2,), True, 0, 5_000, None)
+
+
+def test_a_shard_is_scanned_as_it_arrives_when_those_before_it_are_known(arrival: Arrival) -> None:
+    arrival.scans.request([0, 2])
+    arrival.fetch(2, 5_000)
+    assert arrival.scans.next_task() is None
+    arrival.fetch(0, 1 << 30)
+    done = arrival.scan()
+    assert done is not None
+    assert [each.shard for each in done.found] == [0]
+    assert arrival.scans.next_task() == ScanTask(1, (2,), True, 0, 5_000, len(arrival.contents[2]))
+
+
+def test_of_a_large_shard_much_is_scanned_before_its_turn(tmp_path: Path) -> None:
+    """It may never be in memory as a whole."""
+    scans, feed, fetcher = fetched(tmp_path, PART_BYTES, 6 * PART_BYTES)
+    scans.request([0, 1])
+    feed.pump()
+    for number in range(3):
+        come(fetcher, 1, number)
+    feed.pump()
+    assert scans.next_task() is None
+    come(fetcher, 1, 3)
+    feed.pump()
+    task = scans.next_task()
+    assert task is not None
+    assert (task.shards, task.available) == ((1,), 4 * PART_BYTES)
+    asyncio.run(fetcher.close())
 
 
 def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
@@ -178,6 +224,28 @@ def test_a_scan_holds_what_it_reads_and_nothing_is_held_between_scans(tmp_path: 
     assert task is not None
     assert task.available == PART_BYTES
     assert list(fetcher.window.evictable()) == []
+    asyncio.run(fetcher.close())
+
+
+def requested(fetcher: Fetcher, shards: int) -> dict[int, list[int]]:
+    """The parts that are wanted, by shard."""
+    parts = {shard: [n for n in range(9) if fetcher.window.is_expected(part_key(shard, n))] for shard in range(shards)}
+    return {shard: numbers for shard, numbers in parts.items() if numbers}
+
+
+def test_shards_of_unknown_size_leave_room_for_the_rest_of_those_before_them(tmp_path: Path) -> None:
+    """A first part of each of very many would come before the second part of the first, which is needed first."""
+    scans, feed, fetcher = fetched(tmp_path, *[-1] * 99, budget_bytes=1 << 40)
+    scans.request(range(99))
+    feed.pump()
+    first_parts = {shard: [0] for shard in range(SCANNED_PARTS // 4)}
+    assert requested(fetcher, 99) == first_parts, "four parts each are expected"
+    fetcher.state_of(0).total_bytes = 4 * PART_BYTES  # its answer has begun
+    feed.pump()
+    assert requested(fetcher, 99) == first_parts | {0: [0, 1, 2, 3]}
+    fetcher.state_of(0).total_bytes = PART_BYTES
+    feed.pump()
+    assert requested(fetcher, 99) == {shard: [0] for shard in range(SCANNED_PARTS)}, "one part each"
     asyncio.run(fetcher.close())
 
 
