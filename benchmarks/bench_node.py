@@ -3,7 +3,8 @@
 Two ranks with a worker each read epochs and do nothing else. The first pass counts from the constructor on, with all
 that is listed, fetched and scanned; the later ones find everything in memory. Processor time is that of ranks, feeders
 and workers, for a sample; memory is theirs at the end, with what several processes have mapped divided among them
-(PSS). From the web server both ranks read all shards (`lanes=1`). Run it with
+(PSS). From the web server both ranks read all shards (`lanes=1`). The two take turns, and the medians are shown. Run it
+with
 
     python benchmarks/bench_node.py
 """
@@ -14,13 +15,13 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from decoding import CROP
@@ -35,22 +36,26 @@ EPOCHS = {"tiny": 60, "tokens": 60, "images": 3}
 """How many are read behind the first: some seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """What all ranks together have read and used.
 
     Attributes:
-        samples: read.
-        seconds: of wall time.
-        used_s: of processor time.
+        rate: samples a second.
+        used_us: microseconds of processor time a sample.
     """
 
-    samples: int
-    seconds: float
-    used_s: float
+    rate: float
+    used_us: float
 
-    def __str__(self) -> str:
-        return f"{self.samples / self.seconds:,.0f} | {1e6 * self.used_s / self.samples:,.1f}"
+
+class Run(NamedTuple):
+    """Both passes, MB of memory, MB fetched in the later passes, and how many processes there are."""
+
+    first: Pass
+    later: Pass
+    memory_mb: float
+    fetched_mb: float
+    processes: int
 
 
 def run_rank(name: str, urls: list[str], options: dict[str, Any]) -> None:
@@ -92,8 +97,8 @@ def pss_bytes(process: psutil.Process) -> int:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
 
 
-def measure(name: str, urls: list[str], **options: Any) -> tuple[Pass, Pass, float, float, int]:
-    """The first pass and the later ones, MB of memory, MB fetched, and how many processes."""
+def measure(name: str, urls: list[str], **options: Any) -> Run:
+    """Start the ranks, have them read, and end them."""
     launch = str(uuid.uuid4())
     ranks = []
     for rank in range(RANKS):
@@ -118,7 +123,8 @@ def measure(name: str, urls: list[str], **options: Any) -> tuple[Pass, Pass, flo
             each.stdin.flush()
         said = hear()
         seconds, used_s = perf_counter() - began_s, sum(map(cpu_s, processes())) - used_s
-        return Pass(sum(samples for samples, _ in said), seconds, used_s), sum(size for _, size in said)
+        samples = sum(count for count, _ in said)
+        return Pass(samples / seconds, 1e6 * used_s / samples), sum(size for _, size in said)
 
     hear()
     first, _ = read(1)
@@ -130,13 +136,26 @@ def measure(name: str, urls: list[str], **options: Any) -> tuple[Pass, Pass, flo
         each.stdin.close()
     for each in ranks:
         each.wait()
-    return first, later, memory / 1e6, fetched_bytes / 1e6, len(found)
+    return Run(first, later, memory / 1e6, fetched_bytes / 1e6, len(found))
+
+
+def row(title: str, feeders: str, runs: list[Run]) -> str:
+    """A line of the table: medians, and for processor time of the first pass the range."""
+    columns = zip(*((*run.first, *run.later, run.memory_mb, run.fetched_mb) for run in runs), strict=True)
+    first, first_us, later, later_us, memory, fetched = map(statistics.median, columns)
+    used_us = [run.first.used_us for run in runs]
+    return (
+        f"| {title} | {feeders} | {runs[0].processes} | {first:,.0f} "
+        f"| {first_us:,.1f} ({min(used_us):,.1f} to {max(used_us):,.1f}) "
+        f"| {later:,.0f} | {later_us:,.1f} | {memory:,.0f} | {fetched:,.0f} |"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each")
     arguments = parser.parse_args()
     if arguments.rank is not None:
         run_rank(*arguments.rank)
@@ -151,13 +170,11 @@ def main() -> None:
         with FaultServer(WORKLOADS[name].folder) as server:
             remote = [f"{server.url}/{os.path.basename(path)}" for path in shards]
             for where, urls, options in (("a disk", shards, {}), ("a web server", remote, {"lanes": 1})):
-                for feeders in ("node", None):
-                    first, later, memory, fetched, processes = measure(name, urls, feeders=feeders, **options)
-                    shown = "one" if feeders else "two"
-                    lines.append(
-                        f"| {name}, {where} | {shown} | {processes} | {first} | {later} | {memory:,.0f} "
-                        f"| {fetched:,.0f} |"
-                    )
+                runs: dict[str, list[Run]] = {"one": [], "two": []}
+                for _, (shown, found) in itertools.product(range(arguments.rounds), runs.items()):
+                    found.append(measure(name, urls, feeders="node" if shown == "one" else None, **options))
+                for shown, found in runs.items():
+                    lines.append(row(f"{name}, {where}", shown, found))
                     print(lines[-1], flush=True)
     (FOLDER / "node.md").write_text("\n".join(lines) + "\n")
 
