@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,21 +19,38 @@ from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
 
 
-async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:
-    """Two parts, and room for one: whether the fetcher is stuck before and after the first is let go."""
+def nothing() -> None:
+    """For events that do not matter."""
+
+
+async def fetcher_of(
+    url: str,
+    *,
+    budget_bytes: int = 8 * PART_BYTES,
+    wake: Callable[[], None] = nothing,
+    progress: Callable[[], None] = nothing,
+    cache: DiskCache | None = None,
+) -> Fetcher:
+    """A fetcher of one shard."""
     storages = Storages()
     listing = await asyncio.to_thread(list_shards, [url], None, storages)
-    came = asyncio.Event()
-    woken: list[None] = []
-    fetcher = Fetcher(
+    return Fetcher(
         listing,
         frozenset({0}),
         storages,
-        budget_bytes=PART_BYTES + 1,
+        budget_bytes=budget_bytes,
         slot_bytes=lambda: 0,
-        wake=lambda: woken.append(None),
-        progress=came.set,
+        wake=wake,
+        progress=progress,
+        cache=cache,
     )
+
+
+async def a_part_waits_for_another(url: str) -> tuple[list[bool], bool, bool]:
+    """Two parts, and room for one: whether the fetcher is stuck before and after the first is let go."""
+    came = asyncio.Event()
+    woken: list[None] = []
+    fetcher = await fetcher_of(url, budget_bytes=PART_BYTES + 1, wake=lambda: woken.append(None), progress=came.set)
     try:
         keys = [part_key(0, 0)], [part_key(0, 1)]
         fetcher.window.hold(keys[0])
@@ -68,19 +86,8 @@ async def test_room_that_a_batch_has_left_is_seen_at_once() -> None:
 
 async def a_shard_that_was_away(server: FaultServer, name: str, cache: DiskCache | None) -> bool:
     """Two parts of a shard that is missing, and is there when they are tried again the second time."""
-    storages = Storages()
-    listing = await asyncio.to_thread(list_shards, [f"{server.url}/data/{name}"], None, storages)
     moved = asyncio.Event()
-    fetcher = Fetcher(
-        listing,
-        frozenset({0}),
-        storages,
-        budget_bytes=8 * PART_BYTES,
-        slot_bytes=lambda: 0,
-        wake=moved.set,
-        progress=moved.set,
-        cache=cache,
-    )
+    fetcher = await fetcher_of(f"{server.url}/data/{name}", wake=moved.set, progress=moved.set, cache=cache)
     keys = [part_key(0, 0), part_key(0, 1)]
 
     async def come(*keys: int) -> None:
@@ -116,19 +123,9 @@ async def test_what_was_away_comes_when_it_is_tried_again(name: str, *, cached: 
 
 
 async def test_pages_are_allocated_for_a_part_in_flight_and_freed_where_it_fails() -> None:
-    storages = Storages()
     with FaultServer({"data/shard.tar": bytes(2 * PART_BYTES)}) as server:
-        listing = await asyncio.to_thread(list_shards, [f"{server.url}/data/shard.tar"], None, storages)
+        fetcher = await fetcher_of(f"{server.url}/data/shard.tar")
         server.play(Script(first_byte_s=0.5, status=404, status_share=1.0))
-        fetcher = Fetcher(
-            listing,
-            frozenset({0}),
-            storages,
-            budget_bytes=8 * PART_BYTES,
-            slot_bytes=lambda: 0,
-            wake=lambda: None,
-            progress=lambda: None,
-        )
         try:
             fetcher.state_of(0).total_bytes = 2 * PART_BYTES  # as an index, or an earlier answer, would have said
             fetcher.window.plan([part_key(0, 0)])
@@ -149,20 +146,10 @@ async def test_pages_are_allocated_for_a_part_in_flight_and_freed_where_it_fails
 
 async def test_the_size_of_a_shard_is_known_when_its_first_answer_begins() -> None:
     """Its other parts can be requested then, and the pages of the first one are allocated."""
-    storages = Storages()
     with FaultServer({"data/shard.tar": bytes(2 * PART_BYTES)}) as server:
-        listing = await asyncio.to_thread(list_shards, [f"{server.url}/data/shard.tar"], None, storages)
-        server.play(Script(bytes_per_s=100_000))
         moved = asyncio.Event()
-        fetcher = Fetcher(
-            listing,
-            frozenset({0}),
-            storages,
-            budget_bytes=8 * PART_BYTES,
-            slot_bytes=lambda: 0,
-            wake=lambda: None,
-            progress=moved.set,
-        )
+        fetcher = await fetcher_of(f"{server.url}/data/shard.tar", progress=moved.set)
+        server.play(Script(bytes_per_s=100_000))
         key = part_key(0, 0)
         try:
             fetcher.window.plan([key])
