@@ -296,7 +296,8 @@ class PartWindow:
         try:
             while self._eviction_queue:
                 rank, key = heapq.heappop(self._eviction_queue)
-                if self._evictable.get(key) != rank:
+                # It is queued once more where its turn was another one meanwhile.
+                if self._evictable.get(key) != rank or (rank, key) in seen[-1:]:
                     continue
                 seen.append((rank, key))
                 if -rank[0] <= turn:

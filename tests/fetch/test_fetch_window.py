@@ -47,6 +47,17 @@ def test_nothing_is_admitted_beyond_the_budget_whatever_else_takes_of_it() -> No
     assert window.used_bytes == 30
 
 
+def test_a_part_whose_turn_comes_back_is_evicted_once() -> None:
+    """Counted twice, it would make room for two."""
+    window = PartWindow(20)
+    window.plan(keys(0), turn=5)
+    fetch(window)
+    window.plan(keys(0), turn=3)  # another rank's
+    window.start(keys(0))
+    window.release(keys(0))
+    assert list(window.evictable()) == keys(0)
+
+
 def test_what_a_batch_uses_stays_until_it_is_made() -> None:
     window = PartWindow(20)
     first = batch(window, 0, 1)
