@@ -101,6 +101,7 @@ class PartWindow:
         self._present: set[int] = set()
         self._of_shard: dict[int, set[int]] = {}
         self._failed: set[int] = set()
+        self._changes: Counter[int] = Counter()
         # Why a part is needed: each of these is a turn, or several.
         self._holds: Counter[int] = Counter()
         self._planned: dict[int, deque[int]] = {}  # ascending
@@ -130,6 +131,10 @@ class PartWindow:
     def shards_present(self) -> int:
         """Of how many shards a part is present or in flight."""
         return len(self._of_shard)
+
+    def changes_of(self, shard: int) -> int:
+        """How often a part of a shard has come or gone: where it is the same number again, nothing has."""
+        return self._changes[shard]
 
     def in_flight(self) -> set[int]:
         """The keys of the parts that are in flight."""
@@ -324,6 +329,7 @@ class PartWindow:
         self.used_bytes += size_bytes - self._sizes[key]
         self._sizes[key] = size_bytes
         self._present.add(key)
+        self._changes[shard_and_number(key)[0]] += 1
         self._prerequisites.pop(key, None)
         self._update(key)
 
@@ -332,9 +338,10 @@ class PartWindow:
         self._prerequisites.pop(key, None)
         self._kept.pop(key, None)
         self._present.discard(key)
+        shard = shard_and_number(key)[0]
+        self._changes[shard] += 1
         if key in self._sizes:
             self.used_bytes -= self._sizes.pop(key)
-            shard = shard_and_number(key)[0]
             self._of_shard[shard].discard(key)
             if not self._of_shard[shard]:
                 del self._of_shard[shard]

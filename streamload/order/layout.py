@@ -30,6 +30,8 @@ class ShardCounts:
         """int64[n_shards], -1 where unknown; read-only, and kept up to date by `set`."""
         self.values.flags.writeable = False
         self._least: dict[int, int] = {}
+        self.changes = 0
+        """How often something has become known: plans that wait for counts may go on when it is another number."""
 
     @classmethod
     def of(cls, counts: Iterable[int]) -> ShardCounts:
@@ -64,6 +66,7 @@ class ShardCounts:
         if known not in (UNKNOWN, count):
             raise ValueError(f"shard {shard} was known to hold {counted(known, 'sample')} and now holds {count}")
         self._values[shard] = count
+        self.changes += 1
         self._n_unknown -= known == UNKNOWN
         self._least.pop(shard, None)
 
@@ -76,6 +79,7 @@ class ShardCounts:
         known = int(self._values[shard])
         if known == UNKNOWN and count >= self.least(shard):
             self._least[shard] = count
+            self.changes += 1
         elif count < 0 or count > known:
             raise ValueError(f"shard {shard} cannot hold {counted(count, 'sample')} or more")
 

@@ -81,6 +81,8 @@ class Lookahead:
         self._fixed_block_rows = block_rows
         self._block_rows = block_rows or FIRST_BLOCK_ROWS  # so that the first batch comes soon
         self._next_batch = 0
+        self._missing_shards: list[int] = []
+        self._missing_at = -1
         self._finished: list[int] = []
         self._planned_all = False
         self.error: StreamloadError | None = None
@@ -190,15 +192,16 @@ class Lookahead:
 
     def _plan_block(self) -> bool:
         """Plan the next block of rows; False while counts are missing, and at the end."""
-        while missing := self._plan.missing(SCANNED_TOGETHER * self._pool.capacity):
+        while missing := self._missing():
             self._scans.request(missing)
             if not self._located and not self._blocks:
                 self._scans.check(missing[:1])  # the first is needed for certain
-            if all(self._tables.counts.values[shard] < 0 for shard in missing) and self._plan.missing(1):
+            if self._missing() is missing:  # none of them was scanned in an earlier run
                 if self._prerequisites is not None:
                     self._scan_ahead()
                 return False
         block = self._plan.take(self._block_rows)
+        self._missing_at = -1
         most = MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS
         self._block_rows = self._fixed_block_rows or min(4 * self._block_rows, most)
         finished = self._plan.finished()
@@ -215,6 +218,14 @@ class Lookahead:
             self._prerequisites.fetcher.foresight.passed(self._plan.number)
             self._want_tables_ahead(block)
         return True
+
+    def _missing(self) -> list[int]:
+        """The shards whose counts the next block needs; another list only where counts have become known."""
+        counts = self._tables.counts
+        if counts.changes != self._missing_at:
+            self._missing_at = counts.changes
+            self._missing_shards = self._plan.missing(SCANNED_TOGETHER * self._pool.capacity)
+        return self._missing_shards
 
     def _want_tables_ahead(self, block: RowBlock) -> None:
         """Have the tables loaded of the few shards that come after those reached: one may be as large as a part."""

@@ -15,6 +15,10 @@ _FIRST_GUESS_PARTS = 4
 """Of a shard, before the first answer has stated a size."""
 
 
+_State = tuple[int, int | None, int]
+"""Of a shard: where its next scan begins, its size, and how often its parts have come or gone."""
+
+
 class ScanFeed:
     """Requests the parts that scans need, from where each shard's next scan begins; notifies scans of what has come.
 
@@ -29,6 +33,7 @@ class ScanFeed:
         self._tables = tables
         self._fetcher = fetcher
         self._requested: dict[int, range] = {}
+        self._looked: dict[int, tuple[_State, int]] = {}
         # Those that come later must not take the room of those that come first.
         most_bytes = fetcher.window.budget_bytes // SCANNED_PARTS_SHARE
         self._parts_ahead = max(1, min(SCANNED_PARTS, most_bytes // PART_BYTES))
@@ -73,7 +78,11 @@ class ScanFeed:
         return True, left
 
     def _look_at(self, shard: int, left: int) -> tuple[bool, int]:
-        start = self._scans.next_bytes(shard)[0]
+        start, window = self._scans.next_bytes(shard)[0], self._fetcher.window
+        state = start, self._fetcher.state_of(shard).total_bytes, window.changes_of(shard)
+        before, missing = self._looked.get(shard, (None, 0))
+        if state == before:
+            return False, left - missing
         end, total = self._fetcher.arrived_from(shard, start)
         if total is not None:
             self._tables.note_version(shard, total, self._fetcher.state_of(shard).pin.etag)
@@ -82,7 +91,10 @@ class ScanFeed:
             self._request(shard, range(0))
             return True, left
         if left > 0:
-            left -= self._request_from(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
+            missing = self._request_from(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
+            if missing < left:  # else not all of them have been requested
+                self._looked[shard] = state, missing
+            left -= missing
         return False, left
 
     def _request_from(self, shard: int, first: int, missing: int, total: int | None, most: int) -> int:
@@ -111,6 +123,8 @@ class ScanFeed:
         before = self._requested.pop(shard, range(0))
         if wanted:
             self._requested[shard] = wanted
+        else:
+            self._looked.pop(shard, None)
         if wanted == before:
             return  # to notify the fetcher would wake it, and that this feed, without end
         window = self._fetcher.window

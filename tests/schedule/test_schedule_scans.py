@@ -243,7 +243,8 @@ def test_shards_of_unknown_size_leave_room_for_the_rest_of_those_before_them(tmp
     fetcher.state_of(0).total_bytes = 4 * PART_BYTES  # its answer has begun
     feed.pump()
     assert requested(fetcher, 99) == first_parts | {0: [0, 1, 2, 3]}
-    fetcher.state_of(0).total_bytes = PART_BYTES
+    for shard in range(SCANNED_PARTS):
+        fetcher.state_of(shard).total_bytes = PART_BYTES
     feed.pump()
     assert requested(fetcher, 99) == {shard: [0] for shard in range(SCANNED_PARTS)}, "one part each"
     asyncio.run(fetcher.close())
@@ -276,6 +277,40 @@ def test_what_a_scan_reads_stays_where_a_later_part_cannot_be_fetched(tmp_path: 
     feed.pump()
     scans.check([0])
     assert not list(fetcher.window.evictable())
+    asyncio.run(fetcher.close())
+
+
+def test_a_shard_of_which_something_was_evicted_is_looked_at_again(tmp_path: Path) -> None:
+    """What has not changed is not looked at again, and this has."""
+    scans, feed, fetcher = fetched(tmp_path, 2 * PART_BYTES, 2 * PART_BYTES)
+    scans.request(range(2))
+    feed.pump()
+    come(fetcher, 1, 0)
+    feed.pump()
+    assert requested(fetcher, 2) == {0: [0, 1], 1: [0, 1]}
+    fetcher.window.drop(part_key(1, 0))
+    feed.pump()
+    assert fetcher.arrived_from(1, 0)[0] == 0
+    come(fetcher, 1, 0)
+    come(fetcher, 1, 1)
+    feed.pump()
+    task = scans.next_task()
+    assert task is not None
+    assert (task.shards, task.available) == ((1,), 2 * PART_BYTES)
+    asyncio.run(fetcher.close())
+
+
+def test_a_shard_that_failed_is_requested_again_when_it_is_tried_again(tmp_path: Path) -> None:
+    scans, feed, fetcher = fetched(tmp_path, PART_BYTES)
+    for _ in range(3):
+        scans.request([0])
+        feed.pump()
+        assert requested(fetcher, 1) == {0: [0]}
+        fetcher.failed(fetcher.state_of(0), 0, StorageError("it is gone"))
+        feed.pump()
+        assert requested(fetcher, 1) == {}
+        scans.try_again()
+        fetcher.try_again()
     asyncio.run(fetcher.close())
 
 
