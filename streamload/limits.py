@@ -40,6 +40,7 @@ __all__ = [
     "RESIDENT_SHARDS",
     "SCANNED_PARTS",
     "SCANNED_PARTS_SHARE",
+    "SCANNED_SHARDS",
     "SCHEDULED_SHARDS_SHARE",
     "SLOTS_IN_FLIGHT_SHARE",
     "SLOTS_KEPT_SHARE",
@@ -79,6 +80,9 @@ SLOTS_SHARE = 4
 
 GUESSED_PARTS, GUESSED_PARTS_SHARE = 32, 4
 """The most parts that are fetched on a guess, and their share of the budget."""
+
+SCANNED_SHARDS = 32
+"""Remote shards that are scanned before the plan comes to them."""
 
 SCANNED_PARTS, SCANNED_PARTS_SHARE = 64, 4
 """The most parts that scans hold ahead of the one that is read, and their share of the budget."""

@@ -312,7 +312,7 @@ class Pipeline:
         if not counting and any(feeder.epochs.trainer_is_busy for feeder in self.feeders):
             return
         waiting = counting or [feeder for feeder in self.feeders if feeder.is_blocked()]
-        if waiting and not fetcher.stop_caching() and not fetcher.evict():
+        if waiting and not fetcher.unkeep() and not fetcher.stop_caching() and not fetcher.evict():
             error = fetcher.too_small(counting=bool(counting), expands=self._expands)
             for feeder in waiting:
                 feeder.fail(error)

@@ -115,7 +115,7 @@ class EpochNeeds:
 
     def keep(self, shard: int, scan: int) -> None:
         """Keep what comes of a shard while there is room: rows of it are planned when that scan is done."""
-        self._scans.setdefault(shard, scan)
+        self._scans[shard] = scan
 
     def advance(self) -> None:
         """The plan has gone on: release what no later row needs."""

@@ -233,6 +233,13 @@ class Fetcher:
         goes_on = self._part_fetcher is not None and self._part_fetcher.is_decompressing
         return not goes_on and all(self.state_of(shard).waits_for_room for shard in in_flight)
 
+    def unkeep(self) -> bool:
+        """Keep nothing for rows that scans will find, for somebody waits; whether that may make room."""
+        unkept = self.window.unkeep_all()
+        if unkept:
+            self.notify()
+        return unkept
+
     def stop_caching(self) -> bool:
         """Keep nothing for the disk cache, for somebody waits; whether what is being written there may make room."""
         return self._part_fetcher is not None and self._part_fetcher.release_parts()

@@ -237,6 +237,13 @@ class PartWindow:
         if self._kept.pop(key, None) is not None:
             self._update(key)
 
+    def unkeep_all(self) -> bool:
+        """Undo every `keep`; whether there was one."""
+        kept = list(self._kept)
+        for key in kept:
+            self.unkeep(key)
+        return bool(kept)
+
     def need_before(self, keys: Iterable[int], key: int) -> bool:
         """Have earlier parts of a shard fetched in the turn of a missing one, which can only be had through them.
 
@@ -297,7 +304,7 @@ class PartWindow:
     def _evictable_behind(self, turn: int) -> Iterator[int]:
         """What is needed later than in a turn, what is needed last before the others."""
         self._discard_stale()
-        seen = []
+        seen: list[tuple[tuple[int, int], int]] = []
         try:
             while self._eviction_queue:
                 rank, key = heapq.heappop(self._eviction_queue)

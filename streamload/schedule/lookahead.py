@@ -12,7 +12,7 @@ from streamload.fetch.epoch_needs import EpochNeeds
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.window import Turns
 from streamload.index.tables import Tables
-from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_PARTS
+from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.schedule.planned import PlannedRows, locate
 from streamload.schedule.scans import SCANNED_TOGETHER, Scans
@@ -197,6 +197,7 @@ class Lookahead:
             if not self._located and not self._blocks:
                 self._scans.check(missing[:1])  # the first is needed for certain
             if self._missing() is missing:  # none of them was scanned in an earlier run
+                self._scans.put_first(missing[0])
                 if self._prerequisites is not None:
                     self._scan_ahead()
                 return False
@@ -239,7 +240,7 @@ class Lookahead:
 
     def _scan_ahead(self) -> None:
         """Have shards scanned before the plan comes to them: as many as are fetched at once, where they are fetched."""
-        most = _LOCAL_SCANS_AHEAD if self._prerequisites is None else SCANNED_PARTS
+        most = _LOCAL_SCANS_AHEAD if self._prerequisites is None else SCANNED_SHARDS
         if not self._tables.counts.complete:
             self._scans.request(itertools.islice(self._scan_order, max(0, most - self._scans.outstanding)))
 

@@ -15,8 +15,8 @@ _FIRST_GUESS_PARTS = 4
 """Of a shard, before the first answer has stated a size."""
 
 
-_State = tuple[int, int | None, int]
-"""Of a shard: where its next scan begins, its size, and how often its parts have come or gone."""
+_State = tuple[int, int, int | None, int]
+"""Of a shard: its turn, where its next scan begins, its size, and how often its parts have come or gone."""
 
 
 class ScanFeed:
@@ -32,7 +32,7 @@ class ScanFeed:
         self._scans = scans
         self._tables = tables
         self._fetcher = fetcher
-        self._requested: dict[int, range] = {}
+        self._requested: dict[int, tuple[int, range]] = {}
         self._looked: dict[int, tuple[_State, int]] = {}
         # Those that come later must not take the room of those that come first.
         most_bytes = fetcher.window.budget_bytes // SCANNED_PARTS_SHARE
@@ -79,7 +79,8 @@ class ScanFeed:
 
     def _look_at(self, shard: int, left: int) -> tuple[bool, int]:
         start, window = self._scans.next_bytes(shard)[0], self._fetcher.window
-        state = start, self._fetcher.state_of(shard).total_bytes, window.changes_of(shard)
+        total = self._fetcher.state_of(shard).total_bytes
+        state = self._scans.turn_of(shard), start, total, window.changes_of(shard)
         before, missing = self._looked.get(shard, (None, 0))
         if state == before:
             return False, left - missing
@@ -114,22 +115,23 @@ class ScanFeed:
         keys = [part_key(shard, number) for number in range(missing, end)]
         self._fetcher.are_present(keys)  # raises why one of them cannot be fetched
         if total is not None:
-            self._usual_parts = -(-total // PART_BYTES)
+            self._usual_parts = max(1, -(-total // PART_BYTES))
         elif self._fetcher.state_of(shard).compression is None:
             return self._usual_parts
         return len(keys)
 
     def _request(self, shard: int, wanted: range) -> None:
-        before = self._requested.pop(shard, range(0))
+        turn_before, before = self._requested.pop(shard, (0, range(0)))
+        turn = self._scans.turn_of(shard) if wanted else turn_before
         if wanted:
-            self._requested[shard] = wanted
+            self._requested[shard] = turn, wanted
         else:
             self._looked.pop(shard, None)
-        if wanted == before:
+        if (turn, wanted) == (turn_before, before):
             return  # to notify the fetcher would wake it, and that this feed, without end
         window = self._fetcher.window
         for number in set(before).difference(wanted):
             window.withdraw(part_key(shard, number))
-        for number in set(wanted).difference(before):
-            window.request(part_key(shard, number), self._scans.turn_of(shard))
+        for number in wanted if turn != turn_before else set(wanted).difference(before):
+            window.request(part_key(shard, number), turn)
         self._fetcher.notify()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class _Arriving:
     """A shard that is scanned while it arrives.
 
     Attributes:
-        turn: orders the shards as they were requested.
+        turn: orders the shards as they were requested; below 0 where one was put first.
         available: the end of the resident bytes, counted from the next scan's start without a gap.
         total: the shard's size, where it is known.
         in_flight: a scan of it is in flight.
@@ -65,9 +65,10 @@ class Scans:
         self._fetcher = fetcher
         self._waiting: deque[int] = deque()
         self._requested: set[int] = set()
-        self._arriving: dict[int, _Arriving] = {}
+        self._arriving: OrderedDict[int, _Arriving] = OrderedDict()
         self._noted_of: set[int] = set()
         self._turns = itertools.count()
+        self._first_turns = itertools.count(-1, -1)
         self._started: dict[int, list[int]] = {}
         self._failures = Failures()
         self.numbers: Iterator[int] = itertools.count()
@@ -97,8 +98,18 @@ class Scans:
             else:
                 self._waiting.append(shard)
 
+    def put_first(self, shard: int) -> None:
+        """Scan a requested shard before all others, since a batch waits for it.
+
+        They may have been requested by a pass that was left, or by whoever counts all samples.
+        """
+        arriving = self._arriving.get(shard)
+        if arriving is not None and arriving.turn >= 0 and not self._is_first(shard):
+            arriving.turn = next(self._first_turns)
+            self._arriving.move_to_end(shard, last=False)
+
     def wanted(self) -> list[int]:
-        """The shards whose bytes are needed for scans, in the order in which they were requested."""
+        """The shards whose bytes are needed for scans, in the order of their turns."""
         return list(self._arriving)
 
     def is_wanted(self, shard: int) -> bool:
@@ -110,7 +121,7 @@ class Scans:
         return self._arriving[shard].in_flight
 
     def turn_of(self, shard: int) -> int:
-        """The number of a wanted shard among all that were requested: scans are done in this order."""
+        """Orders the wanted shards: scans are done in this order."""
         return self._arriving[shard].turn
 
     def next_bytes(self, shard: int) -> tuple[int, int]:
@@ -162,7 +173,7 @@ class Scans:
         return None
 
     def _is_first(self, shard: int) -> bool:
-        """Whether no other wanted shard was requested before, so that the plan probably waits for this one."""
+        """Whether no other wanted shard comes before, so that the plan probably waits for this one."""
         return shard == next(iter(self._arriving))
 
     def submit(self, task: ScanTask, pool: Pool) -> None:

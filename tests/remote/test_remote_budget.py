@@ -92,6 +92,27 @@ def test_every_sample_once_in_each_epoch_within_the_budget(server: FaultServer, 
     assert 30 * MB < most <= budget_bytes
 
 
+@pytest.mark.parametrize("seed", [1, exhaustive((0,)), exhaustive((2,))])
+@pytest.mark.parametrize("workers", [1, exhaustive((0,))])
+def test_the_pass_after_one_that_was_left(server: FaultServer, seed: int, workers: int) -> None:
+    """Without an index: what the first one has had scanned ahead is kept for it, and is not what the next one needs."""
+    with loader_of(server, "plain", memory_budget="100MB", num_workers=workers, seed=seed, batch_size=2) as loader:
+        for _ in range(2):
+            next(iter(loader))
+        assert epoch_of(loader) == SAMPLES
+
+
+@pytest.mark.parametrize("workers", [1, exhaustive((0,))])
+def test_counting_in_the_middle_of_a_pass(server: FaultServer, workers: int) -> None:
+    """The loop takes no batch meanwhile, so what is kept for its next ones has to go."""
+    with loader_of(server, "plain", memory_budget="100MB", num_workers=workers) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        assert len(loader) == 38
+        rest = [int(label) for batch in batches for label in batch]
+    assert sorted([*map(int, first), *rest]) == SAMPLES
+
+
 @pytest.mark.parametrize("form", ["indexed", exhaustive(("zst",))])
 def test_a_tight_budget_in_the_callers_thread(server: FaultServer, form: str) -> None:
     with loader_of(server, form, memory_budget="85MB") as loader:

@@ -139,6 +139,32 @@ def test_a_shard_whose_turn_has_not_come_is_scanned_as_a_whole(arrival: Arrival)
     assert arrival.scans.next_task() == ScanTask(0, (2,), True, 0, size, size)
 
 
+def test_what_a_batch_waits_for_is_put_first(tmp_path: Path) -> None:
+    """The others may have been requested by a pass that was left."""
+    scans, feed, fetcher = fetched(tmp_path, *[2 * PART_BYTES] * 4)
+    scans.request(range(4))
+    feed.pump()
+    for shard in (2, 3, 2):
+        scans.put_first(shard)
+    assert scans.wanted() == [3, 2, 0, 1]
+    scans.put_first(3)
+    feed.pump()
+    fetcher.notify()
+    keys = []
+    while (key := fetcher.window.next_missing()) is not None:
+        keys.append(key)
+        fetcher.window.admit(key, PART_BYTES)
+    assert keys == [part_key(shard, number) for shard in (3, 2, 0, 1) for number in (0, 1)]
+    for shard in (2, 3):
+        fetcher.arrived(fetcher.state_of(shard), 0, PART_BYTES)
+    feed.pump()
+    task = scans.next_task()
+    assert task is not None
+    assert task.shards == (3,)
+    assert scans.next_task() is None
+    asyncio.run(fetcher.close())
+
+
 def test_of_a_shard_of_unknown_size_what_has_come_is_scanned_at_once(arrival: Arrival) -> None:
     """It is compressed, and its parts take room that those before it may need."""
     arrival.scans.request([0, 2])
