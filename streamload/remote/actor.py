@@ -322,7 +322,7 @@ class HostedFeeder:
                 feeder.note_taken(count)
             if is_end:
                 break
-        if self._others and not self._has_pending():  # a failure takes effect behind the batches before it
+        while self._others and not self._has_pending():  # a failure takes effect behind the batches before it
             await self._wire.send(self._others.popleft())
 
     def _has_pending(self) -> bool:

@@ -102,8 +102,11 @@ class RemoteFeeder:
 
     def begin(self, start: EpochStart) -> None:
         """Request a pass; what there is of an earlier one is dropped."""
-        self._drop_items()
+        self._drop_batches()
         self._start, self._received_end, self.ended, self._credits = start, None, False, 0
+        if self.items:  # it has failed as a whole, and says so once
+            self._owner.changed()
+            return
         if self._error is not None:
             self._fail(self._error)
             return
@@ -123,7 +126,7 @@ class RemoteFeeder:
 
     def abandon(self) -> None:
         """Nothing more is wanted of the pass."""
-        self._drop_items()
+        self._drop_batches()
         if self._start is not None:
             self._post(AbandonEpoch(self._start.number))
             self._start = self._sent_start = None
@@ -147,7 +150,8 @@ class RemoteFeeder:
 
     def host_again(self) -> None:
         """Have it configured anew, by another feeder's process; then it has no pass."""
-        self._drop_items()
+        self._drop_batches()
+        self.items.clear()
         self._start = self._sent_start = None
         self._note_totals_end()
         if self.greeting is not None:
@@ -162,11 +166,14 @@ class RemoteFeeder:
         for call in self._calls.values():
             self._post(call)
 
-    def _drop_items(self) -> None:
+    def _drop_batches(self) -> None:
+        """Drop what there is of a pass."""
         for item in self.items:
             if isinstance(item, ReceivedBatch):
                 self._owner.put_back(item.batch.slot)
+        failed = [item for item in self.items if isinstance(item, Failed) and item.start is None]
         self.items.clear()
+        self.items.extend(failed)
 
     def _fail(self, error: Exception) -> None:
         self.items.append(Failed(failure_of(error)))

@@ -20,7 +20,7 @@ from functions_of_users import fails_at_the_end, int_or_float, large_int_or_floa
 from same_batches import assert_same
 
 from streamload import Mixture, RayFeeders, StreamLoader
-from streamload.errors import SampleError, ShardNotFoundError, WorkerError
+from streamload.errors import SampleError, ShardFormatError, ShardNotFoundError, WorkerError
 from streamload.feeder.messages import EpochStart
 from streamload.remote import actor
 from streamload.remote.relay import Relay
@@ -191,6 +191,16 @@ def test_counts_and_a_pass_that_is_left(shards: Path, tmp_path: Path) -> None:
         next(iter(loader))
         assert_same(list(loader), expected)
         assert loader.statistics().samples > 0
+
+
+def test_counting_a_damaged_shard_fails(shards: Path, tmp_path: Path) -> None:
+    """The failure of the feeder and that of the call go together, and one must not stay behind the other."""
+    for shard in sorted(shards.glob("*.tar")):
+        (tmp_path / shard.name).write_bytes(shard.read_bytes()[:9000])
+    for _ in range(4):  # it depends on which of them comes first
+        with StreamLoader(str(tmp_path), batch_size=4, num_workers=1, feeders=RayFeeders(2), timeout=20) as loader:
+            with pytest.raises(ShardFormatError, match="cut"):
+                len(loader)
 
 
 @EXHAUSTIVE

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from preloaded import Preloaded
 
 from streamload import RayFeeders, StreamLoader
+from streamload.decode.failure import failure_of
+from streamload.errors import WorkerError
+from streamload.feeder.messages import Failed
+from streamload.order.epoch_start import EpochStart
+from streamload.remote.cluster import Cluster
+from streamload.remote.remote_feeder import FeederOwner, RemoteFeeder
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +52,25 @@ def test_what_cannot_be_made_elsewhere_is_refused(shards: Path) -> None:
         StreamLoader("memory://shards", 4, feeders=RayFeeders(1))
     with pytest.raises(ValueError, match="feeders=3 must be"):
         StreamLoader(str(shards), 4, feeders=3)
+
+
+class Owner:
+    """A relay that counts what is new."""
+
+    news = 0
+
+    def changed(self) -> None:
+        self.news += 1
+
+
+def test_what_a_feeder_fails_with_between_two_passes_is_met_by_the_next() -> None:
+    """It says so once, and would never answer the next one."""
+    owner = Owner()
+    feeder = RemoteFeeder(0, 1, cast("Cluster", None), cast("FeederOwner", owner))
+    feeder.begin(EpochStart(0, 0, 0, 1))
+    feeder._handle(Failed(failure_of(WorkerError("the workers die"))))
+    feeder.abandon()
+    assert owner.news == 1
+    feeder.begin(EpochStart(1, 0, 0, 1, number=1))
+    assert owner.news == 2
+    assert [type(item) for item in feeder.items] == [Failed]
