@@ -73,7 +73,7 @@ class Storages:
             return self._local
         place = self._place(url)
         if place not in self._by_protocol:
-            self._by_protocol[place] = self._make(place, url)
+            self._by_protocol.setdefault(place, self._make(place, url))  # another thread may have made it meanwhile
         return self._by_protocol[place]
 
     def check(self, urls: Iterable[str]) -> None:
