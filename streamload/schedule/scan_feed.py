@@ -15,8 +15,9 @@ _FIRST_GUESS_PARTS = 4
 """Of a shard, before the first answer has stated a size."""
 
 
-_State = tuple[int, int, int | None, int]
-"""Of a shard: its turn, where its next scan begins, its size, and how often its parts have come or gone."""
+_State = tuple[int, int, int | None, int, bool]
+"""Of a shard: its turn, where its next scan begins, its size, how often its parts have come or gone, and whether the
+first shard comes before its rest."""
 
 
 class ScanFeed:
@@ -38,6 +39,7 @@ class ScanFeed:
         most_bytes = fetcher.window.budget_bytes // SCANNED_PARTS_SHARE
         self._parts_ahead = max(1, min(SCANNED_PARTS, most_bytes // PART_BYTES))
         self._usual_parts = _FIRST_GUESS_PARTS
+        self._first_is_unknown = False
         self._decompressed_at_once = max(1, min(DECOMPRESSED_AT_ONCE, most_bytes // (2 * PART_BYTES)))
 
     def pump(self) -> bool:
@@ -51,7 +53,9 @@ class ScanFeed:
             self._request(shard, range(0))
         found, left, looked_at = False, self._parts_ahead, set[int]()
         decompressed = self._decompressed_at_once
-        for shard in self._scans.wanted():
+        wanted = self._scans.wanted()
+        self._first_is_unknown = bool(wanted) and self._is_unknown(wanted[0])
+        for shard in wanted:
             if left <= 0 or decompressed <= 0:
                 break  # thousands may follow, of which nothing has been requested
             looked_at.add(shard)
@@ -80,7 +84,7 @@ class ScanFeed:
     def _look_at(self, shard: int, left: int) -> tuple[bool, int]:
         start, window = self._scans.next_bytes(shard)[0], self._fetcher.window
         total = self._fetcher.state_of(shard).total_bytes
-        state = self._scans.turn_of(shard), start, total, window.changes_of(shard)
+        state = self._scans.turn_of(shard), start, total, window.changes_of(shard), self._first_is_unknown
         before, missing = self._looked.get(shard, (None, 0))
         if state == before:
             return False, left - missing
@@ -99,26 +103,29 @@ class ScanFeed:
         return False, left
 
     def _request_from(self, shard: int, first: int, missing: int, total: int | None, most: int) -> int:
-        """Request the parts from the first missing one on: a single one where the shard's end is unknown.
+        """Request the parts from the first missing one on: a single one where the end of the shard, or of the first of
+        all shards, is unknown, so that the rest of that one finds connections free.
 
         What has come from `first` on is needed until it has been scanned.
 
         Returns:
-            How many of these are missing. Where the end is unknown, as many as the last shard has whose size became
-            known: the answer states the size, and the other parts come before those of later shards.
+            How many are missing, at most `most`. Where the end is unknown, as many as the last shard has whose size
+            became known: the answer states the size, and the rest is requested before later shards.
         """
         missing = max(first, missing)
-        end = missing + (1 if total is None else most)
-        if total is not None:
-            end = min(end, -(-total // PART_BYTES))
-        self._request(shard, range(min(first, end), end))
-        keys = [part_key(shard, number) for number in range(missing, end)]
-        self._fetcher.are_present(keys)  # raises why one of them cannot be fetched
+        end = missing + 1 if total is None else max(missing, min(missing + most, -(-total // PART_BYTES)))
+        now = min(end, missing + 1) if self._first_is_unknown else end
+        self._request(shard, range(min(first, now), now))
+        requested = [part_key(shard, number) for number in range(missing, now)]
+        self._fetcher.are_present(requested)  # raises why one of them cannot be fetched
         if total is not None:
             self._usual_parts = max(1, -(-total // PART_BYTES))
-        elif self._fetcher.state_of(shard).compression is None:
-            return self._usual_parts
-        return len(keys)
+        return self._usual_parts if self._is_unknown(shard) else end - missing
+
+    def _is_unknown(self, shard: int) -> bool:
+        """Whether the first answer is about to state the size of a shard."""
+        state = self._fetcher.state_of(shard)
+        return state.total_bytes is None and state.compression is None
 
     def _request(self, shard: int, wanted: range) -> None:
         turn_before, before = self._requested.pop(shard, (0, range(0)))

@@ -99,23 +99,23 @@ class InFlight:
         self._answers.clear()
 
 
-_LARGEST_PIECE_BYTES = 512 << 10
+_FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 256 << 10, 512 << 10
 _LONGEST_PIECE_S = 0.1
 
 
 class PieceSize:
     """How much obstore gathers of a body before it passes that on; each piece costs as much as copying 100 kB.
 
-    What it has gathered is lost where the body breaks off, and nobody sees it come. So bodies are passed on as they
-    come until one has come whole, and then in pieces of what came in a tenth of a second, at most 512 KiB; after one
-    that did not come whole, as they come once more.
+    What it has gathered is lost where the body breaks off, and nobody sees it come. So pieces are of 256 KiB until a
+    body has come whole, and then of what came in a tenth of a second, at most 512 KiB; after a body that did not come
+    whole, the next ones are passed on as they come.
 
     Attributes:
         least_bytes: of every piece but the last.
     """
 
     def __init__(self) -> None:
-        self.least_bytes = 1
+        self.least_bytes = _FIRST_PIECE_BYTES
 
     def came_whole(self, body_bytes: int, seconds: float) -> None:
         """A body was read to its end. A short one says nothing."""

@@ -266,9 +266,12 @@ def test_shards_of_unknown_size_leave_room_for_the_rest_of_those_before_them(tmp
     feed.pump()
     first_parts = {shard: [0] for shard in range(SCANNED_PARTS // 4)}
     assert requested(fetcher, 99) == first_parts, "four parts each are expected"
-    fetcher.state_of(0).total_bytes = 4 * PART_BYTES  # its answer has begun
+    fetcher.state_of(1).total_bytes = 4 * PART_BYTES  # its answer has begun
     feed.pump()
-    assert requested(fetcher, 99) == first_parts | {0: [0, 1, 2, 3]}
+    assert requested(fetcher, 99) == first_parts, "the first of all comes first"
+    fetcher.state_of(0).total_bytes = 4 * PART_BYTES
+    feed.pump()
+    assert requested(fetcher, 99) == first_parts | {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
     for shard in range(SCANNED_PARTS):
         fetcher.state_of(shard).total_bytes = PART_BYTES
     feed.pump()
