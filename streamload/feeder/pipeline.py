@@ -113,6 +113,7 @@ class Pipeline:
         self.ranks = configure.ranks
         self._groups = -(-configure.ranks // configure.shared_by)
         self.feeders: list[Served] = []
+        self._in_turn: list[Served] = []
         self.meters: list[FeederMeter] = []
         self.owns_process = shards is None
         self.broken: Exception | None = None
@@ -161,6 +162,7 @@ class Pipeline:
         if self.broken is not None:
             raise self.broken
         self.feeders.append(feeder)
+        self._in_turn.append(feeder)
         return Resources(
             self.tables,
             self.scans,
@@ -178,6 +180,7 @@ class Pipeline:
         if feeder not in self.feeders:
             return
         self.feeders.remove(feeder)
+        self._in_turn.remove(feeder)
         self.meters.remove(feeder.meter)
         self._of_gone_feeders.add(feeder.meter.until_now())
         if turns is not None:
@@ -286,12 +289,19 @@ class Pipeline:
             feeder.answer_count()
 
     def _schedule_by_need(self) -> None:
-        """A task at a time for the rank with the fewest batches ahead of its loop, as long as there is one."""
-        waiting = list(self.feeders)
+        """A task at a time for the rank with the fewest batches ahead of its loop, as long as there is one.
+
+        Of those that have as many it is the one that has waited longest: else the first of them would be done first.
+        """
+        waiting = list(self._in_turn)
         while waiting:
             feeder = min(waiting, key=lambda each: each.epochs.outstanding)
             if not feeder.pump(most=1):
                 waiting.remove(feeder)
+                continue
+            for order in (waiting, self._in_turn):
+                order.remove(feeder)
+                order.append(feeder)
 
     def _check_room(self) -> None:
         """Go on fetching where batches were released; where what a rank needs at once does not fit, it fails."""
