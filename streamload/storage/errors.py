@@ -10,6 +10,7 @@ from streamload.errors import ShardChangedError, ShardNotFoundError, StorageErro
 from streamload.storage.protocol import protocol_of, without_secrets
 
 __all__ = [
+    "NO_SUCH_SHARD",
     "ExpiredCredentialsError",
     "NoConnectionError",
     "WholeAnswerError",
@@ -23,6 +24,8 @@ __all__ = [
     "unknown_length_error",
     "whole_answer_error",
 ]
+
+NO_SUCH_SHARD = "no such shard; check its url, and where braces name it whether there are so many"
 
 _THROTTLING = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServerBusy"}
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
@@ -105,7 +108,7 @@ def status_error(url: str, status: int | None, code: str | None) -> StorageError
             throttled=True,
         )
     if status == 404 or code in ("NoSuchKey", "BlobNotFound"):
-        return ShardNotFoundError("no such shard", url=url)
+        return ShardNotFoundError(NO_SUCH_SHARD, url=url)
     if status == 412:
         return ShardChangedError("the shard was changed while it was in use", url=url)
     if status == 416:

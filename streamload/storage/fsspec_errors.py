@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
-from streamload.storage.errors import connection_error, status_error
+from streamload.storage.errors import NO_SUCH_SHARD, connection_error, status_error
 from streamload.storage.protocol import without_secrets
 
 __all__ = ["ReportsErrors", "filesystem_error"]
@@ -69,7 +69,7 @@ def filesystem_error(url: str, exc: Exception) -> StorageError:
     if isinstance(exc, TimeoutError | ConnectionError) or any(part in name for name in names for part in _BROKEN):
         return TransientStorageError(f"the answer broke off ({type(exc).__name__}); try again later", url=shown)
     if isinstance(exc, FileNotFoundError | NotADirectoryError):
-        return ShardNotFoundError("no such shard", url=shown)
+        return ShardNotFoundError(NO_SUCH_SHARD, url=shown)
     if isinstance(exc, PermissionError):
         return StorageError("access is denied; check the credentials and the rights", url=shown)
     return StorageError(f"cannot be read ({type(exc).__name__}); check the url and storage_options", url=shown)
