@@ -321,8 +321,10 @@ class Pipeline:
         counting = [feeder for feeder in self.feeders if feeder.counts]
         if not counting and any(feeder.epochs.trainer_is_busy for feeder in self.feeders):
             return
+        if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
+            return
         waiting = counting or [feeder for feeder in self.feeders if feeder.is_blocked()]
-        if waiting and not fetcher.unkeep() and not fetcher.stop_caching() and not fetcher.evict():
+        if waiting and not fetcher.stop_caching() and not fetcher.evict():
             error = fetcher.too_small(counting=bool(counting), expands=self._expands)
             for feeder in waiting:
                 feeder.fail(error)

@@ -234,7 +234,7 @@ class Fetcher:
         return not goes_on and all(self.state_of(shard).waits_for_room for shard in in_flight)
 
     def unkeep(self) -> bool:
-        """Keep nothing for rows that scans will find, for somebody waits; whether that may make room."""
+        """Keep nothing for rows that scans will find, for somebody waits for the counts; whether it may make room."""
         unkept = self.window.unkeep_all()
         if unkept:
             self.notify()

@@ -141,8 +141,14 @@ class RayActors:
                 claims["memory"] = parse_bytes("memory", feeders.memory)
         kind: Any = self._cluster.ray.remote(FeederActor)
         wanted = kind.options(scheduling_strategy="SPREAD", max_restarts=0, **claims)
-        actor = RayActor(await asyncio.to_thread(wanted.remote))
-        self._actors.append(actor)
+        starting = asyncio.create_task(asyncio.to_thread(lambda: RayActor(wanted.remote())))
+        try:
+            actor = await asyncio.shield(starting)
+            self._actors.append(actor)
+        except asyncio.CancelledError:  # another one has answered, and this one is there all the same
+            self._actors.append(await starting)
+            self.end(starting.result())
+            raise
         try:
             greeting: Greeting = await actor.handle.greet.remote()
             Versions.here().check(greeting.versions, greeting.node)
