@@ -1,4 +1,4 @@
-"""How many requests run at once: more as long as the storage takes them, half as many when it asks for fewer."""
+"""How many requests run at once: more as long as the storage takes them, half as many when it refuses one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _FEWEST = 1
 
 
 class Concurrency:
-    """Additive increase, multiplicative decrease. Does no I/O; times are any monotonic clock's.
+    """Slow start, then additive increase and multiplicative decrease (RFC 5681). Any monotonic clock's times; no I/O.
 
-    The limit grows by one for every `limit` requests that succeed while it is reached, which is about once in a round
-    trip. It is halved at most once in a round trip: a request that was sent before the last halving says nothing
+    Until the storage refuses a request, the limit grows by one for every request that succeeds while it is reached, so
+    that it doubles in a round trip. From then on it grows by one for every `limit` of them, which is about once in a
+    round trip. It is halved at most once in a round trip: a request that was sent before the last halving says nothing
     about the new limit.
 
     Args:
@@ -27,6 +28,7 @@ class Concurrency:
         self._most = min(most, MOST_REQUESTS)
         self._limit = max(_FEWEST, min(start, self._most))
         self._succeeded = 0
+        self._is_starting = True
         self._halved_s = float("-inf")
 
     @property
@@ -42,7 +44,7 @@ class Concurrency:
         if in_flight < self._limit or self._limit >= self._most:
             return
         self._succeeded += 1
-        if self._succeeded >= self._limit:
+        if self._is_starting or self._succeeded >= self._limit:
             self._limit += 1
             self._succeeded = 0
 
@@ -51,5 +53,6 @@ class Concurrency:
         if sent_s < self._halved_s:
             return
         self._halved_s = now_s
+        self._is_starting = False
         self._limit = max(_FEWEST, self._limit // 2)
         self._succeeded = 0

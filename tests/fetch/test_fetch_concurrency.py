@@ -1,4 +1,4 @@
-"""How many requests at once: slowly up while all of them are taken, halved once in a round trip."""
+"""How many requests at once: doubled in a round trip until one is refused, then slowly up, halved once in one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,25 @@ def test_nothing_at_once_is_refused() -> None:
         Concurrency(most=0)
 
 
-def test_it_grows_by_one_in_a_round_trip_up_to_64() -> None:
+def succeed_at_the_limit(concurrency: Concurrency, times: int) -> None:
+    for _ in range(times):
+        concurrency.succeeded(concurrency.limit)
+
+
+def test_it_doubles_in_a_round_trip_until_a_request_is_refused_up_to_64() -> None:
+    concurrency = Concurrency(start=8)
+    succeed_at_the_limit(concurrency, 8)
+    assert concurrency.limit == 16
+    succeed_at_the_limit(concurrency, 100)
+    assert concurrency.limit == 64
+
+
+def test_it_grows_by_one_in_a_round_trip_once_a_request_was_refused_up_to_64() -> None:
     concurrency = Concurrency()
+    concurrency.throttled(1.0, 2.0)
+    assert concurrency.limit == 16
     a_round_of_success(concurrency)
-    assert concurrency.limit == 33
+    assert concurrency.limit == 17
     for _ in range(100):
         a_round_of_success(concurrency)
     assert concurrency.limit == 64
