@@ -161,19 +161,23 @@ class Interleaving:
         places = sequence.places_of(shard)
         if places is None or (self._bounds is None and self._n_lanes > 1):
             return [(0, _ENDLESS)]
-        passed = max(0, least - self._radius)
         reached = most + self._radius if sequence.has_repeats else _ENDLESS
         bounds = [0, _ENDLESS] if self._bounds is None or self._n_lanes == 1 else self._bounds.tolist()
         found = []
         for start, end in places:
             first = bisect_right(bounds, start) - 1
-            for lane_start, lane_end in zip(bounds[first:], bounds[first + 1 :], strict=False):
+            for lane, (lane_start, lane_end) in enumerate(zip(bounds[first:], bounds[first + 1 :], strict=False), first):
                 if lane_start >= end:
                     break
-                piece = max(start, lane_start + passed), min(end, lane_end)
+                piece = max(start, lane_start + self._passed_in(lane, least)), min(end, lane_end)
                 if piece[0] < piece[1] and piece[0] - lane_start <= reached:
                     found.append(sequence.samples_at(*piece))
         return found
+
+    def _passed_in(self, lane: int, number: int) -> int:
+        """A position of a lane below which no output from a number on lies, as far as is known."""
+        stream = self._streams.get(lane)
+        return max(0, number - self._radius, 0 if stream is None else stream.least_position)
 
     def _retired(self) -> ShardRetirement:
         if self._retirement is None:

@@ -77,9 +77,19 @@ class SlidingShuffle:
         self._first_block = min(first_block, self._full_block)
         self._known_end = 0
         self._ended = False
+        self._least: int | None = None
         self._seek(first_number)
 
+    @property
+    def least_position(self) -> int:
+        """The least position that may still come: all below have been taken, or lie before the first number."""
+        if self._least is None:
+            waiting = (positions.min(initial=self._drawn_end) for positions in (self._ready, self._waiting))
+            self._least = int(min(waiting))
+        return self._least
+
     def _seek(self, number: int) -> None:
+        self._least = None
         self._next_number = number
         self._drawn_end = max(0, number - self._window)
         # Numbers below `number` are not the lane's, but from there on they are: see the module's proof.
@@ -133,6 +143,7 @@ class SlidingShuffle:
                 self._ready_start += len(self._ready)
                 self._ready = self._finalize_block()
         if len(numbers):
+            self._least = None
             self._next_number = int(numbers[-1]) + 1
             self._ready = self._ready[self._next_number - self._ready_start :]
             self._ready_start = self._next_number

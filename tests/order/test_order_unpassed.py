@@ -1,10 +1,12 @@
 """What a plan has passed: no sample of it is in a later block, and everything is passed in the end."""
 
 import order_oracle as oracle
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.sequence import sequence_of_epoch
 
 
 def blocks_of(plan, max_rows, known, counts):
@@ -37,9 +39,21 @@ def test_no_sample_occurs_after_it_was_passed(options, counts, world_size, max_r
     assert all(plan.unpassed(shard) == [] for shard in range(len(counts)))
 
 
-def test_a_sample_is_passed_a_window_after_its_position():
+@pytest.mark.parametrize("start", [0, 130])
+@pytest.mark.parametrize("counts_known", [True, False])
+def test_with_one_lane_everything_before_the_first_sample_that_is_yet_to_come_is_passed(start, counts_known):
+    """Else up to half a window more would be held, for which nobody has planned the memory."""
+    counts = [100] * 10
     options = OrderOptions(seed=1, shuffle=True, window=50, lanes=1, batch_size=10, drop_last=False, pad=True)
-    plan = RankPlan(options, ShardCounts.of([1000]), 0, 0, 1)
-    plan.take(500)
-    ((first, end),) = plan.unpassed(0)
-    assert (first, end) == (450, 1000)
+    known = ShardCounts.of(counts) if counts_known else ShardCounts(len(counts))
+    plan = RankPlan(options, known, 0, 0, 1, start=start)
+    sequence = sequence_of_epoch(options, ShardCounts.of(counts), 0)
+    sequence.extend()
+    places = {shard: sequence.places_of(shard)[0][0] for shard in range(10)}
+    blocks, passed = [], []
+    for block in blocks_of(plan, 30, known, counts):
+        blocks.append([places[shard] + row for shard, row in zip(block.shard.tolist(), block.sample.tolist())])
+        starts = [places[shard] + a for shard in range(10) for a, _ in plan.unpassed(shard)]
+        passed.append(min(starts, default=1000))
+    yet_to_come = [min((p for block in blocks[at + 1 :] for p in block), default=1000) for at in range(len(blocks))]
+    assert passed == yet_to_come

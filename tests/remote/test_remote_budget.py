@@ -151,6 +151,17 @@ def test_of_a_small_budget_the_refusal_names_one_that_is_enough(tmp_path: Path) 
         loader_of(small, "indexed", range(1), memory_budget=enough.replace(" ", ""), shuffle_window=1000).close()
 
 
+@pytest.mark.parametrize("seed", [0, *(exhaustive((seed,)) for seed in range(1, 20))])
+def test_what_a_refusal_calls_enough_is_enough_without_an_index(server: FaultServer, seed: int) -> None:
+    """While shards are being scanned, what is held of them must be no more than when all are known."""
+    order: dict[str, Any] = {"shuffle_window": 60, "num_workers": 1, "seed": seed}
+    with pytest.raises(ValueError, match="memory_budget of 20 MB is too small for shuffle_window=60") as caught:
+        loader_of(server, "indexed", memory_budget="20MB", **order)
+    enough = str(caught.value).partition("at least ")[2].partition(",")[0].replace(" ", "")
+    with loader_of(server, "plain", memory_budget=enough, **order) as loader:
+        assert epoch_of(loader) == SAMPLES
+
+
 def test_a_budget_that_a_batch_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
     order: dict[str, Any] = {"batch_size": 16, "shuffle": False, "collate_fn": None}
     refusal = r"16 samples x 1002\.\d kB: 24 MB of shards are needed at once, 48 MB are three batches.* at least 94 MB"
