@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -43,6 +44,8 @@ from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 
 __all__ = ["ProcessPool"]
+
+_log = logging.getLogger("streamload")
 
 _TASKS_AHEAD = 2
 _MAX_FAILED_STARTS = 3
@@ -429,6 +432,8 @@ class ProcessPool:
             if blamed is None:
                 return
             tasks[0] = blamed
+        if worker.started:
+            _log.warning("a worker process %s; another one is started, and makes again what it had in hand", how)
         self._events.on_restarted()
         self._replace(worker, tasks)
 

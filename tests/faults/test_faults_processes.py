@@ -44,7 +44,7 @@ def loader_of(source: str, **options: Any) -> StreamLoader:
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
-def test_workers_killed_at_random_instants(source: str, kills: int) -> None:
+def test_workers_killed_at_random_instants(source: str, kills: int, caplog: pytest.LogCaptureFixture) -> None:
     with loader_of(source, num_workers=0, transform=None) as loader:
         expected = [batch[0].tolist() for batch in loader]
     generator = random.Random(20)
@@ -63,6 +63,9 @@ def test_workers_killed_at_random_instants(source: str, kills: int) -> None:
     assert got == expected
     assert len(killed) == kills
     assert restarted >= kills - 2, "there are two at a time, so that many had been replaced before the last were killed"
+    logged = [record.getMessage() for record in caplog.records if "another one is started" in record.getMessage()]
+    assert all("a worker process was killed by SIGKILL" in each for each in logged)
+    assert len(logged) >= kills - 2, "memory may be running out, which nobody would look up in the statistics"
 
 
 def pids_of_workers() -> set[int]:
