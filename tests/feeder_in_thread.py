@@ -14,6 +14,7 @@ import pytest
 import streamload.environment.launch
 from streamload.environment.launch import Child, EarlyWorkers
 from streamload.feeder.process import serve
+from streamload.feeder.rank_feeders import RankFeeders
 from streamload.memory.unnamed import new_memory
 
 _DEADLINE_S = 20.0
@@ -51,7 +52,9 @@ def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         if workers:
             return launch_process(module, workers)
         ours, theirs = socket.socketpair()
-        thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers())))
+        thread = threading.Thread(
+            target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers(), lambda: RankFeeders))
+        )
         thread.start()
         process: Any = ThreadAsProcess(thread)
         return Child(process, ours, new_memory(0))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamload.decode.tasks import Failure
-from streamload.fetch.fetch_options import Fetching
-from streamload.index.listing import Listing
 from streamload.order.epoch_start import EpochStart
-from streamload.ray_feeders import RayFeeders
-from streamload.schedule.epoch import ReadyBatch
-from streamload.schedule.scheduler import PipelineSettings
-from streamload.totals import Totals
-from streamload.trace import Event
+
+if TYPE_CHECKING:  # a feeder's process answers its first calls before it has these
+    from streamload.fetch.fetch_options import Fetching
+    from streamload.index.listing import Listing
+    from streamload.ray_feeders import RayFeeders
+    from streamload.schedule.epoch import ReadyBatch
+    from streamload.schedule.scheduler import PipelineSettings
+    from streamload.totals import Totals
+    from streamload.trace import Event
 
 __all__ = [
     "AbandonEpoch",

@@ -10,32 +10,21 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
-from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.environment.affinity import share_processors_of
 from streamload.environment.launch import EarlyWorkers
 from streamload.environment.rendezvous import Listener
 from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
-from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Answer, Call, Configure, Failed, Send
-from streamload.feeder.pipeline import Pipeline
-from streamload.feeder.shared_streams import Member, SharedStreams
-from streamload.fetch.resident import ResidentShards
+from streamload.feeder.messages import Answer, Call, Configure, Failed
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
-from streamload.log_records import Logged, forward_records, set_log_levels
+from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
-from streamload.memory.heap import keep_freed_memory
-from streamload.memory.slots import SlotPool, SlotPools
-from streamload.memory.unnamed import descriptor_limit, naming_the_limit
-from streamload.workers.caller_pool import CallerPool
-from streamload.workers.process_pool import ProcessPool
-from streamload.workers.protocol import Pool
+from streamload.memory.unnamed import naming_the_limit
 
-__all__ = ["serve"]
+__all__ = ["SendDescriptors", "TrainersFeeder"]
 
 _log = logging.getLogger("streamload")
 
@@ -48,8 +37,15 @@ _SHOWN_LENGTH = 40
 """Of the values that differ between loaders; a digest is longer."""
 
 
-class FeederStandIn(Protocol):
-    """What stands in a feeder's place in its process."""
+class SendDescriptors(Protocol):
+    """Sends a trainer a message, with descriptors."""
+
+    def __call__(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
+        """`close` closes the descriptors once they are sent."""
+
+
+class TrainersFeeder(Protocol):
+    """What makes a trainer's batches, or has them made."""
 
     def handle(self, message: Any, /) -> None:
         """Take a message from the trainer."""
@@ -57,20 +53,35 @@ class FeederStandIn(Protocol):
     async def what_holds_up(self) -> str:
         """What the next batch waits for, in words; empty where nothing shows."""
 
+    def leave(self) -> None:
+        """The trainer is gone, and others are served."""
+
+
+class Feeders(Protocol):
+    """The feeders of a process's trainers."""
+
+    @property
+    def worker_pids(self) -> Sequence[int]:
+        """The numbers of the processes of their workers."""
+
+    @property
+    def are_broken(self) -> bool:
+        """Whether they cannot go on, so that no trainer should come any more."""
+
+    def make(self, message: Configure, listing: Listing, send: SendDescriptors, /) -> TrainersFeeder:
+        """One more, for a trainer that wants this of these shards."""
+
     async def aclose(self) -> None:
-        """End all that it has started."""
+        """The last trainer is gone: end all that was started."""
 
 
-MakeRelay = Callable[[Configure, Listing, Send], FeederStandIn]
+Load = Callable[[], Callable[[EarlyWorkers, Mapping[str, DatasetIndex]], Feeders]]
+"""Imports what makes the feeders, from the workers that have been started and the indexes that listing has read. It is
+called when the first shards are being listed: that waits for a storage, and so the import costs no time."""
 
 
 def run(
-    sock: socket.socket,
-    trainer: int,
-    early: EarlyWorkers,
-    listener: Listener | None = None,
-    *,
-    make_relay: MakeRelay | None = None,
+    sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load, listener: Listener | None = None
 ) -> NoReturn:
     """Serve trainers to the end of the last one, and end this process.
 
@@ -78,10 +89,10 @@ def run(
         sock: leads to the first trainer.
         trainer: the number of its process.
         early: the workers that have been started already.
+        load: see `Load`.
         listener: where other trainers of this machine come; None where there is one trainer.
-        make_relay: makes what stands in a feeder's place, for a trainer that wants feeders on other nodes.
     """
-    asyncio.run(_serve_and_exit(sock, trainer, early, listener, make_relay))
+    asyncio.run(_serve_and_exit(sock, trainer, early, load, listener))
 
 
 class _Process:
@@ -90,28 +101,22 @@ class _Process:
     Attributes:
         ended: the last trainer is gone.
         calls: functions that trainers may call.
-        slots: of all trainers.
-        pipeline: makes their batches; None before the first of them has said how.
-        make_relay: see `run`.
     """
 
-    def __init__(self, early: EarlyWorkers, listener: Listener | None, make_relay: MakeRelay | None = None) -> None:
+    def __init__(self, early: EarlyWorkers, load: Load, listener: Listener | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._early = early
-        self.make_relay = make_relay
+        self._load = load
         self._listener = listener
         self._trainers: list[_Trainer] = []
         self._last: _Trainer | None = None
+        self._feeders: Feeders | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._listed: dict[bytes, asyncio.Future[Listing]] = {}
         self._alike: Mapping[str, str] = {}
         self._calling: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
-        self.slots = SlotPools()
-        self.pipeline: Pipeline | None = None
-        self._pool: ProcessPool | None = None
-        self._shared: SharedStreams | None = None
         _log_in_trainer(self._log)
         if listener is not None:
             self._loop.add_reader(listener.socket, self._accept)
@@ -121,7 +126,7 @@ class _Process:
     def add(self, sock: socket.socket, trainer: int) -> None:
         """Serve a trainer, whose process has this number."""
         if self._listener is not None:
-            workers = [worker.child.pid for worker in self._early.launched] if self._pool is None else self._pool.pids
+            workers = self._early.pids if self._feeders is None else self._feeders.worker_pids
             share_processors_of(trainer, [os.getpid(), *workers])
         self._trainers.append(_Trainer(self, sock, trainer))
 
@@ -129,7 +134,7 @@ class _Process:
         """A trainer is gone. With the last one this ends, unless another one is at the door."""
         self._trainers.remove(trainer)
         self._last = trainer
-        if self.pipeline is not None and self.pipeline.broken is not None:
+        if self._feeders is not None and self._feeders.are_broken:
             self._stop_listening()
         if not self._trainers:
             self._accept()
@@ -157,21 +162,19 @@ class _Process:
 
     # -- work ------------------------------------------------------------------------------------------------------
 
-    def configure(self, message: Configure, listing: Listing, start_pool: Callable[..., Pool]) -> Pipeline:
-        """What makes a trainer's batches: it is started for the first trainer, and is the others' too.
+    def make_feeder(self, message: Configure, listing: Listing, send: SendDescriptors) -> TrainersFeeder:
+        """What makes a trainer's batches.
 
         Raises:
             ValueError: this trainer wants something else than the first one.
         """
-        if self.pipeline is None:
-            self.pipeline = Pipeline(message, start_pool, listing=listing, indexes=self._indexes)
+        if self._feeders is None:
+            self._feeders = self._load()(self._early, self._indexes)
             self._alike = message.alike
-            if self.pipeline.prerequisites is not None:
-                keep_freed_memory(256 << 20)
             if self._listener is not None:
                 self._loop.call_later(_ALL_COME_AFTER_S, self._note_absent, message.ranks)
         _check_alike(self._alike, message.alike)
-        return self.pipeline
+        return self._feeders.make(message, listing, send)
 
     def _note_absent(self, ranks: int) -> None:
         """Say that ranks for which there is room here have not come, while those that have are here."""
@@ -186,36 +189,13 @@ class _Process:
                 ranks,
             )
 
-    def share(self, message: Configure, pipeline: Pipeline, descriptors: int) -> SharedStreams:
-        """The streams of trainers of which several get the same batches."""
-        if self._shared is None:
-            sharers = min(message.shared_by, message.ranks)
-            self._shared = SharedStreams(
-                pipeline, self.slots, descriptors=descriptors, workers=message.workers, sharers=sharers
-            )
-        return self._shared
-
-    def new_pool(self, message: Configure, pipeline: Pipeline, shards: ResidentShards) -> Pool:
-        """The workers."""
-        self._pool = ProcessPool(
-            message.workers,
-            job=message.job,
-            import_path=message.import_path,
-            shards=shards,
-            slots=self.slots,
-            events=pipeline,
-            ends_at_failure=message.ends_at_failure,
-            log_levels=message.log_levels,
-            launched=self._early.take(),
-        )
-        return self._pool
-
     async def list_shards(self, *arguments: Any) -> Listing:
         """`list_shards`, once for all trainers that want the same."""
         key = pickle.dumps(arguments)
         if key not in self._listed:
             listing = asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes)
             self._listed[key] = asyncio.ensure_future(listing)
+            self._loop.call_soon(self._load)
         try:
             return await asyncio.shield(self._listed[key])
         except Exception:
@@ -238,13 +218,9 @@ class _Process:
         """End everything."""
         if self._last is not None:
             await self._last.aclose()
-        self.slots.close_all()
-        if self.pipeline is None:
-            self._early.end(_GRACE_S)
-            return
-        self.pipeline.close()
-        if self.pipeline.prerequisites is not None:
-            await self.pipeline.prerequisites.close()
+        if self._feeders is not None:
+            await self._feeders.aclose()
+        self._early.end(_GRACE_S)
 
 
 class _Trainer:
@@ -258,18 +234,16 @@ class _Trainer:
 
     def __init__(self, process: _Process, sock: socket.socket, number: int) -> None:
         self._process = process
-        self._feeder: Feeder | Member | FeederStandIn | None = None
-        self._caller: CallerPool | None = None
-        self._slots: SlotPool | None = None
+        self._feeder: TrainersFeeder | None = None
         self._found: Listing | None = None
         self._gone = False
         self._calls = Calls(self._list)
         self._channel = AsyncChannel(sock, self._on_message, self._on_lost)
         self._pidfd = self._watch(number)
 
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send it a message."""
-        self._channel.send(message, descriptors)
+    def send(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
+        """See `SendDescriptors`."""
+        self._channel.send(message, descriptors, close=close)
 
     def _on_message(self, message: Any, _: list[int]) -> None:
         if isinstance(message, Call) and message.function in self._calls.functions:
@@ -281,42 +255,16 @@ class _Trainer:
                 self._configure(message)
             if attempt.error is not None:
                 self.send(Failed(failure_of(naming_the_limit(attempt.error))))
-        elif isinstance(message, RowsDone | ScanDone):
-            if self._caller is not None:
-                self._caller.on_done(message)
         elif self._feeder is not None:
             self._feeder.handle(message)
 
     def _configure(self, message: Configure) -> None:
         listing = message.listing or self._found
         assert listing is not None, "it has listed none"
-        if self._process.make_relay is not None:
-            set_log_levels(message.log_levels)
-            self._feeder = self._process.make_relay(message, listing, self.send)
-            return
-        pipeline = self._process.configure(message, listing, partial(self._start_pool, message))
-        descriptors = message.descriptors or (descriptor_limit() // message.ranks if message.ranks > 1 else 0)
-        if message.ranks > 1 and message.shared_by > 1:
-            self._feeder = self._process.share(message, pipeline, descriptors).join(self.send)
-            return
-        self._slots = self._process.slots.new(descriptors)
-        self._feeder = Feeder(pipeline, self._slots, self.send, workers=message.workers)
+        self._feeder = self._process.make_feeder(message, listing, self.send)
 
-    def _start_pool(self, message: Configure, pipeline: Pipeline, shards: ResidentShards) -> Pool:
-        if message.workers:
-            return self._process.new_pool(message, pipeline, shards)
-        self._caller = CallerPool(
-            partial(self._channel.send, close=True),
-            shards=shards,
-            slots=self._process.slots,
-            events=pipeline,
-            descriptors=message.descriptors,
-        )
-        return self._caller
-
-    async def _explain(self, call: Call, feeder: Feeder | Member | FeederStandIn) -> None:
-        knows = feeder.pipeline if isinstance(feeder, Feeder) else feeder
-        self.send(Answer(call.number, await knows.what_holds_up()))
+    async def _explain(self, call: Call, feeder: TrainersFeeder) -> None:
+        self.send(Answer(call.number, await feeder.what_holds_up()))
 
     async def _call(self, call: Call) -> None:
         """Answer a call."""
@@ -356,17 +304,13 @@ class _Trainer:
         self._process.remove(self)
         if self._process.ended.is_set():
             return
-        if isinstance(self._feeder, Feeder | Member):
+        if self._feeder is not None:
             self._feeder.leave()
-        if isinstance(self._feeder, Feeder) and self._slots is not None:
-            self._feeder.pipeline.pool.forget_slots(self._process.slots.close(self._slots))
         self._process.begin(self.aclose())
 
     async def aclose(self) -> None:
-        """Close the connections that its calls have opened, and end a relay."""
+        """Close the connections that its calls have opened."""
         await self._calls.aclose()
-        if self._feeder is not None and not isinstance(self._feeder, Feeder | Member):
-            await self._feeder.aclose()
 
 
 def _check_alike(first: Mapping[str, str], other: Mapping[str, str]) -> None:
@@ -405,28 +349,19 @@ def _log_in_trainer(send: Callable[[Logged], None]) -> None:
 
 
 async def serve(
-    sock: socket.socket,
-    trainer: int,
-    early: EarlyWorkers,
-    listener: Listener | None = None,
-    *,
-    make_relay: MakeRelay | None = None,
+    sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load, listener: Listener | None = None
 ) -> None:
     """The same until the last trainer is gone, in a running event loop of any process."""
-    process = _Process(early, listener, make_relay)
+    process = _Process(early, load, listener)
     process.add(sock, trainer)
     await process.ended.wait()
     await process.close()
 
 
 async def _serve_and_exit(
-    sock: socket.socket,
-    trainer: int,
-    early: EarlyWorkers,
-    listener: Listener | None,
-    make_relay: MakeRelay | None,
+    sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load, listener: Listener | None
 ) -> NoReturn:
-    await serve(sock, trainer, early, listener, make_relay=make_relay)
+    await serve(sock, trainer, early, load, listener)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a storage that is silent

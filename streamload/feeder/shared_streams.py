@@ -28,7 +28,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.text import counted
 from streamload.totals import Totals
 
-__all__ = ["Member", "SharedStreams"]
+__all__ = ["SharedStreams"]
 
 Identity = tuple[int, int, int]
 _OF_OTHERS: Identity = (-1, -1, -1)

@@ -10,10 +10,14 @@ import faulthandler
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from streamload.environment.launch import EarlyWorkers, write_stack_on_request
 from streamload.environment.rendezvous import Listener, detach
 from streamload.memory.unnamed import raise_descriptor_limit
+
+if TYPE_CHECKING:
+    from streamload.feeder.rank_feeders import RankFeeders
 
 __all__ = ["main"]
 
@@ -37,7 +41,13 @@ def main() -> None:
     from streamload.feeder import process
 
     listener = Listener(listening[0], words_number) if listening else None
-    process.run(sock, trainer, early, listener)
+    process.run(sock, trainer, early, _load, listener)
+
+
+def _load() -> type[RankFeeders]:
+    from streamload.feeder.rank_feeders import RankFeeders
+
+    return RankFeeders
 
 
 if __name__ == "__main__":

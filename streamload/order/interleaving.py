@@ -166,7 +166,9 @@ class Interleaving:
         found = []
         for start, end in places:
             first = bisect_right(bounds, start) - 1
-            for lane, (lane_start, lane_end) in enumerate(zip(bounds[first:], bounds[first + 1 :], strict=False), first):
+            for lane, (lane_start, lane_end) in enumerate(
+                zip(bounds[first:], bounds[first + 1 :], strict=False), first
+            ):
                 if lane_start >= end:
                     break
                 piece = max(start, lane_start + self._passed_in(lane, least)), min(end, lane_end)

@@ -13,6 +13,7 @@ from typing import Any
 
 from streamload.arguments import parse_bytes
 from streamload.decode.failure import Attempt, failure_of
+from streamload.environment.launch import EarlyWorkers
 from streamload.feeder.calls import COUNT_SAMPLES, WHAT_HOLDS_UP
 from streamload.feeder.messages import (
     AbandonEpoch,
@@ -26,8 +27,10 @@ from streamload.feeder.messages import (
     Send,
     Tracing,
 )
+from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
 from streamload.limits import FREE_MEMORY_SHARE, LEAST_BUDGET_BYTES
+from streamload.log_records import set_log_levels
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import MappedSlots, SlotPool
 from streamload.memory.unnamed import naming_the_limit
@@ -40,7 +43,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.totals import Totals
 from streamload.trace import Event
 
-__all__ = ["Relay"]
+__all__ = ["Relays"]
 
 _log = logging.getLogger("streamload")
 
@@ -64,6 +67,34 @@ class _HasFailedError(Exception):
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.failure.summary)
         self.failure = failed.failure
+
+
+class Relays:
+    """See `process.Feeders`: of a process that has one trainer, and no workers.
+
+    Args:
+        cluster: where the feeders are; None for Ray's.
+    """
+
+    worker_pids: Sequence[int] = ()
+    are_broken = False
+
+    def __init__(
+        self, _early: EarlyWorkers, _indexes: Mapping[str, DatasetIndex], *, cluster: Cluster | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._relays: list[Relay] = []
+
+    def make(self, message: Configure, listing: Listing, send: Send) -> Relay:
+        """See `process.Feeders`."""
+        set_log_levels(message.log_levels)
+        self._relays.append(Relay(message, listing, send, self._cluster))
+        return self._relays[-1]
+
+    async def aclose(self) -> None:
+        """See `process.Feeders`."""
+        for relay in self._relays:
+            await relay.aclose()
 
 
 class Relay:
@@ -145,6 +176,9 @@ class Relay:
             return f"{len(unplaced)} of {self._number} feeders wait for a place on the Ray cluster"
         answers = await asyncio.gather(*(self._explain(feeder) for feeder in missing[:2]))
         return "\n".join(answers)
+
+    def leave(self) -> None:
+        """The trainer is gone: the process ends, and all with it."""
 
     async def _explain(self, feeder: RemoteFeeder) -> str:
         number, greeting = next(self._calls), feeder.greeting

@@ -13,7 +13,7 @@ import sys
 from streamload.environment.launch import EarlyWorkers, write_stack_on_request
 from streamload.feeder import process
 from streamload.memory.unnamed import raise_descriptor_limit
-from streamload.remote.relay import Relay
+from streamload.remote.relay import Relays
 
 __all__ = ["main"]
 
@@ -26,7 +26,7 @@ def main() -> None:
     faulthandler.enable(file=words_number)
     write_stack_on_request(words_number)
     raise_descriptor_limit()
-    process.run(socket.socket(fileno=socket_number), trainer, EarlyWorkers(), make_relay=Relay)
+    process.run(socket.socket(fileno=socket_number), trainer, EarlyWorkers(), lambda: Relays)
 
 
 if __name__ == "__main__":

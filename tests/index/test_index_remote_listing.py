@@ -80,7 +80,9 @@ async def s3(rclone_s3: S3Server) -> AsyncIterator[Storages]:
     await storages.aclose()
 
 
-def test_a_prefix_with_an_index_costs_a_get_for_it_and_one_for_the_mark_at_once(bucket: Path, s3: Storages, requests: list[str]) -> None:
+def test_a_prefix_with_an_index_costs_a_get_for_it_and_one_for_the_mark_at_once(
+    bucket: Path, s3: Storages, requests: list[str]
+) -> None:
     write(bucket / "train", [3, 1, 2])
     for url in (f"s3://{bucket.name}/train", f"s3://{bucket.name}/train/"):
         requests.clear()

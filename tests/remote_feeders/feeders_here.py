@@ -17,7 +17,7 @@ from streamload.environment.launch import Child, EarlyWorkers
 from streamload.feeder.process import serve
 from streamload.memory.unnamed import new_memory
 from streamload.remote.actor import Greeting, HostedFeeder
-from streamload.remote.relay import Relay
+from streamload.remote.relay import Relays
 from streamload.remote.wire import WireListener
 
 
@@ -60,8 +60,8 @@ def use_feeders_here(monkeypatch: pytest.MonkeyPatch) -> None:
         if module != "streamload.remote.start":
             return launch_process(module, workers)
         ours, theirs = socket.socketpair()
-        relay = partial(Relay, cluster=ClusterHere())
-        run = serve(theirs, os.getpid(), EarlyWorkers(), make_relay=relay)
+        relays = partial(Relays, cluster=ClusterHere())
+        run = serve(theirs, os.getpid(), EarlyWorkers(), lambda: relays)
         thread = threading.Thread(target=asyncio.run, args=(run,))
         thread.start()
         process: Any = ThreadAsProcess(thread)
