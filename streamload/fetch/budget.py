@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 _GUESS_BYTES = 4 << 30
+_MARGIN = 1.05
+"""What an error calls enough is a little more than what it has counted: samples differ in size."""
 _STEPS_FOR_A_MEAN = 4
 
 
@@ -144,7 +146,7 @@ def check_budget(
     shards_bytes = min(data_bytes, max(window_bytes + edges_bytes, of_batch_bytes))
     if shards_bytes + batches_bytes <= bytes_for_parts(budget_bytes, expands=expands):
         return
-    enough_bytes = budget_for(int((shards_bytes + batches_bytes) * 1.05), expands=expands)
+    enough_bytes = budget_for(int((shards_bytes + batches_bytes) * _MARGIN), expands=expands)
     batch = f"{counted(max(1, round(batch_samples)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
     advice = [f"a memory_budget of at least {_shown(enough_bytes, math.ceil)}"]
     if window_bytes + edges_bytes >= of_batch_bytes:
@@ -202,12 +204,15 @@ def budget_error(
         _shown(size_bytes) for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes)
     )
     decompressing = f", {_shown(decompressing_bytes)} hold what is being decompressed" if decompressing_bytes else ""
+    wanted_bytes = missing_bytes + needed_bytes + slot_bytes + decompressing_bytes
+    least_bytes = budget_for(wanted_bytes, expands=expands)  # what comes behind that may need more
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
         f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches"
-        f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a larger memory_budget, "
-        f"a smaller shuffle_window, or {advice}{', or a cache_dir on a disk with more room' if cache_helps else ''}"
+        f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a memory_budget of more "
+        f"than {_shown(least_bytes, math.ceil)}, a smaller shuffle_window, or {advice}"
+        f"{', or a cache_dir on a disk with more room' if cache_helps else ''}"
     )
 
 
