@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from streamload.decode.tasks import Failure
 from streamload.order.epoch_start import EpochStart
 
-if TYPE_CHECKING:  # a feeder's process answers its first calls before it has these
+if TYPE_CHECKING:  # most of these are imported only with what makes the feeders
     from streamload.fetch.fetch_options import Fetching
     from streamload.index.listing import Listing
     from streamload.ray_feeders import RayFeeders

@@ -77,7 +77,7 @@ class Feeders(Protocol):
 
 Load = Callable[[], Callable[[EarlyWorkers, Mapping[str, DatasetIndex]], Feeders]]
 """Imports what makes the feeders, from the workers that have been started and the indexes that listing has read. It is
-called when the first shards are being listed: that waits for a storage, and so the import costs no time."""
+called while shards are being listed, which waits for a storage and so hides the import, and again for every use."""
 
 
 def run(
@@ -100,7 +100,6 @@ class _Process:
 
     Attributes:
         ended: the last trainer is gone.
-        calls: functions that trainers may call.
     """
 
     def __init__(self, early: EarlyWorkers, load: Load, listener: Listener | None) -> None:
@@ -114,7 +113,7 @@ class _Process:
         self._feeders: Feeders | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._listed: dict[bytes, asyncio.Future[Listing]] = {}
-        self._alike: Mapping[str, str] = {}
+        self._alike: Mapping[str, str] | None = None
         self._calling: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
         _log_in_trainer(self._log)
@@ -170,11 +169,14 @@ class _Process:
         """
         if self._feeders is None:
             self._feeders = self._load()(self._early, self._indexes)
+        if self._alike is not None:
+            _check_alike(self._alike, message.alike)
+        feeder = self._feeders.make(message, listing, send)
+        if self._alike is None:  # not before: where the first one's could not be made, another may want something else
             self._alike = message.alike
             if self._listener is not None:
                 self._loop.call_later(_ALL_COME_AFTER_S, self._note_absent, message.ranks)
-        _check_alike(self._alike, message.alike)
-        return self._feeders.make(message, listing, send)
+        return feeder
 
     def _note_absent(self, ranks: int) -> None:
         """Say that ranks for which there is room here have not come, while those that have are here."""

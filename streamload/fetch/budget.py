@@ -36,7 +36,7 @@ __all__ = [
 
 _GUESS_BYTES = 4 << 30
 _MARGIN = 1.05
-"""What an error calls enough is a little more than what it has counted: samples differ in size."""
+"""What an error calls enough is a little more than what was counted, since samples differ in size."""
 _STEPS_FOR_A_MEAN = 4
 
 
@@ -205,7 +205,7 @@ def budget_error(
     )
     decompressing = f", {_shown(decompressing_bytes)} hold what is being decompressed" if decompressing_bytes else ""
     wanted_bytes = missing_bytes + needed_bytes + slot_bytes + decompressing_bytes
-    least_bytes = budget_for(wanted_bytes, expands=expands)  # what comes behind that may need more
+    least_bytes = budget_for(wanted_bytes, expands=expands)  # a lower bound: later parts may need more
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, MOST_INDEX_BYTES, DatasetIndex
@@ -24,10 +23,9 @@ _log = logging.getLogger("streamload")
 
 
 class IndexLookup:
-    """The indexes of the folders that shards lie in, each read once.
+    """The indexes of the folders that shards lie in, each read once: one request for each remote folder.
 
-    A remote folder costs two requests, sent at once: for its index, and for the mark of an interrupted writer, which
-    counts where there is no index.
+    Where a shard is in no index, one more request for its folder shows whether its writer has finished.
     """
 
     def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
@@ -39,7 +37,6 @@ class IndexLookup:
         """
         self._storages = Storages() if storages is None else storages
         self._by_folder: dict[str, DatasetIndex | None] = {}
-        self._marks: dict[str, Future[Sequence[UnfinishedSet]]] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
         self._unreadable: list[StorageError] = []
         self._guard = threading.Lock()
@@ -66,7 +63,7 @@ class IndexLookup:
             lock = self._locks.setdefault((folder, INDEX_FOLDER), threading.Lock())
         with lock:  # else many threads begin with the same index, which may be large and far away
             if folder not in self._by_folder:
-                self._by_folder[folder] = self._look_beside(folder, named or folder)
+                self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}", named or folder)
             return self._by_folder[folder]
 
     def entry_of(self, folder: str, name: str) -> IndexedShard | None:
@@ -89,8 +86,7 @@ class IndexLookup:
             StorageError: the storage cannot be read.
         """
         if folder not in self._unfinished:
-            requested = self._marks.pop(folder, None)
-            self._unfinished[folder] = self._marked(folder) if requested is None else requested.result()
+            self._unfinished[folder] = self._marked(folder)
         for found in self._unfinished[folder]:
             if name is None or found.shards.matches(name):
                 raise unfinished_error(found, folder)
@@ -123,14 +119,6 @@ class IndexLookup:
                 packed = read.pop(name)
                 self._packed.update({(folder, other): content for other, content in read.items()})
         return index.table_of(name, packed)
-
-    def _look_beside(self, folder: str, named: str) -> DatasetIndex | None:
-        place = f"{folder.rstrip('/')}/{INDEX_FOLDER}"
-        if self._storages.is_local(place):
-            return self._beside(place, named)
-        with ThreadPoolExecutor(1, "streamload-look") as thread:
-            self._marks[folder] = thread.submit(self._marked, folder)
-            return self._beside(place, named)
 
     def _beside(self, folder: str, named: str) -> DatasetIndex | None:
         try:

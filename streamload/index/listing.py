@@ -125,10 +125,9 @@ def list_shards(
     Braces and `::` are expanded in the order in which they are written; the matches of a glob and the shards of a
     folder are sorted. A folder stands for the shards in its index, or for its tar files where it has none.
 
-    A remote folder costs one request for its index and one for the mark of an interrupted writer, which are sent at
-    once, and where it has no index a listing. The entry of a remote shard is trusted, and a shard that has changed is
-    found when it is read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has
-    them.
+    A remote folder costs one request for its index, and where it has none one for the mark of an interrupted writer
+    and one listing; the entry of a remote shard is trusted, and a shard that has changed is found when it is
+    read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` where no index has them.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.

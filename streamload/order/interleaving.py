@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.lanes import SlidingShuffle, lane_bounds
+from streamload.order.layout import ENDLESS
 from streamload.order.runs import SampleSequence
 
 __all__ = ["Interleaving"]
@@ -63,8 +64,6 @@ class ShardRetirement:
         self._part_ends, self._part_shards = ends_in_lane[by_end], shards[by_end]
         self._parts_left = np.bincount(shards, minlength=len(self._named))
 
-
-_ENDLESS = 1 << 62
 
 IntArray = NDArray[np.int64]
 Streams = dict[int, SlidingShuffle]
@@ -160,9 +159,9 @@ class Interleaving:
         sequence = self.sequence
         places = sequence.places_of(shard)
         if places is None or (self._bounds is None and self._n_lanes > 1):
-            return [(0, _ENDLESS)]
-        reached = most + self._radius if sequence.has_repeats else _ENDLESS
-        bounds = [0, _ENDLESS] if self._bounds is None or self._n_lanes == 1 else self._bounds.tolist()
+            return [(0, ENDLESS)]
+        reached = most + self._radius if sequence.has_repeats else ENDLESS
+        bounds = [0, ENDLESS] if self._bounds is None or self._n_lanes == 1 else self._bounds.tolist()
         found = []
         for start, end in places:
             first = bisect_right(bounds, start) - 1

@@ -82,7 +82,7 @@ class SlidingShuffle:
 
     @property
     def least_position(self) -> int:
-        """The least position that may still come: all below have been taken, or lie before the first number."""
+        """The least position that may still come: all below have been taken or passed over."""
         if self._least is None:
             waiting = (positions.min(initial=self._drawn_end) for positions in (self._ready, self._waiting))
             self._least = int(min(waiting))

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 from streamload.order.randomness import CounterDraws, as_uniforms
 from streamload.text import counted
 
-__all__ = ["ShardCounts", "ShardSequence"]
+__all__ = ["ENDLESS", "ShardCounts", "ShardSequence"]
 
 UNKNOWN = -1
+ENDLESS = 1 << 62
+"""The end of what has no end yet."""
+
 _SHARDS_PER_STEP = 4_096
 
 
@@ -147,14 +150,14 @@ class ShardSequence:
         return int(self._edges[self.known_shards])
 
     def places_of(self, shard: int) -> list[tuple[int, int]] | None:
-        """The positions of a shard's samples, as start and end, as far as they are built; None if none are."""
+        """Where a shard's samples lie, as start and end; None if none are built. The open last shard has no end."""
         if self._place is None:
             self._place = np.empty(len(self.order), np.int64)
             self._place[self.order] = np.arange(len(self.order))
         place = int(self._place[shard])
         if place > self.known_shards or (place == self.known_shards and self.known_end == self.whole_end):
             return None
-        return [(int(self._edges[place]), int(self._edges[place + 1]))]
+        return [(int(self._edges[place]), ENDLESS if place == self.known_shards else int(self._edges[place + 1]))]
 
     def samples_at(self, start: int, end: int) -> tuple[int, int]:
         """The samples of a shard, as start and end, that stand at positions of it."""

@@ -242,8 +242,8 @@ class RankPlan:
         """Ranges of a shard's samples that hold all those of later blocks, the end of each exclusive.
 
         Where the order comes to a shard several times, those that are yet to begin are left out: what they need may
-        be fetched again. In each lane that the rank reads they begin with the first sample that is yet to come, in the
-        others at most a window before. Rows that fill up the last batch are not looked at.
+        be fetched again. In a lane that this rank has begun to read, a range begins at the first sample that is yet to
+        come; in any other, at most a window earlier. Rows that fill up the last batch are not looked at.
         """
         return [] if self._ended else self._interleaving.unpassed(shard, self.number, self.number)
 

@@ -83,18 +83,18 @@ class Relays:
         self, _early: EarlyWorkers, _indexes: Mapping[str, DatasetIndex], *, cluster: Cluster | None = None
     ) -> None:
         self._cluster = cluster
-        self._relays: list[Relay] = []
+        self._relay: Relay | None = None
 
     def make(self, message: Configure, listing: Listing, send: Send) -> Relay:
         """See `process.Feeders`."""
         set_log_levels(message.log_levels)
-        self._relays.append(Relay(message, listing, send, self._cluster))
-        return self._relays[-1]
+        self._relay = Relay(message, listing, send, self._cluster)
+        return self._relay
 
     async def aclose(self) -> None:
         """See `process.Feeders`."""
-        for relay in self._relays:
-            await relay.aclose()
+        if self._relay is not None:
+            await self._relay.aclose()
 
 
 class Relay:

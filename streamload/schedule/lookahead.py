@@ -103,7 +103,7 @@ class Lookahead:
             StreamloadError: they cannot be fetched.
         """
         if self._needs is None or not self._located:
-            return not self._planned_all and not self._blocks
+            return not self._planned_all and not self._blocks and bool(self._missing())
         planned, _ = self._located[0]
         return not self._needs.are_present(planned.parts[self._next_batch])
 

@@ -432,8 +432,7 @@ class ProcessPool:
             if blamed is None:
                 return
             tasks[0] = blamed
-        if worker.started:
-            _log.warning("a worker process %s; another one is started, and makes again what it had in hand", how)
+        _log.warning("a worker process has died, and another one takes its place; it %s", how)
         self._events.on_restarted()
         self._replace(worker, tasks)
 

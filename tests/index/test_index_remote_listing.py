@@ -80,14 +80,12 @@ async def s3(rclone_s3: S3Server) -> AsyncIterator[Storages]:
     await storages.aclose()
 
 
-def test_a_prefix_with_an_index_costs_a_get_for_it_and_one_for_the_mark_at_once(
-    bucket: Path, s3: Storages, requests: list[str]
-) -> None:
+def test_a_prefix_with_an_index_costs_one_get(bucket: Path, s3: Storages, requests: list[str]) -> None:
     write(bucket / "train", [3, 1, 2])
     for url in (f"s3://{bucket.name}/train", f"s3://{bucket.name}/train/"):
         requests.clear()
         listing = list_shards(url, storages=s3)
-        assert requests == ["get", "get"]
+        assert requests == ["get"]
         assert names(listing) == ["s0-000000.tar", "s1-000000.tar", "s2-000000.tar"]
         assert listing.counts == (3, 1, 2)
         assert listing.index_of == (f"s3://{bucket.name}/train/.streamload",) * 3
@@ -96,10 +94,10 @@ def test_a_prefix_with_an_index_costs_a_get_for_it_and_one_for_the_mark_at_once(
         ]
 
 
-def test_named_shards_with_an_index_cost_the_same_two_gets(bucket: Path, s3: Storages, requests: list[str]) -> None:
+def test_named_shards_with_an_index_cost_one_get(bucket: Path, s3: Storages, requests: list[str]) -> None:
     write(bucket, [1] * 12)
     listing = list_shards(f"s3://{bucket.name}/s{{0..11}}-000000.tar", storages=s3)
-    assert requests == ["get", "get"]
+    assert requests == ["get"]
     assert listing.counts == (1,) * 12
 
 
