@@ -59,7 +59,7 @@ LEAST_BUDGET_BYTES = 64 << 20
 """The smallest default budget of a rank."""
 
 REQUESTS_BYTES = 112 << 20
-"""For the buffers of requests; measured: the feeder grows by about as much with 32 requests in flight."""
+"""For the buffers of requests; measured: the feeder grows by about as much with as many in flight as there may be."""
 
 REQUEST_BYTES = REQUESTS_BYTES // 32
 
