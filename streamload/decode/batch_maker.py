@@ -32,7 +32,7 @@ from streamload.decode.failure import Attempt, failure_here, failure_of, in_word
 from streamload.decode.field_reader import Progress, ShardReader
 from streamload.decode.layout_mismatch import difference_between, find_missing_key
 from streamload.decode.rows import RowMaker
-from streamload.decode.seeding import RowRandomness
+from streamload.decode.seeding import RowRandomness, UnseededError
 from streamload.decode.task_clock import TaskClock
 from streamload.decode.tasks import (
     Failure,
@@ -82,10 +82,14 @@ class BatchMaker:
     def run(self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock | None = None) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
         clock = clock or TaskClock()
-        try:
-            return self._run(task, shards, progress, clock, may_stay_stored=True)
-        except UnreadableError:  # reading one by one, it is the failure of a row
-            return self._run(task, shards, progress, clock, may_stay_stored=False)
+        may_stay_stored = True
+        while True:
+            try:
+                return self._run(task, shards, progress, clock, may_stay_stored=may_stay_stored)
+            except UnreadableError:  # reading one by one, it is the failure of a row
+                may_stay_stored = False
+            except UnseededError:
+                pass
 
     def _run(
         self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock, *, may_stay_stored: bool
@@ -106,8 +110,7 @@ class BatchMaker:
             pieces = self._collate(task, made.rows, made.failures, random)
         collate_s = perf_counter() - started
         costs = clock.costs(decode=made.decode_s, transform=made.transform_s, collate=collate_s, named=made.named_s)
-        unseeded = self.rows.seeds.missed_torch
-        return RowsDone(task.number, pieces, len(task.table), made.payload_bytes, costs, unseeded=unseeded)
+        return RowsDone(task.number, pieces, len(task.table), made.payload_bytes, costs)
 
     def _random(self, epoch: int) -> SampleRandomness:
         if self._randomness is None or self._randomness[0] != epoch:

@@ -405,19 +405,13 @@ class TaskCosts:
 
 @dataclass(frozen=True)
 class RowsDone:
-    """The answer to a `RowTask`.
-
-    Attributes:
-        unseeded: user code imported torch during the task and may have drawn from its generator before that was
-            seeded. The task must be done again; each worker process can say this once.
-    """
+    """The answer to a `RowTask`."""
 
     number: int
     pieces: tuple[PieceDone, ...]
     rows: int
     payload_bytes: int
     costs: TaskCosts
-    unseeded: bool = False
 
 
 class ScannedShard(NamedTuple):

@@ -385,10 +385,6 @@ class ProcessPool:
             self._on_started(worker, message)
             return
         task = worker.link.tasks.pop(message.number)
-        if isinstance(message, RowsDone) and message.unseeded:
-            self._returned.tasks.append(task)
-            self._give_returned()
-            return
         if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
             self._deaths_in_a_row = 0
         self._give_returned()

@@ -290,6 +290,18 @@ def test_randomness_is_the_samples_own_and_not_that_of_the_task(transform: Calla
         assert part == [whole[row] for row in order]
 
 
+def test_a_row_that_is_the_first_to_draw_after_many_draws_what_it_draws_alone() -> None:
+    def draws_late(sample: Any) -> int:
+        return random.getrandbits(60) if sample[0] >= 98 else 0
+
+    shelf = Shelf(numbered(100))
+    work = job(fields=("cls",), transform=draws_late)
+    drawn = as_lists(only_batch(work, shelf, shelf.task(("cls",))))
+    alone = [as_lists(only_batch(work, shelf, shelf.task(("cls",), [row])))[0] for row in (98, 99)]
+    assert drawn == [0] * 98 + alone
+    assert len(set(alone)) == 2
+
+
 @pytest.mark.parametrize("transform", [draws_with_rng, draws_from_globals])
 def test_randomness_changes_with_epoch_and_seed(transform: Callable[..., Any]) -> None:
     shelf = Shelf(numbered(1))
