@@ -61,9 +61,9 @@ LEAST_BUDGET_BYTES = 64 << 20
 REQUESTS_BYTES = 112 << 20
 """For the buffers of requests; measured: the feeder grows by about as much with as many in flight as there may be."""
 
-REQUEST_BYTES = REQUESTS_BYTES // 32
+REQUEST_BYTES = REQUESTS_BYTES // 28
 
-PARTS_PROPORTION, REQUESTS_PROPORTION = 13, 3
+PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
 """How a budget is divided that is too small for `REQUESTS_BYTES`: parts and batches to requests."""
 
 EXPANSION_SHARE = 4
