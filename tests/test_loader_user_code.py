@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import re
 import sys
 import threading
@@ -413,3 +414,43 @@ def test_arguments_that_serve_other_runs_too_are_not(source: str) -> None:
         {"shuffle": True, "shuffle_window": 100},
     ):
         loader_of(source, Scaled(1), num_workers=0, **given).close()
+
+
+FROM_GENERATORS = """
+import random
+import numpy as np
+from random import random as draw, randint
+from numpy.random import rand, normal
+def draws(value):
+    return [draw(), randint(0, 1 << 40), rand(), normal(), random.gauss(0, 1), np.random.uniform()]
+"""
+
+
+def test_functions_that_are_imported_from_generators_draw_the_samples_own_numbers(tmp_path: Path) -> None:
+    """A function of a script travels with what it names; a copy of a generator would be seeded by nobody."""
+    source = write_numbers(tmp_path / "few", [12])
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(FROM_GENERATORS, names)
+
+    def drawn(num_workers: int) -> list[Any]:
+        transform = {"cls": names["draws"]}
+        with StreamLoader(source, 2, fields=("cls",), num_workers=num_workers, transform=transform) as loader:
+            return [np.stack([values.numpy() for values in batch[0]]).T.tolist() for batch in loader]
+
+    here = drawn(0)
+    assert drawn(1) == here
+    assert len({tuple(row) for batch in here for row in batch}) == 12
+
+
+def test_functions_that_are_imported_from_generators_do_not_change_between_passes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_numbers(tmp_path / "few", [4])
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(FROM_GENERATORS, names)
+    caplog.set_level("INFO", "streamload")
+    with StreamLoader(source, 2, fields=("cls",), num_workers=1, transform={"cls": names["draws"]}) as loader:
+        list(loader)
+        random.random(), np.random.rand()
+        list(loader)
+    assert "restarted" not in caplog.text

@@ -30,6 +30,7 @@ import cloudpickle
 import numpy as np
 
 from streamload.decode.failure import Attempt
+from streamload.decode.seeding import global_generator, name_of_generator
 
 __all__ = ["ModuleState", "StatePickler", "is_users", "set_state", "state_of"]
 
@@ -105,6 +106,8 @@ class ModuleState:
 class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle pickler that notes which of the user's modules it refers to.
 
+    What is bound to a global generator, as `random.random`, draws from that of the process in which it is loaded.
+
     Args:
         file: takes the bytes.
 
@@ -119,7 +122,9 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.reached: set[str] = set()
 
     def reducer_override(self, value: Any) -> Any:
-        """Note the module of a value, then pickle it as cloudpickle does."""
+        """Note the module of a value, then pickle it as cloudpickle does, but global generators by name."""
+        if (generator := name_of_generator(value)) is not None:
+            return global_generator, (generator,)
         if isinstance(value, ModuleType):
             _note(value.__name__, self.needed)
         elif isinstance(value, FunctionType | type):
@@ -135,6 +140,8 @@ class _ValuePickler(StatePickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, io.IOBase):
             raise TypeError("it is an open file")
+        if name_of_generator(value) is not None:
+            return super().reducer_override(value)
         if isinstance(value, Random | np.random.Generator | np.random.RandomState):
             raise TypeError("a generator's state would be the same in all workers")
         if isinstance(value, type) and is_users(value.__module__) and not _is_importable(value):

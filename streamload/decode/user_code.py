@@ -96,7 +96,7 @@ class UserFunction:
         name: for people.
         takes_rng: it has a parameter named `rng`, for a `numpy.random.Generator`.
         uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function without
-            `rng`, unless its own attribute of this name is false.
+            `rng` but built-in ones, unless its own attribute of this name is false.
         takes_out: it can write its result to an array `out`, by the rules of `streamload.images.placing`.
     """
 
@@ -109,7 +109,8 @@ class UserFunction:
         self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
         self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
         self.takes_rng = takes_rng(function)
-        self.uses_global_generators = bool(getattr(function, "uses_global_generators", not self.takes_rng))
+        may_draw = not self.takes_rng and getattr(function, "__module__", None) != "builtins"
+        self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
         self.takes_out = takes_out(function)
         self._torchvision = _torchvision_start(function)
 

@@ -17,6 +17,7 @@ from streamload import errors
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import sample_error
 from streamload.decode.tasks import PieceDone, RowFailure
+from streamload.decode.user_code import UserFunction
 from streamload.tar.table import MISSING
 
 
@@ -290,18 +291,6 @@ def test_randomness_is_the_samples_own_and_not_that_of_the_task(transform: Calla
         assert part == [whole[row] for row in order]
 
 
-def test_a_row_that_is_the_first_to_draw_after_many_draws_what_it_draws_alone() -> None:
-    def draws_late(sample: Any) -> int:
-        return random.getrandbits(60) if sample[0] >= 98 else 0
-
-    shelf = Shelf(numbered(100))
-    work = job(fields=("cls",), transform=draws_late)
-    drawn = as_lists(only_batch(work, shelf, shelf.task(("cls",))))
-    alone = [as_lists(only_batch(work, shelf, shelf.task(("cls",), [row])))[0] for row in (98, 99)]
-    assert drawn == [0] * 98 + alone
-    assert len(set(alone)) == 2
-
-
 @pytest.mark.parametrize("transform", [draws_with_rng, draws_from_globals])
 def test_randomness_changes_with_epoch_and_seed(transform: Callable[..., Any]) -> None:
     shelf = Shelf(numbered(1))
@@ -388,6 +377,12 @@ def test_only_functions_that_may_use_the_global_generators_have_them_seeded() ->
     for transform in (plain, with_rng, Says(True), Says(False)):
         BatchMaker(job(fields=("cls",), transform=transform), slots_for(task)).run(task, shelf, [-1, -1])
     assert [number == drawn[0] for number in drawn] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("function", [len, str, int, bytes])
+def test_built_in_functions_draw_from_no_generator(function: Callable[[Any], Any]) -> None:
+    assert not UserFunction(function).uses_global_generators
+    assert UserFunction(lambda value: function(value)).uses_global_generators
 
 
 # -- failures ------------------------------------------------------------------------------------------------------
