@@ -216,7 +216,12 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"where": "scor > 1"}, DatasetIndexError, "there is no column 'scor': the index has about.lang, score, twice"),
+        (
+            {"where": "scor > 1"},
+            DatasetIndexError,
+            r"there is no column 'scor': did you mean 'score'\? the index has about",
+        ),
+        ({"where": "cls == 1"}, DatasetIndexError, "names cls, which is a field; in quotes, as"),
         ({"where": "label =="}, ValueError, "cannot be understood"),
         ({"where": "__import__('os').system('x')"}, ValueError, "is no condition; it is made of"),
         ({"where": "[x for x in (1,)] == 1"}, ValueError, "is not known here"),

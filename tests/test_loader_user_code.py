@@ -454,3 +454,10 @@ def test_functions_that_are_imported_from_generators_do_not_change_between_passe
         random.random(), np.random.rand()
         list(loader)
     assert "restarted" not in caplog.text
+
+
+def test_workers_have_the_arguments_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--size", "48"])
+    source = write_numbers(tmp_path / "few", [4])
+    with StreamLoader(source, 4, fields=("cls",), num_workers=1, transform={"cls": lambda _: str(sys.argv)}) as loader:
+        assert next(iter(loader))[0][0] == "['train.py', '--size', '48']"

@@ -73,11 +73,11 @@ def decoder_for(
         return _built_in(field, {}, limit_bytes) if decode else bytes
     if not isinstance(decode, Mapping):
         raise TypeError(f"decode must be True, False or a mapping from extension to function, not {decode!r}")
-    users = {}
+    users: dict[str, Callable[[bytes], Any]] = {}
     for name, function in decode.items():
         if not isinstance(name, str) or not callable(function):
             raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
-        users[_normal(name)] = function
+        users |= dict.fromkeys(_names(name), function)
     return _built_in(field, users, limit_bytes)
 
 
@@ -85,14 +85,14 @@ def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes]
     """True if a field is decoded by the library itself, so that its decoder may be bypassed by a faster one."""
     if isinstance(decode, bool):
         return decode
-    names = {_normal(name) for name in decode}
+    names = {each for name in decode for each in _names(name)}
     return _normal(field) not in names and _last_extension(_normal(field)) not in names
 
 
 def applies_to(name: str, field: str) -> bool:
     """True if a decoder given for this name (a field's or an extension) is used for a field."""
-    name, field = _normal(name), _normal(field)
-    return any(name in (each, _last_extension(each)) for each in (field, field.removesuffix(".gz")))
+    names, field = _names(name), _normal(field)
+    return any(not {each, _last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
 
 
 def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
@@ -111,6 +111,11 @@ def is_image(field: str) -> bool:
 def is_array(field: str) -> bool:
     """True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
     return KIND_OF.get(_last_extension(_normal(field))) is Kind.ARRAY
+
+
+def _names(key: str) -> list[str]:
+    """The names that a key of a mapping stands for: alternatives are written as in `fields=`, `"jpg;png"`."""
+    return [_normal(name) for name in key.split(";")]
 
 
 def _normal(name: str) -> str:

@@ -7,6 +7,7 @@ file of the index, `columns.npz`: docs/index-format.md.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import io
 import os
 import zlib
@@ -47,9 +48,11 @@ __all__ = [
 
 COLUMNS_FILE = "columns.npz"
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
+"""Names of columns that no file is needed for; after the last two the field follows."""
+
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
-"""Names of columns that no file is needed for; after the last two the field follows."""
+_ALWAYS_THERE = ("key", "label", "class_name", "fraction")
 
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
 _OF_SAMPLES = "column:"
@@ -248,13 +251,7 @@ class _File:
         """A column of one shard."""
         column = self._arrays.get(f"{_OF_SAMPLES}{name}")
         if column is None:
-            there = sorted(each.removeprefix(_OF_SAMPLES) for each in self._arrays if each.startswith(_OF_SAMPLES))
-            has = f"the index has {listed(there)}" if there else "the index has no columns of metadata"
-            raise DatasetIndexError(
-                f"there is no column {name!r}: {has}, and key, label, class_name, fraction, size.<field> and "
-                f'"<field>" are always there; make others with `streamload index --columns json:{name}`',
-                url=self._url,
-            )
+            raise DatasetIndexError(self._why_no_column(name), url=self._index.folder)
         entry = self._index.find(shard_name)
         start, end, crc32 = self._places.get(shard_name, (0, -1, -1))
         if entry is None or entry.table is None or entry.table.crc32 != crc32 or end - start != entry.samples:
@@ -264,6 +261,21 @@ class _File:
                 url=url,
             )
         return column[start:end]
+
+    def _why_no_column(self, name: str) -> str:
+        if name in self._index.fields:
+            return (
+                f"where= names {name}, which is a field; in quotes, as '\"{name}\"', it means the samples that have it"
+            )
+        there = sorted(each.removeprefix(_OF_SAMPLES) for each in self._arrays if each.startswith(_OF_SAMPLES))
+        sizes = [f"{SIZE}{field}" for field in self._index.fields]
+        alike = difflib.get_close_matches(name, [*there, *_ALWAYS_THERE, *sizes], 1)
+        hint = f"did you mean {alike[0]!r}? " if alike else ""
+        has = f"the index has {listed(there)}" if there else "the index has no columns of metadata"
+        return (
+            f"there is no column {name!r}: {hint}{has}, and {', '.join(_ALWAYS_THERE)}, size.<field> and "
+            f'"<field>" are always there; make others with `streamload index --columns json:{name}`'
+        )
 
     def _crc32s(self) -> list[int]:
         found: list[int] = self._arrays.get(_CRC32, np.empty(0, np.uint32)).tolist()

@@ -214,6 +214,9 @@ class Finder:
                 for name, size, mtime_ns, etag in sorted(columns, key=itemgetter(0))
             ]
         if protocol_of(folder) in WEB:
+            unreadable = None if self._indexes is None else self._indexes.why_unreadable(folder)
+            if unreadable is not None:
+                raise unreadable
             raise ShardNotFoundError(
                 "this address holds no index, and a web server does not list its files; name the shards, with braces: "
                 "train-{000000..000099}.tar",

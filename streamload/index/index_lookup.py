@@ -38,7 +38,7 @@ class IndexLookup:
         self._storages = Storages() if storages is None else storages
         self._by_folder: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
-        self._unreadable: list[StorageError] = []
+        self._unreadable: dict[str, StorageError] = {}
         self._guard = threading.Lock()
         self._locks: dict[tuple[str, str], threading.Lock] = {}
         self._packed: dict[tuple[str, str], bytes] = {}  # tables that were read with others, until they are taken
@@ -63,7 +63,7 @@ class IndexLookup:
             lock = self._locks.setdefault((folder, INDEX_FOLDER), threading.Lock())
         with lock:  # else many threads begin with the same index, which may be large and far away
             if folder not in self._by_folder:
-                self._by_folder[folder] = self._beside(f"{folder.rstrip('/')}/{INDEX_FOLDER}", named or folder)
+                self._by_folder[folder] = self._beside(folder, named or folder)
             return self._by_folder[folder]
 
     def entry_of(self, folder: str, name: str) -> IndexedShard | None:
@@ -122,20 +122,24 @@ class IndexLookup:
 
     def _beside(self, folder: str, named: str) -> DatasetIndex | None:
         try:
-            return self._read(folder)
+            return self._read(f"{folder.rstrip('/')}/{INDEX_FOLDER}")
         except NoConnectionError as exc:
             raise NoConnectionError(exc.message, url=without_secrets(named)) from exc
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
             # Those who may read but not list are refused missing objects, too.
-            self._unreadable.append(exc)
+            self._unreadable[folder] = exc
             return None
+
+    def why_unreadable(self, folder: str) -> StorageError | None:
+        """Why the index of a folder, which may not be there, could not be read; None where it was, or is not there."""
+        return self._unreadable.get(folder)
 
     def warn_of_unreadable(self) -> None:
         """Warn of the indexes that could not be read; once it is known that the shards beside them can be."""
-        unreadable, self._unreadable = self._unreadable, []
-        for exc in unreadable:
+        unreadable, self._unreadable = self._unreadable, {}
+        for exc in unreadable.values():
             _log.warning("going on without an index, since it cannot be read: %s", exc)
 
     def _find_elsewhere(self, index: str) -> DatasetIndex:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import os
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import methodcaller
+from tempfile import mkdtemp
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -39,7 +43,7 @@ from streamload.storage.s3fs_range import open_s3fs_range
 from streamload.storage.urls import chain_links
 from streamload.text import counted
 
-__all__ = ["FilesystemStorage"]
+__all__ = ["CACHING", "FilesystemStorage", "remove_copies"]
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -207,6 +211,27 @@ def _head(body: str, path: str) -> tuple[str, bool]:
         if body.endswith(tail):
             return body[: len(body) - len(tail)], drops_slash
     return "", False
+
+
+CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
+"""Protocols of fsspec that keep copies of files."""
+
+_folders_of_copies: dict[int, str] = {}
+"""By the number of the process, so that a fork leaves alone what is not its own."""
+
+
+def _folder_of_copies() -> str:
+    """Where caches without a folder of the user's keep their copies in this process."""
+    if os.getpid() not in _folders_of_copies:
+        _folders_of_copies[os.getpid()] = mkdtemp(prefix="streamload-")
+        atexit.register(remove_copies)
+    return _folders_of_copies[os.getpid()]
+
+
+def remove_copies() -> None:
+    """Remove the copies of files that caches have made in this process; at the end of the interpreter it is called."""
+    if (folder := _folders_of_copies.pop(os.getpid(), None)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
@@ -393,6 +418,18 @@ class FilesystemStorage:
         for one in opened:
             await one.aclose()
 
+    def _open(self, url: str) -> tuple[OpenFilesystem, str]:
+        """A filesystem for a url, and the url's path in it."""
+        return open_filesystem(url, self._options_of(url), self._filesystem)
+
+    def _options_of(self, url: str) -> Mapping[str, Any]:
+        """The options, with a folder for a cache that was given none: fsspec's own outlives a feeder's process."""
+        outer = chain_links(url)[0].partition("://")[0]
+        given = self._options.get(outer, {})
+        if self._filesystem is not None or outer not in CACHING or "cache_storage" in given:
+            return self._options
+        return {**self._options, outer: {**given, "cache_storage": _folder_of_copies()}}
+
     def _on_loop(self, url: str) -> tuple[OpenFilesystem, str]:
         """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""
         loop = asyncio.get_running_loop()
@@ -401,7 +438,7 @@ class FilesystemStorage:
         key = self._key(url)
         opened = self._opened.get(key)
         if opened is None:
-            opened, path = open_filesystem(url, self._options, self._filesystem)
+            opened, path = self._open(url)
             self._opened[key] = opened
             return opened, path
         return opened, path_in(opened.fs, url)
@@ -423,7 +460,7 @@ class FilesystemStorage:
                 return await act(opened, path)
 
         async def whole() -> _Result:
-            opened, path = open_filesystem(url, self._options, self._filesystem)
+            opened, path = self._open(url)
             try:
                 while True:
                     try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from streamload.storage.filesystem_storage import FilesystemStorage
+from streamload.storage.filesystem_storage import CACHING, FilesystemStorage
 from streamload.storage.local_storage import LocalStorage, local_path
 from streamload.storage.object_storage import ObjectStorage
 from streamload.storage.options import object_config, options_of
@@ -20,7 +20,6 @@ __all__ = ["Storages"]
 _OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
 _IN_MEMORY = frozenset(("memory",))
 _WEB = ("http", "https")
-_CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
 _TAKES_ALL = frozenset(("abstract", "generic"))
 """Protocols of filesystems that don't say which urls they know, and of the one that finds another by the url."""
 
@@ -155,7 +154,7 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
         return  # a path
     name = protocol_of(chain_links(url)[-1])
     taking = [filesystem]
-    while _CACHING & _protocols(taking[-1]):
+    while CACHING & _protocols(taking[-1]):
         taking.append(taking[-1].fs)  # a cache takes the urls of what it caches
     known = frozenset[str]().union(*map(_protocols, taking))
     if known & {name, *_TAKES_ALL} or any(_is_registered(name, each) for each in taking):

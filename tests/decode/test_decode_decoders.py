@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streamload.decode.decoders import (
+    applies_to,
     decoder_for,
     decodes_as_built_in,
     decompress_gzip,
@@ -438,6 +439,13 @@ def test_decode_false_gives_bytes() -> None:
     assert decode("cls", b"5", decode=False) == b"5"
 
 
+@pytest.mark.parametrize("field", ["jpg", "PNG", "x.png"])
+def test_one_function_may_decode_several_fields(field: str) -> None:
+    assert decode(field, b"5", decode={"jpg;png": int}) == 5
+    assert applies_to("jpg;png", field)
+    assert not applies_to("jpg;png", "txt")
+
+
 @pytest.mark.parametrize("option", [None, "jpg", {"jpg": 5}, {5: bytes}])
 def test_wrong_decode_options_are_refused(option: Any) -> None:
     with pytest.raises(TypeError, match="decode"):
@@ -450,5 +458,6 @@ def test_which_fields_the_library_decodes_itself() -> None:
     assert not decodes_as_built_in("x.npy", {"npy": bytes})
     assert not decodes_as_built_in("x.npy", {"X.npy": bytes})
     assert decodes_as_built_in("x.npy", {"y.npy": bytes})
+    assert not decodes_as_built_in("png", {"jpg;png": bytes})
     assert is_image("seg.PNG")
     assert not is_image("png.gz")

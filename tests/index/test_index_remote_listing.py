@@ -201,6 +201,16 @@ async def test_a_bucket_whose_index_alone_is_denied_can_be_read(
     ]
 
 
+@pytest.mark.parametrize(("status", "says"), [(403, "denied"), (404, "holds no index")])
+def test_a_web_folder_whose_index_is_refused_is_not_one_without_an_index(
+    tmp_path: Path, status: int, says: str
+) -> None:
+    write(tmp_path / "data", [1, 1])
+    with FaultServer(tmp_path, Script(status=status, status_share=1.0)) as server:
+        with pytest.raises(StorageError, match=says):
+            list_shards(f"{server.url}/data")
+
+
 @pytest.mark.parametrize("index", [False, True])
 def test_braces_that_name_more_than_there_is_say_how_many_there_are(
     bucket: Path, either: Storages, *, index: bool
