@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -109,7 +110,7 @@ class UserFunction:
         self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
         self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
         self.takes_rng = takes_rng(function)
-        may_draw = not self.takes_rng and getattr(function, "__module__", None) != "builtins"
+        may_draw = not self.takes_rng and vars(builtins).get(self.name) is not function
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
         self.takes_out = takes_out(function)
         self._torchvision = _torchvision_start(function)

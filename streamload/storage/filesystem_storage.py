@@ -220,12 +220,12 @@ _folders_of_copies: dict[int, str] = {}
 """By the number of the process, so that a fork leaves alone what is not its own."""
 
 
-def _folder_of_copies() -> str:
-    """Where caches without a folder of the user's keep their copies in this process."""
+def _new_folder_of_copies() -> str:
+    """A folder for a cache that the user has given none, in the one of this process."""
     if os.getpid() not in _folders_of_copies:
         _folders_of_copies[os.getpid()] = mkdtemp(prefix="streamload-")
         atexit.register(remove_copies)
-    return _folders_of_copies[os.getpid()]
+    return mkdtemp(dir=_folders_of_copies[os.getpid()])
 
 
 def remove_copies() -> None:
@@ -297,6 +297,7 @@ class FilesystemStorage:
         self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._retries = retries or Retries()
         self._served_parts = ServedParts()
+        self._copies: str | None = None
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -426,9 +427,11 @@ class FilesystemStorage:
         """The options, with a folder for a cache that was given none: fsspec's own outlives a feeder's process."""
         outer = chain_links(url)[0].partition("://")[0]
         given = self._options.get(outer, {})
-        if self._filesystem is not None or outer not in CACHING or "cache_storage" in given:
+        if self._filesystem is not None or outer not in CACHING or "cache_storage" in {*self._options, *given}:
             return self._options
-        return {**self._options, outer: {**given, "cache_storage": _folder_of_copies()}}
+        if self._copies is None:
+            self._copies = _new_folder_of_copies()  # of its own: the same path elsewhere is another file
+        return {**self._options, outer: {**given, "cache_storage": self._copies}}
 
     def _on_loop(self, url: str) -> tuple[OpenFilesystem, str]:
         """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""

@@ -385,6 +385,13 @@ def test_built_in_functions_draw_from_no_generator(function: Callable[[Any], Any
     assert UserFunction(lambda value: function(value)).uses_global_generators
 
 
+def test_functions_that_only_say_that_they_are_built_in_may_draw() -> None:
+    names: dict[str, Any] = {}
+    exec("class len:\n    def __call__(self, value): return 0", names)
+    assert names["len"].__module__ == "builtins"
+    assert UserFunction(names["len"]()).uses_global_generators
+
+
 # -- failures ------------------------------------------------------------------------------------------------------
 
 
