@@ -12,10 +12,15 @@ from numpy.typing import NDArray
 
 from streamload.decode.row_table import by_shard
 
-__all__ = ["PlacedRows", "Rows", "StoredBytes", "StoredRows", "UnreadableError"]
+__all__ = ["PlacedRows", "Rows", "StoredBytes", "StoredRows", "UnreadableError", "windows"]
 
 _ROW_BY_ROW_BYTES = 1024
 """Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
+
+
+def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Views of all runs of bytes as long as an item of `dtype`, by where they begin."""
+    return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +72,7 @@ class StoredRows:
         if row_bytes < _ROW_BY_ROW_BYTES:
             items = target.view(f"V{row_bytes}")
             for shard, rows in by_shard(self.shards):
-                data = self.memory[shard]
-                windows = np.ndarray((len(data) - row_bytes + 1,), items.dtype, data, 0, (1,))
-                items[rows] = windows[self.starts[rows]]
+                items[rows] = windows(self.memory[shard], items.dtype)[self.starts[rows]]
             return
         # Slices of memoryviews cost half as much as slices of arrays.
         memory, written, end = self.memory, memoryview(target.data), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import zlib
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout
 from streamload.decode.column_decoding import decode_integers, may_be_integers, may_share_layout, shared_npy_layout
-from streamload.decode.columns import PlacedRows, StoredBytes, StoredRows
+from streamload.decode.columns import PlacedRows, StoredBytes, StoredRows, windows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column, RowTable, by_shard
@@ -30,6 +31,9 @@ _ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
 _VIEWS_PER_SHARD = 2
 """With fewer rows in each shard, reading them one by one is faster than shard by shard."""
+
+_GATHERED_BYTES = 1024
+"""Larger fields are not copied to one place before they are read: for each the copy costs more than a read saves."""
 
 _VIEWED_BYTES = 32 << 10
 """Larger fields are read one by one, which costs little beside copying them and counts no pages around them."""
@@ -121,6 +125,7 @@ class Work:
         named_s: seconds of both, by what took them.
         columns: of the table.
         row_shards: the number of each row's shard.
+        rows_per_shard: how many rows a shard has on average.
     """
 
     table: RowTable
@@ -134,10 +139,12 @@ class Work:
     named_s: dict[str, float] = field(default_factory=dict)
     columns: tuple[Column, ...] = field(init=False)
     row_shards: list[int] = field(init=False)
+    rows_per_shard: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.columns = self.table.columns()
         self.row_shards = self.table.shards.tolist()
+        self.rows_per_shard = self.count / max(1, len(set(self.row_shards)))
 
     def decoded(self, name: str, seconds: float) -> None:
         """Note what it took to decode a field."""
@@ -328,14 +335,15 @@ class FieldReader:
         return values
 
     def _read_at_once(self, work: Work, column: Column) -> StoredRows | NDArray[np.int64] | None:
-        rows_per_shard = _rows_per_shard(work)
-        if rows_per_shard >= _ARRAYS_PER_SHARD and (arrays := _stored_arrays(column, work)) is not None:
+        if work.rows_per_shard >= _ARRAYS_PER_SHARD and (arrays := _stored_arrays(column, work)) is not None:
             return arrays
-        return _integers(column, work) if rows_per_shard >= _INTEGERS_PER_SHARD else None
+        return _integers(column, work) if work.rows_per_shard >= _INTEGERS_PER_SHARD else None
 
     def _read_plain(self, work: Work, column: Column, values: Values) -> Callable[[Iterator[int]], None]:
         name = column.alternatives[0]
         decoder = self.decoder(name)
+        if self._target(name) is _Target.BYTES and (alike := _alike(column, work)) is not None:
+            return _read_alike(work, decoder, *alike, values)
         mapped = _mapped(work, column)
         if mapped is None:
 
@@ -374,8 +382,25 @@ def field_of(column: Column, row: int) -> str:
     return column.alternatives[0 if column.which is None else int(column.which[row])]
 
 
-def _rows_per_shard(work: Work) -> float:
-    return work.count / max(1, len(set(work.row_shards)))
+def _shards(column: Column, work: Work) -> NDArray[np.int64]:
+    return work.table.shards if column.shards is None else column.shards
+
+
+def _read_alike(
+    work: Work, decoder: Decoder, data: NDArray[np.uint8], size: int, values: Values
+) -> Callable[[Iterator[int]], None]:
+    """Decodes fields of one size that lie one after another."""
+    memory = (ctypes.c_char * len(data)).from_buffer(data.data)  # unlike a memoryview's, its slices are bytes
+    # Counted here, which for a small field takes noticeably less time than a generator of rows.
+    places = zip(range(work.count), range(0, len(data), size), range(size, len(data) + 1, size), strict=True)
+    progress = work.progress
+
+    def read(_: Iterator[int]) -> None:
+        for row, start, end in places:
+            progress[0] = row
+            values[row] = decoder(memory[start:end])
+
+    return read
 
 
 def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[int], Iterator[int]] | None:
@@ -383,7 +408,7 @@ def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[
 
     None where they are to be read one by one, with their errors, or where rows have failed and are left out.
     """
-    if work.failures or int(column.sizes.max(initial=0)) > _VIEWED_BYTES or _rows_per_shard(work) < _VIEWS_PER_SHARD:
+    if work.failures or int(column.sizes.max(initial=0)) > _VIEWED_BYTES or work.rows_per_shard < _VIEWS_PER_SHARD:
         return None
     memory: dict[int, memoryview] = {}
     shards = work.shards_of(column)
@@ -399,26 +424,35 @@ def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[
     return map(memory.__getitem__, shards), iter(column.offsets.tolist()), iter(ends)
 
 
+def _gathered(column: Column, work: Work) -> Iterator[tuple[int, NDArray[np.intp], Bytes, NDArray[np.int64]] | None]:
+    """For each shard its number, its rows, bytes that hold their fields, and where each begins in them.
+
+    None where they are to be read one by one, with their errors.
+    """
+    for shard, rows in by_shard(_shards(column, work)):
+        found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
+        yield None if found is None else (shard, rows, *found)
+
+
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
     """Arrays of one dtype and shape, left in their shards until they are copied; None where they differ."""
-    name, shards = column.alternatives[0], work.table.shards if column.shards is None else column.shards
+    name = column.alternatives[0]
     if not may_share_layout(name, column.sizes):
         return None
     layout: NpyLayout | None = None
     memory: dict[int, memoryview] = {}
     starts = np.empty(work.count, np.int64)
-    for shard, rows in by_shard(shards):
-        found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
-        if found is None:
+    for gathered in _gathered(column, work):
+        if gathered is None:
             return None
-        data, places = found
+        shard, rows, data, places = gathered
         layout_here = shared_npy_layout(name, data, places, column.sizes[rows])
         if layout_here is None or (layout is not None and layout_here != layout):
             return None
         layout = layout_here
         memory[shard] = memoryview(data.data)
         starts[rows] = places + layout.start
-    return None if layout is None else StoredRows(layout.dtype, layout.shape, shards, starts, memory)
+    return None if layout is None else StoredRows(layout.dtype, layout.shape, _shards(column, work), starts, memory)
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
@@ -427,13 +461,32 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     if not may_be_integers(name, column.sizes):
         return None
     out = np.empty(work.count, np.int64)
-    for shard, rows in by_shard(work.table.shards if column.shards is None else column.shards):
-        found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
-        if found is None:
+    for gathered in _gathered(column, work):
+        if gathered is None:
             return None
-        data, places = found
+        _, rows, data, places = gathered
         part = decode_integers(name, data, places, column.sizes[rows])
         if part is None:
             return None
         out[rows] = part
     return out
+
+
+def _alike(column: Column, work: Work) -> tuple[NDArray[np.uint8], int] | None:
+    """Small fields of one size, copied one after another, and their size; None where they differ.
+
+    Copying all at once, the processor waits for many fields together to come from memory; read one by one, for each.
+    """
+    if work.failures or work.rows_per_shard < _ARRAYS_PER_SHARD:
+        return None
+    size = int(column.sizes[0])
+    if not 0 < size <= _GATHERED_BYTES or (column.sizes != size).any():
+        return None
+    out = np.empty(work.count * size, np.uint8)
+    fields = out.view(f"V{size}")
+    for gathered in _gathered(column, work):
+        if gathered is None:
+            return None
+        _, rows, data, places = gathered
+        fields[rows] = windows(memoryview(data.data), fields.dtype)[places]
+    return out, size
