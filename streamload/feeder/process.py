@@ -23,7 +23,6 @@ from streamload.index.listing import Listing, list_shards
 from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.unnamed import naming_the_limit
-from streamload.storage.filesystem_storage import remove_copies
 
 __all__ = ["SendDescriptors", "TrainersFeeder"]
 
@@ -365,7 +364,6 @@ async def _serve_and_exit(
     sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load, listener: Listener | None
 ) -> NoReturn:
     await serve(sock, trainer, early, load, listener)
-    remove_copies()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a storage that is silent

@@ -253,8 +253,6 @@ class _Download:
         watch, stop = self._watch, self._stop()
         async for piece in body.chunks():
             piece_bytes = len(piece)
-            if not piece_bytes:
-                continue
             if watch.position + piece_bytes > stop:
                 raise StorageError(
                     f"the answer to a request for bytes up to {stop} holds more than that; the server, or a proxy "
@@ -263,6 +261,8 @@ class _Download:
                 )
             now_s = self._attempts.progressed()
             deadline.reschedule(now_s + self._policy.stall_timeout_s)
+            if not piece_bytes:
+                continue
             if watch.answered_s is None:
                 watch.answered(now_s, stop - watch.position)
             self._write(watch.position, piece)
@@ -286,8 +286,8 @@ class _Download:
         times = counted(len(self._attempts.failures), "request")
         return StorageError(
             f"this server does not serve parts of files (the answer to {times} in a row for one was a whole file); "
-            "use another one (nginx, caddy, rclone serve), or let fsspec fetch whole files, by simplecache:: before "
-            "the urls of the shards",
+            "use another one (nginx, caddy, rclone serve), or have whole files copied, by simplecache:: before the "
+            "urls of the shards",
             url=self._url,
         )
 

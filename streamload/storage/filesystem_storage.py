@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from io import FileIO
 from operator import methodcaller
-from tempfile import mkdtemp
 from time import monotonic
 from typing import Any, TypeVar
 
 from streamload.errors import ShardNotFoundError, StorageError
-from streamload.storage.errors import changed_error, check_small, close_matches, transient_error
+from streamload.storage.errors import changed_error, check_small, close_matches, transient_error, unknown_length_error
 from streamload.storage.fsspec_errors import ReportsErrors, filesystem_error
-from streamload.storage.http_range import ServedParts, Wanted, open_http_range, read_http
+from streamload.storage.http_range import ServedParts, Wanted, http_pieces, open_http_range, read_http
 from streamload.storage.local_storage import LocalStorage
 from streamload.storage.options import filesystem_options
 from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
@@ -40,10 +39,11 @@ from streamload.storage.protocol import (
 )
 from streamload.storage.retry_policy import Retries
 from streamload.storage.s3fs_range import open_s3fs_range
-from streamload.storage.urls import chain_links
+from streamload.storage.urls import COPYING, chain_links
+from streamload.storage.whole_copies import CopiedBody, ReportsFullFolder, WholeCopies
 from streamload.text import counted
 
-__all__ = ["CACHING", "FilesystemStorage", "remove_copies"]
+__all__ = ["FilesystemStorage"]
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -59,6 +59,7 @@ class OpenFilesystem:
         after: what stands behind it, as the archive in `zip://a.tar::s3://bucket/a.zip`.
         drops_slash: whether urls leave out the slash that paths begin with.
         is_async: whether its methods can be awaited on the running loop.
+        copies_whole: whether files are to be copied before they are read, as `simplecache::` asks for.
     """
 
     fs: Any
@@ -66,6 +67,7 @@ class OpenFilesystem:
     after: str
     drops_slash: bool
     is_async: bool
+    copies_whole: bool = False
 
     async def call(self, method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
         """Call one of fsspec's methods: on the loop where the filesystem can, else on a thread.
@@ -124,7 +126,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
     """
     try:
         with ReportsErrors(url, passing=(ImportError, ValueError, FileNotFoundError)):
-            fs, path, is_async = _opened(url, options, filesystem)
+            fs, path, is_async = _opened(url.removeprefix(COPYING), options, filesystem)
     except ImportError as exc:
         raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
     except FileNotFoundError:
@@ -136,7 +138,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
         raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
     before, body, after = _pieces(url)
     head, drops_slash = _head(body.rstrip("/"), path.rstrip("/"))
-    return OpenFilesystem(fs, before + head, after, drops_slash, is_async), path
+    return OpenFilesystem(fs, before + head, after, drops_slash, is_async, url.startswith(COPYING)), path
 
 
 def _opened(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[Any, str, bool]:
@@ -213,27 +215,6 @@ def _head(body: str, path: str) -> tuple[str, bool]:
     return "", False
 
 
-CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
-"""Protocols of fsspec that keep copies of files."""
-
-_folders_of_copies: dict[int, str] = {}
-"""By the number of the process, so that a fork leaves alone what is not its own."""
-
-
-def _new_folder_of_copies() -> str:
-    """A folder for a cache that the user has given none, in the one of this process."""
-    if os.getpid() not in _folders_of_copies:
-        _folders_of_copies[os.getpid()] = mkdtemp(prefix="streamload-")
-        atexit.register(remove_copies)
-    return mkdtemp(dir=_folders_of_copies[os.getpid()])
-
-
-def remove_copies() -> None:
-    """Remove the copies of files that caches have made in this process; at the end of the interpreter it is called."""
-    if (folder := _folders_of_copies.pop(os.getpid(), None)) is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 """Protocols where a file appears while it is written, so that it has to be written under another name."""
 
@@ -297,7 +278,7 @@ class FilesystemStorage:
         self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._retries = retries or Retries()
         self._served_parts = ServedParts()
-        self._copies: str | None = None
+        self._copies = WholeCopies()
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -349,13 +330,13 @@ class FilesystemStorage:
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`.
 
-        Of http servers and of s3fs the bytes stream; elsewhere a range is read whole. There its size and version are
-        requested with the first range, and again after a while.
+        Of http servers and of s3fs the bytes stream; elsewhere a range is read whole, or from a copy of the whole file.
+        There its size and version are requested with the first range, and again after a while.
         """
         opened, path = self._on_loop(url)
         wanted = Wanted(url, start, end, etag)
         with ReportsErrors(url):
-            if _streams(opened):
+            if _streams(opened) and not opened.copies_whole:
                 return await self._served_parts.noted(place_of(url), _stream(opened, path, wanted))
             return await self._read(opened, path, wanted)
 
@@ -368,9 +349,13 @@ class FilesystemStorage:
             raise changed_error(wanted.url, wanted.etag, known.etag)
         if known.bytes == wanted.start == 0:
             return EmptyBody(known.etag)
+        if known.bytes == UNKNOWN_BYTES:
+            raise unknown_length_error(wanted.url)
         end = known.bytes if wanted.end is None else min(wanted.end, known.bytes)
         if wanted.start >= end:
             raise changed_error(wanted.url, wanted.etag, known.etag)
+        if opened.copies_whole:
+            return CopiedBody(self._copies.get(known, partial(self._copy, opened, path, known)), wanted.start, end)
         content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end)
         if len(content) != end - wanted.start:
             raise transient_error(
@@ -378,6 +363,27 @@ class FilesystemStorage:
                 f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were requested",
             )
         return ReadBody(content, known.bytes, known.etag)
+
+    async def _copy(self, opened: OpenFilesystem, path: str, known: ShardInfo, target: int) -> None:
+        """Copy a whole file to an open one, which is closed then."""
+        with FileIO(target, "wb") as file, ReportsErrors(known.url), ReportsFullFolder(known.url):
+            if _streams(opened) and not hasattr(opened.fs, "_call_s3"):
+                request = await _http_request(opened, path)
+                async with contextlib.aclosing(http_pieces(known.url, *request, etag=known.etag)) as pieces:
+                    async for piece in pieces:
+                        await asyncio.to_thread(file.write, piece)
+            elif opened.is_async:
+                await opened.call("get_file", path, f"/dev/fd/{file.fileno()}")
+            else:
+                await asyncio.to_thread(_get_file, opened.fs, path, os.dup(file.fileno()))
+            copied_bytes = os.fstat(file.fileno()).st_size
+            now = await _look(opened, path, self._info_timeout_s)
+        if copied_bytes != known.bytes:
+            raise transient_error(
+                known.url, f"the storage gave {counted(copied_bytes, 'byte')} of a file that has {known.bytes:,}"
+            )
+        if not same_etag(known.etag, now.etag):
+            raise changed_error(known.url, known.etag, now.etag)
 
     def write(self, url: str, source: bytes | str) -> None:
         """See `Storage.write`; all of it is written again where that may succeed.
@@ -415,36 +421,27 @@ class FilesystemStorage:
 
     async def aclose(self) -> None:
         """Close what reading from the running loop has opened."""
+        await self._copies.aclose()
         opened, self._opened = list(self._opened.values()), {}
         for one in opened:
             await one.aclose()
 
     def _open(self, url: str) -> tuple[OpenFilesystem, str]:
         """A filesystem for a url, and the url's path in it."""
-        return open_filesystem(url, self._options_of(url), self._filesystem)
-
-    def _options_of(self, url: str) -> Mapping[str, Any]:
-        """The options, with a folder for a cache that was given none: fsspec's own outlives a feeder's process."""
-        outer = chain_links(url)[0].partition("://")[0]
-        given = self._options.get(outer, {})
-        if self._filesystem is not None or outer not in CACHING or "cache_storage" in {*self._options, *given}:
-            return self._options
-        if self._copies is None:
-            self._copies = _new_folder_of_copies()  # of its own: the same path elsewhere is another file
-        return {**self._options, outer: {**given, "cache_storage": self._copies}}
+        return open_filesystem(url, self._options, self._filesystem)
 
     def _on_loop(self, url: str) -> tuple[OpenFilesystem, str]:
         """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._opened = loop, {}
+            self._loop, self._opened, self._copies = loop, {}, WholeCopies()
         key = self._key(url)
         opened = self._opened.get(key)
         if opened is None:
             opened, path = self._open(url)
             self._opened[key] = opened
             return opened, path
-        return opened, path_in(opened.fs, url)
+        return opened, path_in(opened.fs, url.removeprefix(COPYING))
 
     def _key(self, url: str) -> str:
         """What urls have in common that the same filesystem reads."""
@@ -508,6 +505,12 @@ async def _put(opened: OpenFilesystem, source: bytes | str, path: str) -> None:
         await opened.call("pipe_file", path, source)
     else:
         await opened.call("put_file", source, path)
+
+
+def _get_file(fs: Any, path: str, target: int) -> None:
+    """Copy a file to an open one of its own, which nobody else can close while a thread cannot be interrupted."""
+    with FileIO(target, "wb") as file:
+        fs.get_file(path, f"/dev/fd/{file.fileno()}")
 
 
 def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:

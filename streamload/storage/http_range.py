@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -27,7 +27,7 @@ from streamload.text import counted
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ServedParts", "Wanted", "covered_bytes", "open_http_range", "read_http", "strong_etag"]
+__all__ = ["ServedParts", "Wanted", "covered_bytes", "http_pieces", "open_http_range", "read_http", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
@@ -136,22 +136,53 @@ async def read_http(
         TransientStorageError: it broke off.
         StorageError: see `Storage.read_bytes`.
     """
+    content = bytearray()
+    async with aclosing(http_pieces(url, session, address, passing)) as pieces:
+        async for piece in pieces:
+            content += piece
+            check_small(url, len(content), most_bytes)
+    return bytes(content)
+
+
+async def http_pieces(
+    url: str,
+    session: aiohttp.ClientSession,
+    address: str,
+    passing: Mapping[str, Any] | None = None,
+    *,
+    etag: str | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """A file whole, in pieces as they arrive.
+
+    Args:
+        url: how errors name the file.
+        session: what to request with.
+        address: what to request, which may hold a signature.
+        passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
+        etag: the version that the file must have; None takes any.
+
+    Raises:
+        ShardChangedError: it has another one.
+        StorageError: as for `read_http`.
+    """
     import aiohttp
 
-    content = bytearray()
     try:
         async with session.get(address, **_request(passing, {"Accept-Encoding": "identity"})) as response:
             if response.status != 200:
                 raise await _refusal(response, url)
             _check_length(url, response.headers)
+            now = version_of(
+                response.headers.get("ETag"), _last_modified(response.headers), response.content_length or 0
+            )
+            if not same_etag(etag, now):
+                raise changed_error(url, etag, now)
             async for piece in response.content.iter_any():
-                content += piece
-                check_small(url, len(content), most_bytes)
+                yield piece
     except aiohttp.ClientConnectorError as exc:
         raise connection_error(url, str(exc)) from None
     except (aiohttp.ClientError, TimeoutError) as exc:
         raise transient_error(url, f"the answer broke off ({type(exc).__name__})") from None
-    return bytes(content)
 
 
 def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:

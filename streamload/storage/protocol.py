@@ -74,6 +74,8 @@ class RangeBody(Protocol):
     def chunks(self) -> AsyncIterator[bytes]:
         """The bytes of the range in order, in pieces of any size, as they arrive; may be called once.
 
+        An empty piece says that the storage makes progress on the way to the next one.
+
         Raises:
             TransientStorageError: the body broke off, or is not as long as the range. What was given out is right.
         """

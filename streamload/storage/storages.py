@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from streamload.storage.filesystem_storage import CACHING, FilesystemStorage
+from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.local_storage import LocalStorage, local_path
 from streamload.storage.object_storage import ObjectStorage
 from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import Storage, protocol_of, without_secrets
 from streamload.storage.retry_policy import Retries
-from streamload.storage.urls import chain_links
+from streamload.storage.urls import CACHING, COPYING, chain_links
 
 __all__ = ["Storages"]
 
@@ -39,6 +39,7 @@ class Storages:
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
+        ValueError: `filesystem` is one of fsspec's caches.
     """
 
     def __init__(
@@ -51,6 +52,11 @@ class Storages:
                 raise TypeError(f"storage_options has the key {name!r}; keys are the names of options, as strings")
         if filesystem is not None and not hasattr(filesystem, "cat_file"):
             raise TypeError(f"filesystem must be one of fsspec's, not {type(filesystem).__name__}")
+        if filesystem is not None and CACHING & _protocols(filesystem):
+            raise ValueError(
+                f"filesystem={type(filesystem).__name__} keeps copies that several readers at once damage; give the "
+                "filesystem behind it (`.fs`), and cache_dir to keep what was read"
+            )
         self._options = dict(storage_options or {})
         self._filesystem = filesystem
         self.retries = retries or Retries()
@@ -67,6 +73,8 @@ class Storages:
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
+        if "::" in url:
+            _check_copying(url, self._options)
         if self.is_local(url):
             local_path(url)
             return self._local
@@ -153,17 +161,31 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     if protocol_of(url) == "file" and len(chain_links(url)) == 1 and not url.startswith("file:"):
         return  # a path
     name = protocol_of(chain_links(url)[-1])
-    taking = [filesystem]
-    while CACHING & _protocols(taking[-1]):
-        taking.append(taking[-1].fs)  # a cache takes the urls of what it caches
-    known = frozenset[str]().union(*map(_protocols, taking))
-    if known & {name, *_TAKES_ALL} or any(_is_registered(name, each) for each in taking):
+    known = _protocols(filesystem)
+    if known & {name, *_TAKES_ALL} or _is_registered(name, filesystem):
         return
     raise ValueError(
         f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}, which reads everything "
         f"here and knows its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give the path as the "
         "filesystem knows it, or leave `filesystem` out"
     )
+
+
+def _check_copying(url: str, options: Mapping[str, Any]) -> None:
+    """Refuse fsspec's caches but for a leading `simplecache::`, which means here that files are copied whole."""
+    caches = [protocol for link in chain_links(url) if (protocol := link.partition("://")[0]) in CACHING]
+    if not caches:
+        return
+    if caches != [COPYING.removesuffix("::")] or not url.startswith(COPYING):
+        raise ValueError(
+            f"{without_secrets(url)!r}: of fsspec's caches, which several readers at once damage, only simplecache:: "
+            "before everything else is taken, and has files copied whole; cache_dir keeps what was read"
+        )
+    if {*caches, "cache_storage"} & options.keys():
+        raise ValueError(
+            "storage_options for simplecache:: are not taken: its copies are without a name, in the temporary folder; "
+            "cache_dir keeps what was read"
+        )
 
 
 def _is_registered(protocol: str, filesystem: Any) -> bool:

@@ -14,7 +14,7 @@ from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
 
-__all__ = ["Urls", "chain_links", "expand_urls"]
+__all__ = ["CACHING", "COPYING", "Urls", "chain_links", "expand_urls"]
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -25,7 +25,13 @@ _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\
 _ARCHIVES = frozenset(("zip", "tar", "libarchive"))
 """Protocols of fsspec whose files lie in what stands behind the `::`."""
 
-_WRAPPERS = frozenset(("simplecache", "filecache", "blockcache", "cached", "dir", *_ARCHIVES))
+COPYING = "simplecache::"
+"""Before a url: files are copied whole before they are read."""
+
+CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
+"""Protocols of fsspec that keep copies of files."""
+
+_WRAPPERS = frozenset(("dir", *CACHING, *_ARCHIVES))
 """Protocols of fsspec that stand alone before a `::`."""
 
 _LINK = re.compile(r"::(?![^\[\]/]*\])")

@@ -10,7 +10,6 @@ import fsspec
 import fsspec.asyn
 import obstore
 import pytest
-from fsspec.implementations.cached import SimpleCacheFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.registry import known_implementations
 from indexed_shards import index_shards
@@ -298,7 +297,7 @@ async def test_a_shard_that_braces_name_beside_an_index_is_requested_at_once(ngi
     await storages.aclose()
 
 
-def test_chained_urls_stay_together(tmp_path: Path) -> None:
+def test_chained_urls_stay_together() -> None:
     assert expand_urls("simplecache::s3://b/{a,b}.tar::s3://b/c.tar") == [
         "simplecache::s3://b/a.tar",
         "simplecache::s3://b/b.tar",
@@ -310,7 +309,7 @@ def test_chained_urls_stay_together(tmp_path: Path) -> None:
     ]
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/chained/a.tar", b"12345")
-    storages = Storages({"simplecache": {"cache_storage": str(tmp_path / "cache")}})
+    storages = Storages()
     for url in ("simplecache::memory://chained/a.tar", "simplecache::memory://chained/*.tar"):
         listing = list_shards(url, storages=storages)
         assert [(shard.url, shard.name, shard.bytes) for shard in listing.shards] == [
@@ -364,19 +363,13 @@ def test_a_filesystem_of_the_users_is_given_no_url_of_another_protocol(url: str)
         ShardWriter("file:///d/train", filesystem=memory)
 
 
-def test_a_filesystem_takes_urls_of_what_it_caches_and_of_what_fsspec_has_it_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filesystem_takes_urls_of_what_fsspec_has_it_for(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = fsspec.filesystem("memory")
-    cached = Storages(filesystem=SimpleCacheFileSystem(fs=memory, cache_storage=str(tmp_path / "cache")))
-    for url in ("memory://b/a.tar", "simplecache::memory://b/a.tar", "simplecache://b/a.tar"):
-        assert cached.for_url(url) is cached.for_url("b/a.tar")
     monkeypatch.setitem(known_implementations, "also", {"class": "fsspec.implementations.memory.MemoryFileSystem"})
     storages = Storages(filesystem=memory)
     assert storages.for_url("also://b/a.tar") is storages.for_url("b/a.tar")
-    for refusing in (cached, storages):
-        with pytest.raises(ValueError, match="memory://"):
-            refusing.for_url("s3://b/a.tar")
+    with pytest.raises(ValueError, match="memory://"):
+        storages.for_url("s3://b/a.tar")
 
 
 async def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storages) -> None:

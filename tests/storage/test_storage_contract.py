@@ -80,10 +80,9 @@ def s3fs_s3(server: S3Server, folder: Path) -> Place:
     return Place(Storages({**server.options, "default_block_size": 1 << 20}), *bucket(server, folder))
 
 
-def chained_s3(server: S3Server, folder: Path) -> Place:
+def copied_s3(server: S3Server, folder: Path) -> Place:
     root, write = bucket(server, folder)
-    options = {"s3": {**server.options}, "simplecache": {"cache_storage": str(folder / "cache")}}
-    return Place(Storages(options), f"simplecache::{root}", write, writes=False)
+    return Place(Storages({"s3": {**server.options}}), f"simplecache::{root}", write)
 
 
 def web(server: WebServer, folder: Path) -> tuple[str, Callable[[str, bytes], None]]:
@@ -98,7 +97,7 @@ def fsspec_http(server: WebServer, folder: Path) -> Place:
     return Place(Storages({"block_size": 1 << 20}), *web(server, folder), lists=False, writes=False)
 
 
-PLACES = [local, filesystem_local, memory, obstore_s3, s3fs_s3, obstore_http, fsspec_http]
+PLACES = [local, filesystem_local, memory, obstore_s3, s3fs_s3, obstore_http, fsspec_http, copied_s3]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,6 @@ from fsspec.implementations.ftp import FTPFileSystem
 from streamload import StreamLoader
 from streamload.errors import StorageError
 from streamload.storage.errors import NoConnectionError
-from streamload.storage.filesystem_storage import remove_copies
 from streamload.storage.storages import Storages
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
@@ -42,7 +41,6 @@ def test_whatever_is_requested(act: str, closed_port: int) -> None:
     for url in (f"ftp://127.0.0.1:{closed_port}/set/a.tar", f"simplecache::ftp://127.0.0.1:{closed_port}/set/a.tar"):
         with pytest.raises(NoConnectionError):
             getattr(Storages().for_url(url), act)(url)
-    remove_copies()
 
 
 @pytest.mark.parametrize(
