@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import os
 import signal
 import subprocess
@@ -103,11 +102,25 @@ def test_of_any_filesystem() -> None:
     memory.rm("/copied", recursive=True)
 
 
+def test_a_copy_that_is_short_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a filesystem that takes the end of a connection for the end of a file."""
+    content, given = os.urandom(MIB), [MIB // 2]
+
+    def get_file(memory: MemoryFileSystem, path: str, target: str) -> None:
+        Path(target).write_bytes(content[: given.pop() if given else None])
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/copied/a.tar", content)
+    assert asyncio.run(fetched("simplecache::memory://copied/a.tar", 1)) == content
+    memory.rm("/copied", recursive=True)
+
+
 def test_a_full_temporary_folder_is_named(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(file: io.FileIO, data: bytes) -> int:
+    def get_file(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(MemoryFileSystem, "get_file", lambda *_: write(None, b""))  # type: ignore[arg-type]
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/copied/a.tar", b"12345")
     with pytest.raises(ExceptionGroup) as caught:
