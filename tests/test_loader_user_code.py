@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from launched import run_python
 from make_shards import write_numbers
 from transforms import NeverTwiceTheSame, Scaled
 
@@ -421,8 +422,12 @@ import random
 import numpy as np
 from random import random as draw, randint
 from numpy.random import rand, normal
+import torch
+from torch import default_generator
+numbers = np.random.Generator(np.random.mtrand._rand._bit_generator)
 def draws(value):
-    return [draw(), randint(0, 1 << 40), rand(), normal(), random.gauss(0, 1), np.random.uniform()]
+    drawn = [draw(), randint(0, 1 << 40), rand(), normal(), random.gauss(0, 1), np.random.uniform()]
+    return [*drawn, numbers.random(), torch.rand((), generator=default_generator).item()]
 """
 
 
@@ -451,9 +456,23 @@ def test_functions_that_are_imported_from_generators_do_not_change_between_passe
     caplog.set_level("INFO", "streamload")
     with StreamLoader(source, 2, fields=("cls",), num_workers=1, transform={"cls": names["draws"]}) as loader:
         list(loader)
-        random.random(), np.random.rand()
+        random.random(), np.random.rand(), torch.rand(())
         list(loader)
     assert "restarted" not in caplog.text
+
+
+def test_a_program_may_have_replaced_the_functions_of_generators(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "few", [4])
+    program = f"""
+import random
+import numpy
+random.random = numpy.random.rand = lambda: 0.5
+from streamload import StreamLoader
+transform = {{"cls": lambda value: value + 1}}
+with StreamLoader({source!r}, 4, fields=("cls",), num_workers=1, transform=transform) as loader:
+    print(next(iter(loader))[0].tolist())
+"""
+    assert run_python("-c", program).output.splitlines() == ["[1, 2, 3, 4]"]
 
 
 def test_workers_have_the_arguments_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
