@@ -475,8 +475,11 @@ with StreamLoader({source!r}, 4, fields=("cls",), num_workers=1, transform=trans
     assert run_python("-c", program).output.splitlines() == ["[1, 2, 3, 4]"]
 
 
-def test_workers_have_the_arguments_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_find_the_arguments_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the feeder imports, as here for the file system, and those that the workers do."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--size", "48"])
+    parses = importlib.import_module("parses_at_import")
     source = write_numbers(tmp_path / "few", [4])
-    with StreamLoader(source, 4, fields=("cls",), num_workers=1, transform={"cls": lambda _: str(sys.argv)}) as loader:
-        assert next(iter(loader))[0][0] == "['train.py', '--size', '48']"
+    options = {"fields": ("cls",), "num_workers": 1, "filesystem": parses.Mounted()}
+    with StreamLoader(source, 4, **options, transform={"cls": parses.size}) as loader:
+        assert next(iter(loader))[0].tolist() == [48] * 4
