@@ -21,6 +21,7 @@ from make_shards import write_numbers
 from transforms import NeverTwiceTheSame, Scaled
 
 from streamload import Mixture, Portion, StreamLoader, TarDataset
+from streamload.errors import WorkerError
 
 MakeModule = Callable[[str, str], ModuleType]
 
@@ -483,3 +484,25 @@ def test_modules_find_the_arguments_of_the_program(tmp_path: Path, monkeypatch: 
     options = {"fields": ("cls",), "num_workers": 1, "filesystem": parses.Mounted()}
     with StreamLoader(source, 4, **options, transform={"cls": parses.size}) as loader:
         assert next(iter(loader))[0].tolist() == [48] * 4
+
+
+EXITS = f"""
+import os, sys
+from fsspec.implementations.local import LocalFileSystem
+if os.getpid() != {os.getpid()}:
+    sys.exit("start train.py")
+class Mounted(LocalFileSystem):
+    cachable = False
+def double(value):
+    return 2 * value
+"""
+
+
+@pytest.mark.parametrize("given", ["filesystem", "transform"])
+def test_a_module_that_exits_when_it_is_imported_is_named(source: str, make_module: MakeModule, given: str) -> None:
+    """By the feeder, which imports it for the file system, and by a worker."""
+    module = make_module("user_exits", EXITS)
+    function, others = (abs, {"filesystem": module.Mounted()}) if given == "filesystem" else (module.double, {})
+    with pytest.raises(WorkerError, match=r"user_exits\.py exits in line 5 \(SystemExit: start train\.py\)"):
+        with loader_of(source, function, **others) as loader:
+            next(iter(loader))

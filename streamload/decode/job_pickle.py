@@ -14,6 +14,7 @@ import cloudpickle
 
 from streamload.decode.module_state import ModuleState, StatePickler, set_state, state_of
 from streamload.decode.tasks import Job
+from streamload.memory.channel import refused_exit
 
 __all__ = ["PickledJob", "digests_of", "load_job", "pickle_job", "warn_of_lost"]
 
@@ -89,10 +90,17 @@ def load_job(data: bytes) -> tuple[Job, tuple[str, ...]]:
 
     Returns:
         The job; and, as text, what differs in the modules and could not be set.
+
+    Raises:
+        WorkerError: a module exits when it is imported.
+        Exception: whatever loading a function raises.
     """
     payload: _Payload = pickle.loads(data)
-    lost = set_state(payload.state, payload.needed)
-    job: Job = cloudpickle.loads(payload.job)
+    try:
+        lost = set_state(payload.state, payload.needed)
+        job: Job = cloudpickle.loads(payload.job)
+    except SystemExit as error:
+        raise refused_exit(error) from error
     return job, tuple(lost)
 
 
