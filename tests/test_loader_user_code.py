@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from launched import run_python
 from make_shards import write_numbers
 from transforms import NeverTwiceTheSame, Scaled
 
 from streamload import Mixture, Portion, StreamLoader, TarDataset
+from streamload.errors import WorkerError
 
 MakeModule = Callable[[str, str], ModuleType]
 
@@ -421,8 +423,12 @@ import random
 import numpy as np
 from random import random as draw, randint
 from numpy.random import rand, normal
+import torch
+from torch import default_generator
+numbers = np.random.Generator(np.random.mtrand._rand._bit_generator)
 def draws(value):
-    return [draw(), randint(0, 1 << 40), rand(), normal(), random.gauss(0, 1), np.random.uniform()]
+    drawn = [draw(), randint(0, 1 << 40), rand(), normal(), random.gauss(0, 1), np.random.uniform()]
+    return [*drawn, numbers.random(), torch.rand((), generator=default_generator).item()]
 """
 
 
@@ -451,13 +457,52 @@ def test_functions_that_are_imported_from_generators_do_not_change_between_passe
     caplog.set_level("INFO", "streamload")
     with StreamLoader(source, 2, fields=("cls",), num_workers=1, transform={"cls": names["draws"]}) as loader:
         list(loader)
-        random.random(), np.random.rand()
+        random.random(), np.random.rand(), torch.rand(())
         list(loader)
     assert "restarted" not in caplog.text
 
 
-def test_workers_have_the_arguments_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--size", "48"])
+def test_a_program_may_have_replaced_the_functions_of_generators(tmp_path: Path) -> None:
     source = write_numbers(tmp_path / "few", [4])
-    with StreamLoader(source, 4, fields=("cls",), num_workers=1, transform={"cls": lambda _: str(sys.argv)}) as loader:
-        assert next(iter(loader))[0][0] == "['train.py', '--size', '48']"
+    program = f"""
+import random
+import numpy
+random.random = numpy.random.rand = lambda: 0.5
+from streamload import StreamLoader
+transform = {{"cls": lambda value: value + 1}}
+with StreamLoader({source!r}, 4, fields=("cls",), num_workers=1, transform=transform) as loader:
+    print(next(iter(loader))[0].tolist())
+"""
+    assert run_python("-c", program).output.splitlines() == ["[1, 2, 3, 4]"]
+
+
+def test_modules_find_the_arguments_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the feeder imports, as here for the file system, and those that the workers do."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--size", "48"])
+    parses = importlib.import_module("parses_at_import")
+    source = write_numbers(tmp_path / "few", [4])
+    options = {"fields": ("cls",), "num_workers": 1, "filesystem": parses.Mounted()}
+    with StreamLoader(source, 4, **options, transform={"cls": parses.size}) as loader:
+        assert next(iter(loader))[0].tolist() == [48] * 4
+
+
+EXITS = f"""
+import os, sys
+from fsspec.implementations.local import LocalFileSystem
+if os.getpid() != {os.getpid()}:
+    sys.exit("start train.py")
+class Mounted(LocalFileSystem):
+    cachable = False
+def double(value):
+    return 2 * value
+"""
+
+
+@pytest.mark.parametrize("given", ["filesystem", "transform"])
+def test_a_module_that_exits_when_it_is_imported_is_named(source: str, make_module: MakeModule, given: str) -> None:
+    """By the feeder, which imports it for the file system, and by a worker."""
+    module = make_module("user_exits", EXITS)
+    function, others = (abs, {"filesystem": module.Mounted()}) if given == "filesystem" else (module.double, {})
+    with pytest.raises(WorkerError, match=r"user_exits\.py exits in line 5 \(SystemExit: start train\.py\)"):
+        with loader_of(source, function, **others) as loader:
+            next(iter(loader))

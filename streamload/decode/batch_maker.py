@@ -82,19 +82,14 @@ class BatchMaker:
     def run(self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock | None = None) -> RowsDone:
         """Do one task. What fails is in the answer; only exits and interrupts are raised."""
         clock = clock or TaskClock()
-        try:
-            return self._run_seeded(task, shards, progress, clock, may_stay_stored=True)
-        except UnreadableError:  # reading one by one, it is the failure of a row
-            return self._run_seeded(task, shards, progress, clock, may_stay_stored=False)
-
-    def _run_seeded(
-        self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock, *, may_stay_stored: bool
-    ) -> RowsDone:
-        """The same, and once more where user code has imported torch meanwhile."""
-        try:
-            return self._run(task, shards, progress, clock, may_stay_stored=may_stay_stored)
-        except UnseededError:
-            return self._run(task, shards, progress, clock, may_stay_stored=may_stay_stored)
+        may_stay_stored = True
+        while True:
+            try:
+                return self._run(task, shards, progress, clock, may_stay_stored=may_stay_stored)
+            except UnreadableError:
+                may_stay_stored = False  # read one by one, it is the failure of a row
+            except UnseededError:
+                continue  # torch is loaded from now on, and seeded too
 
     def _run(
         self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock, *, may_stay_stored: bool

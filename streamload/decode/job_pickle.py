@@ -7,7 +7,6 @@ import io
 import logging
 import pickle
 import pickletools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import cloudpickle
 
 from streamload.decode.module_state import ModuleState, StatePickler, set_state, state_of
 from streamload.decode.tasks import Job
+from streamload.memory.channel import refused_exit
 
 __all__ = ["PickledJob", "digests_of", "load_job", "pickle_job", "warn_of_lost"]
 
@@ -49,7 +49,6 @@ class _Payload:
     job: bytes
     needed: tuple[str, ...]
     state: ModuleState
-    arguments: tuple[str, ...]
 
 
 def pickle_job(job: Job) -> PickledJob:
@@ -64,7 +63,7 @@ def pickle_job(job: Job) -> PickledJob:
     state, code = state_of(pickler.needed | pickler.reached)
     parts = {str(attribute): hash(state.values[attribute.value]) for attribute in state.attributes}
     parts |= {_FUNCTIONS: hash(file.getvalue()), _CODE: hash(code)}
-    payload = _Payload(file.getvalue(), tuple(sorted(pickler.needed)), state, tuple(sys.argv))
+    payload = _Payload(file.getvalue(), tuple(sorted(pickler.needed)), state)
     return PickledJob(pickle.dumps(payload), parts)
 
 
@@ -87,15 +86,21 @@ def _digest(value: object) -> str:
 
 
 def load_job(data: bytes) -> tuple[Job, tuple[str, ...]]:
-    """Load the user's functions, and set their modules in this process, and its `sys.argv`, to the pickled state.
+    """Load the user's functions, and set their modules in this process to the pickled state.
 
     Returns:
         The job; and, as text, what differs in the modules and could not be set.
+
+    Raises:
+        WorkerError: a module exits when it is imported.
+        Exception: whatever loading a function raises.
     """
     payload: _Payload = pickle.loads(data)
-    sys.argv[:] = payload.arguments  # before modules are imported that may parse them
-    lost = set_state(payload.state, payload.needed)
-    job: Job = cloudpickle.loads(payload.job)
+    try:
+        lost = set_state(payload.state, payload.needed)
+        job: Job = cloudpickle.loads(payload.job)
+    except SystemExit as error:
+        raise refused_exit(error) from error
     return job, tuple(lost)
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from enum import EnumMeta
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from random import Random
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -30,7 +31,7 @@ import cloudpickle
 import numpy as np
 
 from streamload.decode.failure import Attempt
-from streamload.decode.seeding import global_generator, name_of_generator
+from streamload.decode.seeding import names_of_generators
 
 __all__ = ["ModuleState", "StatePickler", "is_users", "set_state", "state_of"]
 
@@ -106,7 +107,8 @@ class ModuleState:
 class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle pickler that notes which of the user's modules it refers to.
 
-    What is bound to a global generator, as `random.random`, draws from that of the process in which it is loaded.
+    A global generator stands for that of the process in which it is loaded, also where something refers to it, as
+    `random.random` does, which is bound to one.
 
     Args:
         file: takes the bytes.
@@ -114,17 +116,19 @@ class StatePickler(cloudpickle.Pickler):  # type: ignore[misc]
     Attributes:
         needed: the modules that are imported when the bytes are loaded, by name.
         reached: the modules that may be used later, by name.
+        generators: the names of the global generators, by `id`.
     """
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         self.needed: set[str] = set()
         self.reached: set[str] = set()
+        self.generators = names_of_generators()
 
     def reducer_override(self, value: Any) -> Any:
         """Note the module of a value, then pickle it as cloudpickle does, but global generators by name."""
-        if (generator := name_of_generator(value)) is not None:
-            return global_generator, (generator,)
+        if (generator := self.generators.get(id(value))) is not None:
+            return resolve_name, (generator,)
         if isinstance(value, ModuleType):
             _note(value.__name__, self.needed)
         elif isinstance(value, FunctionType | type):
@@ -140,7 +144,7 @@ class _ValuePickler(StatePickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, io.IOBase):
             raise TypeError("it is an open file")
-        if name_of_generator(value) is not None:
+        if id(value) in self.generators:
             return super().reducer_override(value)
         if isinstance(value, Random | np.random.Generator | np.random.RandomState):
             raise TypeError("a generator's state would be the same in all workers")

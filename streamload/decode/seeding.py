@@ -6,20 +6,26 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Protocol
 
-import numpy as np
+from numpy import random as numpy_random  # otherwise NumPy loads it at its first use, and each worker for itself
 
-__all__ = ["GlobalSeeds", "RowRandomness", "UnseededError", "global_generator", "name_of_generator"]
+__all__ = ["GlobalSeeds", "RowRandomness", "UnseededError", "names_of_generators"]
 
-_BOUND: dict[str, Any] = {"random": random.random, "numpy.random": np.random.rand}
-"""A function of each global generator."""
+_GENERATORS = (
+    "random:_inst",
+    "numpy.random.mtrand:_rand",
+    "numpy.random.mtrand:_rand._bit_generator",
+    "torch:default_generator",
+)
+"""Where the global generators are: the module, and the attribute in it."""
 
 
 class RowRandomness(Protocol):
     """The source of a sample's random numbers."""
 
-    def generator(self, shard: int, sample: int, repeat: int = 0, /) -> np.random.Generator:
+    def generator(self, shard: int, sample: int, repeat: int = 0, /) -> numpy_random.Generator:
         """The generator for a function that takes an `rng`; valid until the next call."""
 
     def seeds(self, shard: int, sample: int, repeat: int = 0, /) -> tuple[int, int, int]:
@@ -68,22 +74,24 @@ class GlobalSeeds:
             return
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample, repeat)
         random.seed(for_python)
-        np.random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
+        numpy_random.seed(for_numpy)  # the legacy generator is what most augmentation libraries draw from
         if (generator := _torch_generator()) is not None:
             generator.manual_seed(for_torch)
 
 
-def name_of_generator(value: object) -> str | None:
-    """The name by which `global_generator` finds Python's or NumPy's global generator; None for anything else.
+def names_of_generators() -> dict[int, str]:
+    """The names by which `pkgutil.resolve_name` finds the global generators in any process, by the generators' `id`.
 
-    They are what functions such as `random.random` and `numpy.random.rand` are bound to.
+    Functions such as `random.random` and `numpy.random.rand` are bound to one. Those of modules that are not loaded are
+    left out.
     """
-    return next((name for name, function in _BOUND.items() if value is function.__self__), None)
+    return {id(found): name for name in _GENERATORS if (found := _loaded(name)) is not None}
 
 
-def global_generator(name: str) -> Any:
-    """The global generator of that name in this process."""
-    return _BOUND[name].__self__
+def _loaded(name: str) -> Any:
+    """What has this name in the modules that are loaded, or None."""
+    module, _, path = name.partition(":")
+    return reduce(lambda holder, attribute: getattr(holder, attribute, None), path.split("."), sys.modules.get(module))
 
 
 def _torch_generator() -> Any:
@@ -93,12 +101,12 @@ def _torch_generator() -> Any:
 
 def _states() -> tuple[Any, Any, Any]:
     generator = _torch_generator()
-    return random.getstate(), np.random.get_state(), None if generator is None else generator.get_state()
+    return random.getstate(), numpy_random.get_state(), None if generator is None else generator.get_state()
 
 
 def _set_states(states: tuple[Any, Any, Any]) -> None:
     for_python, for_numpy, for_torch = states
     random.setstate(for_python)
-    np.random.set_state(for_numpy)
+    numpy_random.set_state(for_numpy)
     if for_torch is not None:
         _torch_generator().set_state(for_torch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,6 +17,13 @@ __all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_take
 
 PROGRAM_ERRORS = (NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError)
 """Exceptions of user code that count as mistakes in the program, not in the data; `on_error` does not apply."""
+
+_DRAW_NOTHING: tuple[object, ...] = (
+    *(abs, bool, bytearray, bytes, complex, float, int, len, memoryview, str, type),
+    *(ascii, bin, chr, format, hash, hex, id, oct, ord, repr),
+)
+"""Built-in functions of a single value. Others, such as `sum` and `list`, take the next item from what they are given,
+which may be drawn only then, or call it."""
 
 _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply"}
@@ -97,7 +103,7 @@ class UserFunction:
         name: for people.
         takes_rng: it has a parameter named `rng`, for a `numpy.random.Generator`.
         uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function without
-            `rng` but built-in ones, unless its own attribute of this name is false.
+            `rng` but built-in ones of a value, unless its own attribute of this name is false.
         takes_out: it can write its result to an array `out`, by the rules of `streamload.images.placing`.
     """
 
@@ -110,7 +116,7 @@ class UserFunction:
         self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
         self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
         self.takes_rng = takes_rng(function)
-        may_draw = not self.takes_rng and vars(builtins).get(self.name) is not function
+        may_draw = not self.takes_rng and not any(function is each for each in _DRAW_NOTHING)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
         self.takes_out = takes_out(function)
         self._torchvision = _torchvision_start(function)

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import itertools
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -35,6 +36,8 @@ __all__ = [
     "die_with",
     "launch",
     "launch_worker",
+    "program_arguments",
+    "take_numbers",
     "write_stack_on_request",
 ]
 
@@ -178,19 +181,21 @@ class WorkerChild:
 
 
 def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> Child:
-    """Run `python -m module SOCKET LAST_WORDS PARENT DESCRIPTOR... ARGUMENT...`, with this process as the parent.
+    """Run `python -m module PROGRAM SOCKET LAST_WORDS PARENT DESCRIPTOR... ARGUMENT...`; this process is the parent.
 
     It starts with SIGINT blocked: Ctrl-C goes to the whole group and is for the first of these processes to decide on.
+    `sys.path` is in its environment, `sys.argv` in the memory PROGRAM: `pkill -f train.py` is not meant for it.
 
     Args:
-        module: what to run.
+        module: what to run; it calls `take_numbers` first.
         arguments: numbers for it.
         descriptors: passed on to it; they stay open here.
     """
     ours, theirs = socket.socketpair()
-    words = new_memory(0)
-    inherited = (theirs.fileno(), words, *descriptors)
-    numbers = (theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
+    words, program = new_memory(0), new_memory(0)
+    os.pwrite(program, pickle.dumps(program_arguments()), 0)
+    inherited = (program, theirs.fileno(), words, *descriptors)
+    numbers = (program, theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
@@ -206,7 +211,24 @@ def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> C
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
+        os.close(program)
     return Child(process, ours, words)
+
+
+def program_arguments() -> list[str]:
+    """The `sys.argv` of the program. Embedded Python may have none, and a program may put anything there."""
+    return list(map(str, getattr(sys, "argv", ()))) or [""]  # as libraries expect, Ray among them
+
+
+def take_numbers() -> list[int]:
+    """The numbers that `launch` has given this process, without the first: its `sys.argv` is the program's from now on.
+
+    To be called before anything of the user's is loaded: a module may parse its arguments when it is imported.
+    """
+    program, *numbers = map(int, sys.argv[1:])
+    with open(program, "rb") as file:
+        sys.argv[:] = pickle.load(file)
+    return numbers
 
 
 def launch_worker() -> WorkerChild:

@@ -1,7 +1,8 @@
 """The first lines of the feeder's process: it starts its workers before it imports what only it needs.
 
-It is started as `python -m streamload.feeder.start SOCKET LAST_WORDS TRAINER [LISTENER] WORKERS`: two descriptors, the
-number of the trainer's process, a listening socket where it is for other trainers too, and how many workers to start.
+It is started by `launch` as `python -m streamload.feeder.start PROGRAM SOCKET LAST_WORDS TRAINER [LISTENER] WORKERS`:
+three descriptors, the number of the trainer's process, a listening socket where it is for other trainers too, and how
+many workers to start.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import faulthandler
 import signal
 import socket
-import sys
 from typing import TYPE_CHECKING
 
-from streamload.environment.launch import EarlyWorkers, write_stack_on_request
+from streamload.environment.launch import EarlyWorkers, take_numbers, write_stack_on_request
 from streamload.environment.rendezvous import Listener, detach
 from streamload.memory.unnamed import raise_descriptor_limit
 
@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a feeder on the descriptors given as arguments."""
-    socket_number, words_number, trainer, *listening, workers = map(int, sys.argv[1:])
+    socket_number, words_number, trainer, *listening, workers = take_numbers()
     sock = socket.socket(fileno=socket_number)
     if listening:
         detach(sock, words_number)

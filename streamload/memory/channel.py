@@ -15,12 +15,15 @@ import pickle
 import select
 import socket
 import struct
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-__all__ = ["MAX_DESCRIPTORS", "Channel", "Frames", "frame", "read_from"]
+from streamload.errors import WorkerError
+
+__all__ = ["MAX_DESCRIPTORS", "Channel", "Frames", "frame", "read_from", "refused_exit"]
 
 MAX_DESCRIPTORS = 64
 """How many descriptors may go with one message; the kernel's own limit is 253."""
@@ -51,7 +54,11 @@ class Frames:
                 self._descriptors.extend(numbers)
 
     def take(self) -> Message | None:
-        """The next message that is complete, and the descriptors that came with it."""
+        """The next message that is complete, and the descriptors that came with it.
+
+        Raises:
+            WorkerError: a module that it needs exits when it is imported.
+        """
         if len(self._bytes) < _HEADER.size:
             return None
         length, count = _HEADER.unpack_from(self._bytes)
@@ -62,7 +69,10 @@ class Frames:
             # The kernel drops what the receiver has no room for, and says so only in a flag.
             raise OSError(errno.EMFILE, "too many open files to take shared memory; raise the limit (ulimit -n)")
         with memoryview(self._bytes) as view:
-            message = pickle.loads(view[_HEADER.size : end])
+            try:
+                message = pickle.loads(view[_HEADER.size : end])
+            except SystemExit as error:
+                raise refused_exit(error) from error
         del self._bytes[:end]
         return message, [self._descriptors.popleft() for _ in range(count)]
 
@@ -70,6 +80,21 @@ class Frames:
         """Close descriptors that came with messages nobody took."""
         while self._descriptors:
             os.close(self._descriptors.popleft())
+
+
+def refused_exit(error: SystemExit) -> WorkerError:
+    """The error in the place of an exit by what the program has sent: it would end a process without saying why.
+
+    Args:
+        error: as it was caught.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
+    return WorkerError(
+        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) in another process, which imports it for what "
+        "a loader is given, such as a transform or filesystem=: have a module exit, or parse its own arguments, only in "
+        'functions that are called later, or under `if __name__ == "__main__":`'
+    )
 
 
 def frame(message: Any, descriptors: Sequence[int]) -> bytes:
@@ -132,6 +157,7 @@ class Channel:
         Raises:
             EOFError: the other end is gone.
             TimeoutError: no whole message came within `timeout_s`.
+            WorkerError: a module that the message needs exits when it is imported.
             OSError: this process has too many open files to take the descriptors that came.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s

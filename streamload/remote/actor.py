@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -87,9 +88,14 @@ class _SentProgress(ScanProgress):
 
 
 class FeederActor:
-    """Hosts a feeder for one relay. All methods run in the actor's event loop."""
+    """Hosts a feeder for one relay. All methods run in the actor's event loop.
 
-    def __init__(self) -> None:
+    Args:
+        arguments: the program's `sys.argv`, which the actor and its feeder take over.
+    """
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        sys.argv[:] = arguments
         # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
         self._listener: WireListener | None = None

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from streamload.arguments import parse_bytes
 from streamload.decode.failure import Attempt, first_line
+from streamload.environment.launch import program_arguments
 from streamload.environment.ray_cluster import RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.ray_feeders import RayFeeders
@@ -141,7 +142,7 @@ class RayActors:
                 claims["memory"] = parse_bytes("memory", feeders.memory)
         kind: Any = self._cluster.ray.remote(FeederActor)
         wanted = kind.options(scheduling_strategy="SPREAD", max_restarts=0, **claims)
-        starting = asyncio.create_task(asyncio.to_thread(lambda: RayActor(wanted.remote())))
+        starting = asyncio.create_task(asyncio.to_thread(lambda: RayActor(wanted.remote(program_arguments()))))
         try:
             actor = await asyncio.shield(starting)
             self._actors.append(actor)

@@ -1,6 +1,6 @@
 """The first lines of a relay's process, which stands where a feeder's process does; see `feeder.start`.
 
-On its own because it is run, as `python -m streamload.remote.start SOCKET LAST_WORDS TRAINER WORKERS`.
+On its own because it is run, as `python -m streamload.remote.start PROGRAM SOCKET LAST_WORDS TRAINER WORKERS`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import faulthandler
 import signal
 import socket
-import sys
 
-from streamload.environment.launch import EarlyWorkers, write_stack_on_request
+from streamload.environment.launch import EarlyWorkers, take_numbers, write_stack_on_request
 from streamload.feeder import process
 from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.remote.relay import Relays
@@ -20,7 +19,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a relay on the descriptors given as arguments."""
-    socket_number, words_number, trainer = map(int, sys.argv[1:4])
+    socket_number, words_number, trainer, _ = take_numbers()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from streamload.memory.channel import refused_exit
 from streamload.memory.mapped import Bytes
 
 __all__ = ["Batches", "Credit", "Wire", "WireListener", "connect"]
@@ -84,11 +85,16 @@ class Wire:
 
         Raises:
             EOFError, OSError: the other end is gone.
+            WorkerError: a module that the message needs exits when it is imported.
         """
         length, payload_bytes = _HEADER.unpack(await _exactly(self._socket, _HEADER.size))
         if length > _MOST_MESSAGE_BYTES:
             raise EOFError("what came is no message")
-        message = pickle.loads(await _exactly(self._socket, length))
+        data = await _exactly(self._socket, length)
+        try:
+            message = pickle.loads(data)
+        except SystemExit as error:
+            raise refused_exit(error) from error
         if payload_bytes:
             for memory in place(message):
                 await _fill(self._socket, memoryview(memory.data))

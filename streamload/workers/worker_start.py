@@ -1,22 +1,20 @@
 """The entry of a worker process: it binds its life to the feeder's before it imports anything else.
 
 Otherwise the workers of a feeder that is killed early, as when a loader is closed at once, would outlive it until their
-imports are done. Started as `python -m streamload.workers.worker_start SOCKET LAST_WORDS FEEDER PROGRESS`: three
+imports are done. Started as `python -m streamload.workers.worker_start PROGRAM SOCKET LAST_WORDS FEEDER PROGRESS`: four
 descriptors, and the process id of the feeder. On its own because whatever it imports delays the binding.
 """
 
 from __future__ import annotations
 
-import sys
-
-from streamload.environment.launch import die_with
+from streamload.environment.launch import die_with, take_numbers
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run a worker on the descriptors given as arguments."""
-    socket_number, words_number, feeder, progress_number = map(int, sys.argv[1:5])
+    socket_number, words_number, feeder, progress_number = take_numbers()
     die_with(feeder)
     from streamload.workers.worker import run
 

@@ -380,9 +380,22 @@ def test_only_functions_that_may_use_the_global_generators_have_them_seeded() ->
 
 
 @pytest.mark.parametrize("function", [len, str, int, bytes])
-def test_built_in_functions_draw_from_no_generator(function: Callable[[Any], Any]) -> None:
+def test_built_in_functions_of_a_value_draw_from_no_generator(function: Callable[[Any], Any]) -> None:
     assert not UserFunction(function).uses_global_generators
     assert UserFunction(lambda value: function(value)).uses_global_generators
+
+
+@pytest.mark.parametrize("function", [sum, list, sorted, max, next, iter, map, eval])
+def test_built_in_functions_that_run_other_code_may_draw(function: Callable[[Any], Any]) -> None:
+    assert UserFunction(function).uses_global_generators
+
+
+def test_what_is_drawn_lazily_is_drawn_with_the_samples_own_seeds() -> None:
+    shelf = Shelf(numbered(3))
+    work = job(fields=("cls",), decode={"cls": lambda _: (random.random() for _ in range(3))}, transform={"cls": sum})
+    first, again = (only_batch(work, shelf, shelf.task(("cls",)))[0].tolist() for _ in range(2))
+    assert first == again
+    assert len(set(first)) == 3
 
 
 def test_functions_that_only_say_that_they_are_built_in_may_draw() -> None:

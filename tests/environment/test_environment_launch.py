@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -115,6 +116,42 @@ def test_workers_that_nobody_takes_over_have_one_grace_together(monkeypatch: pyt
     assert graces_s == [0.5, 0.0, 0.0]
     for worker in started:
         worker.child.process.wait()
+
+
+SHOWS_ARGUMENTS = """
+import socket, sys
+from streamload.environment import launch
+number, *_ = launch.take_numbers()
+socket.socket(fileno=number).sendall(ascii(sys.argv).encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["train.py", "--size", "4 8", "\n\0\udcff\ud800"], ["train.py", "--size", "4 8", "\n\0\udcff\ud800"]),
+        (["x" * (1 << 20)], ["x" * (1 << 20)]),
+        ((Path("train.py"), 48), ["train.py", "48"]),
+        ([], [""]),
+        (None, [""]),
+    ],
+)
+def test_processes_have_the_arguments_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, found: list[str]
+) -> None:
+    """Whatever it has put into `sys.argv`, and where there is none, as in Python that is embedded."""
+    (tmp_path / "shows_arguments.py").write_text(SHOWS_ARGUMENTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    if arguments is None:
+        monkeypatch.delattr(sys, "argv")
+    else:
+        monkeypatch.setattr(sys, "argv", arguments)
+    child = launch.launch("shows_arguments")
+    with child.socket.makefile("rb") as answer:
+        assert answer.read() == ascii(found).encode()
+    assert child.end(10.0) == 0
+    child.socket.close()
+    os.close(child.words)
 
 
 def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

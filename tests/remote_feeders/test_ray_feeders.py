@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import itertools
 import logging
@@ -10,6 +11,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -81,6 +83,18 @@ def test_shards_in_a_bucket(cluster: LocalRayCluster, rclone_s3: S3Server, shard
         assert_same(list(loader), expected)
         assert loader.statistics().fetched_bytes > 0
     shutil.rmtree(bucket)
+
+
+def test_modules_find_the_arguments_of_the_program(
+    cluster: LocalRayCluster, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the relay and the actors import, as here for the file system, and those that the workers do."""
+    script = Path(__file__).parents[1] / "train.py"  # actors find what is beside it
+    monkeypatch.setattr(sys, "argv", [str(script), "--size", "48"])
+    parses = importlib.import_module("parses_at_import")
+    given = {**ARGUMENTS, "fields": ("cls",), "transform": {"cls": parses.size}, "filesystem": parses.Mounted()}
+    with StreamLoader(str(shards), **given, feeders=RayFeeders(1, address=cluster.address)) as loader:
+        assert next(iter(loader))[0].tolist() == [48] * 16
 
 
 # -- what dies -----------------------------------------------------------------------------------------------------

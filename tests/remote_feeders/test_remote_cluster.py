@@ -48,7 +48,7 @@ class FakeRay:
     def kill(self, handle: Any) -> None:
         self.killed.append(handle.number)
 
-    def _start(self) -> Any:
+    def _start(self, _arguments: list[str]) -> Any:
         number, answer = len(self.answers), self._loop.create_future()
         self.answers.append(answer)
         self._loop.call_soon_threadsafe(self._on_start, number)

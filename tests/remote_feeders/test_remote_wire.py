@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
+from typing import Any
 
 import pytest
 
+from streamload.errors import WorkerError
 from streamload.remote.wire import Credit, Wire, WireListener, connect
 
 DEADLINE_S = 5.0
@@ -32,6 +35,22 @@ async def test_whoever_is_silent_or_wrong_keeps_nobody_waiting() -> None:
                 async with closing(await accepted) as theirs:
                     await ours.send(Credit(3))
                     assert await theirs.receive(lambda _: ()) == Credit(3)
+
+
+class Exits:
+    """Exits where it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (2,)
+
+
+async def test_a_message_that_exits_is_an_error() -> None:
+    listener = WireListener("127.0.0.1")
+    accepted = asyncio.create_task(listener.accept())
+    async with closing(await connect(listener.address, listener.token)) as ours, closing(await accepted) as theirs:
+        await ours.send(Exits())
+        with pytest.raises(WorkerError, match=r"exits in line \d+ \(SystemExit: 2\)"):
+            await theirs.receive(lambda _: ())
 
 
 async def test_another_token_opens_nothing() -> None:

@@ -1,6 +1,6 @@
 """The worker process of `shardify`: does one task after another, and ends with its parent.
 
-It is started as `python -m streamload_tools.packing.worker SOCKET LAST_WORDS PARENT KEPT_OPEN`: three descriptors and
+Started as `python -m streamload_tools.packing.worker PROGRAM SOCKET LAST_WORDS PARENT KEPT_OPEN`: four descriptors and
 the process ID of the parent. SIGINT stays blocked, since the parent handles Ctrl-C. If it dies, it leaves a hidden file
 that no later run takes for finished.
 """
@@ -10,11 +10,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import socket
-import sys
 
 from streamload_tools.packing.work import Done, Failed, Progressed, Task, do
 
-from streamload.environment.launch import die_with
+from streamload.environment.launch import die_with, take_numbers
 from streamload.errors import StreamloadError
 from streamload.memory.channel import Channel
 
@@ -23,7 +22,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Do the tasks that arrive on the socket given as an argument."""
-    number, words, parent = map(int, sys.argv[1:4])
+    number, words, parent, _ = take_numbers()
     die_with(parent)
     faulthandler.enable(file=words)
     channel = Channel(socket.socket(fileno=number))
