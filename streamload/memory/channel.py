@@ -92,7 +92,7 @@ def refused_exit(error: SystemExit) -> WorkerError:
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
         f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) in another process, which imports it for what "
-        "a loader is given, such as a transform or filesystem=: have a module exit, or parse its own arguments, only in "
+        "a loader is given, such as a transform or filesystem=: have a module exit, or parse arguments, only in "
         'functions that are called later, or under `if __name__ == "__main__":`'
     )
 
