@@ -191,9 +191,15 @@ def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> C
         arguments: numbers for it.
         descriptors: passed on to it; they stay open here.
     """
+    with open(new_memory(0), "wb", buffering=0) as program:
+        program.write(pickle.dumps(program_arguments()))
+        program.seek(0)  # the process reads where this one is
+        return _launch(module, program.fileno(), descriptors, arguments)
+
+
+def _launch(module: str, program: int, descriptors: tuple[int, ...], arguments: tuple[int, ...]) -> Child:
     ours, theirs = socket.socketpair()
-    words, program = new_memory(0), new_memory(0)
-    os.pwrite(program, pickle.dumps(program_arguments()), 0)
+    words = new_memory(0)
     inherited = (program, theirs.fileno(), words, *descriptors)
     numbers = (program, theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -211,7 +217,6 @@ def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> C
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
-        os.close(program)
     return Child(process, ours, words)
 
 
