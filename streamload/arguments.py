@@ -1,4 +1,4 @@
-"""Arguments as users give them: sizes such as "256MB", NumPy scalars, and keywords that do not exist."""
+"""Arguments as users give them: sizes such as "256MB", NumPy scalars, fields, and keywords that do not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["advises", "as_python", "no_attribute", "parse_bytes"]
+__all__ = ["advises", "alternatives", "as_python", "by_field", "no_attribute", "parse_bytes"]
 
 
 def as_python(value: Any) -> Any:
@@ -55,6 +55,37 @@ def parse_bytes(name: str, value: int | str) -> int:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+def alternatives(entry: str) -> list[str]:
+    """The fields that an entry of `fields=` or a key of `decode=` or `transform=` names: two in `"jpg; png"`."""
+    return [name.strip() for name in entry.split(";")]
+
+
+def by_field(argument: str, functions: Mapping[str, T], normal: Callable[[str], str] = str) -> dict[str, T]:
+    """The function of each field that the keys of a mapping name.
+
+    Args:
+        argument: what the user calls the mapping, for the message.
+        functions: by `"jpg"` or `"jpg;png"`.
+        normal: gives one spelling for all of a field.
+
+    Raises:
+        ValueError: two keys name the same field, or a key has an empty name.
+    """
+    keys: dict[str, str] = {}
+    for key in functions:
+        for name in map(normal, alternatives(key)):
+            if not name:
+                raise ValueError(f"{argument} has a function for {key!r}, where the name of a field is empty")
+            if keys.setdefault(name, key) != key:
+                raise ValueError(
+                    f"{argument} has functions for {keys[name]!r} and for {key!r}, which both name the field {name!r}; "
+                    "leave it to one of them"
+                )
+    return {name: functions[key] for name, key in keys.items()}
+
 
 _ALIKE = 0.77
 """Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`)."""

@@ -86,11 +86,11 @@ class StreamLoader(NamedClasses):
             among them. None gives dicts of all fields, with "__key__" and "__url__"; the samples of a batch must then
             have the same fields, unless `transform` or `collate_fn` makes a batch of them.
         decode: True decodes by extension; a mapping from extensions to functions of bytes adds to that or replaces it;
-            False leaves bytes. Pickles are never loaded by it.
-        transform: a function of a sample, or a mapping from fields to functions of their values. One that has a
-            parameter named `rng` gets a `numpy.random.Generator` there; for others `random`, `numpy.random` and torch
-            are seeded. Either way a sample's randomness depends on `seed`, the epoch and the sample alone. Another
-            one may be set later (`loader.transform = f`); that, or one changed in place, is used from the next pass on.
+            False leaves bytes. Pickles are never loaded by it. `{"jpg;png": f}` has one function for several.
+        transform: a function of a sample, or a mapping from fields, as in `decode`, to functions of their values. One
+            that has a parameter named `rng` gets a `numpy.random.Generator` there; for others `random`, `numpy.random`
+            and torch are seeded. Either way a sample's randomness depends on `seed`, the epoch and the sample alone.
+            Another may be set later (`loader.transform = f`); it, or one changed in place, is used from the next pass.
         collate_fn: makes a batch of a list of samples; by default they are collated as by torch's `default_collate`.
         drop_last: drop the samples at the end of an epoch that fill no batch on every rank.
         pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the

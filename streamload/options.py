@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from streamload.arguments import parse_bytes
+from streamload.arguments import alternatives, by_field, parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.decoders import may_expand
+from streamload.decode.decoders import may_expand, normal_name
 from streamload.decode.failure import Attempt
 from streamload.decode.job_pickle import PickledJob, pickle_job
 from streamload.decode.missing_field import those_there_are
@@ -95,13 +95,13 @@ class Options:
 
     @property
     def field_names(self) -> tuple[str, ...] | None:
-        """The wanted fields, without the question marks behind optional ones; None for all."""
-        return None if self.fields is None else tuple(entry.removesuffix("?") for entry in self.fields)
+        """The wanted fields, without the question marks behind optional ones and without blanks; None for all."""
+        return None if self.fields is None else tuple(map(_field_name, self.fields))
 
     @property
     def optional_fields(self) -> frozenset[str]:
         """The wanted fields that samples may lack."""
-        return frozenset(entry[:-1] for entry in self.fields or () if entry.endswith("?"))
+        return frozenset(_field_name(entry) for entry in self.fields or () if entry.endswith("?"))
 
     @cached_property
     def ranks_of_feeder(self) -> int:
@@ -311,11 +311,17 @@ class Options:
                 raise ValueError(
                     f"fields={self.fields!r}: no sample has {entry!r}; there are {those_there_are(entry, existing)}"
                 )
-        for name in self.transform if self.fields is None and isinstance(self.transform, Mapping) else ():
+        for name in self._transformed_fields if self.fields is None else ():
             if name not in existing:
                 raise ValueError(
                     f"transform has a function for {name!r}; the fields are {those_there_are(name, existing)}"
                 )
+
+    @property
+    def _transformed_fields(self) -> list[str]:
+        """The fields that have a function of their own."""
+        keys = self.transform if isinstance(self.transform, Mapping) else ()
+        return [name for key in keys for name in alternatives(key)]
 
     def _check_numbers(self) -> None:
         single = "" if self.batch_size is not None else "(for single samples there is streamload.TarDataset)"
@@ -360,10 +366,12 @@ class Options:
                 raise TypeError(f"{name}={function!r} must be a function, or None")
         if isinstance(self.decode, Mapping):
             _check_mapping("decode", self.decode, "an extension")
+            by_field("decode", self.decode, normal_name)
         elif not isinstance(self.decode, bool):
             raise TypeError(f"decode={self.decode!r} must be True, False or a mapping from extensions to functions")
         if isinstance(self.transform, Mapping):
             _check_mapping("transform", self.transform, "a field")
+            by_field("transform", self.transform)
         elif self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform={self.transform!r} must be a function, or a mapping from fields to functions")
         elif self.transform is not None:
@@ -376,16 +384,14 @@ class Options:
             return
         if isinstance(self.fields, str) or not isinstance(self.fields, Sequence):
             raise TypeError(f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")')
-        entries = [entry.removesuffix("?") for entry in self.fields if isinstance(entry, str)]
-        names = [name for entry in entries for name in (entry, *entry.split(";"))]
+        names = [name for entry in self.fields if isinstance(entry, str) for name in alternatives(_field_name(entry))]
         if not self.fields or not all(isinstance(entry, str) for entry in self.fields) or not all(names):
             raise ValueError(f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")')
         for name in names:
             if name.startswith("__") and name not in SAMPLE_NAMES:
                 raise ValueError(f"fields={self.fields!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
-        wrong = next(
-            (name for name in names if "?" in name or (name in self.optional_fields and name in self.fields)), None
-        )
+        twice = self.optional_fields.intersection(_field_name(name) for name in self.fields if not name.endswith("?"))
+        wrong = next((entry for entry in self.field_names or () if "?" in entry or entry in twice), None)
         if wrong is not None:
             raise ValueError(
                 f"fields={self.fields!r}: {wrong!r} cannot be; one question mark behind a field makes it optional: "
@@ -393,7 +399,7 @@ class Options:
             )
         if any(name in SAMPLE_NAMES for name in self.optional_fields):
             raise ValueError(f"fields={self.fields!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
-        for name in self.transform if isinstance(self.transform, Mapping) else ():
+        for name in self._transformed_fields:
             if name in SAMPLE_NAMES:
                 raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")
             if name not in names:
@@ -414,6 +420,10 @@ class Options:
             refuse_url("cache_dir", self.cache_dir)
         if self._cache_folder is not None:
             _check_can_be_used("cache_dir", self._cache_folder)
+
+
+def _field_name(entry: str) -> str:
+    return ";".join(alternatives(entry.removesuffix("?")))
 
 
 def _check_int(name: str, value: object, least: int, alternative: str = "", *, most: int | None = None) -> None:

@@ -38,6 +38,14 @@ def test_keys_and_urls_may_stand_among_the_fields(source: str, workers: int) -> 
         assert [batch[0] for batch in loader] == [keys, ("dir/k3", "dir/k4", "dir/k5")]
 
 
+def test_blanks_around_alternatives_mean_nothing(source: str) -> None:
+    options: dict[str, Any] = {"decode": {"npy; seg.npy": len}, "transform": {" seg.npy ;npy": float}}
+    with StreamLoader(source, 6, fields=("npy; seg.npy ", "txt ; bin?"), num_workers=0, **options) as loader:
+        sizes, absent = next(iter(loader))
+    assert sizes.tolist() == [144] * 6
+    assert absent == (None,) * 6
+
+
 @pytest.mark.parametrize("workers", [0, exhaustive((2,))])
 def test_nested_values_are_collated(source: str, workers: int) -> None:
     with StreamLoader(source, 3, fields=("json",), num_workers=workers) as loader:

@@ -390,6 +390,7 @@ def test_attributes_without_effect_are_refused(source: str) -> None:
         ({"decode": {"clss": int}}, r"decode has a function for 'clss'.*they are cls; did you mean 'cls'\?"),
         ({"decode": {"jpeg": int}}, "decode has a function for 'jpeg'"),
         ({"decode": {"np": int}, "fields": None, "transform": None}, "'np'.*did you mean 'npy'"),
+        ({"decode": {"cls;clss": int}}, r"decode has a function for 'clss'.*did you mean 'cls'\?"),
     ],
 )
 def test_arguments_without_effect_are_warned_of(
@@ -411,6 +412,7 @@ def test_arguments_that_serve_other_runs_too_are_not(source: str) -> None:
     for given in (
         {"decode": {"cls": int, "jpg": int}},
         {"decode": {".CLS": int}},
+        {"decode": {"jpg; cls;.PNG": int}},
         {"storage_options": {}, "memory_budget": "1GB"},
         {"max_errors": 5, "on_error": "skip"},
         {"shuffle": True, "shuffle_window": 100},

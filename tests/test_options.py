@@ -215,13 +215,37 @@ def test_a_right_argument_is_taken(name: str, value: Any) -> None:
     assert getattr(options(**{name: value}), name) == value
 
 
+@pytest.mark.parametrize("name", ["decode", "transform"])
+@pytest.mark.parametrize(("first", "second"), [("jpg;png", "png"), ("png", "jpg;png"), ("jpg; png", "png;gif")])
+def test_two_functions_for_one_field_are_refused(name: str, first: str, second: str) -> None:
+    said = f"{name} has functions for '{first}' and for '{second}', which both name the field 'png'"
+    with pytest.raises(ValueError, match=said):
+        options(**{name: {first: function, second: function}})
+
+
+def test_spellings_of_one_extension_are_one_field_to_decoders() -> None:
+    with pytest.raises(ValueError, match=r"for 'jpg' and for '\.JPG', which both name the field 'jpg'"):
+        options(decode={"jpg": function, ".JPG": function})
+    options(decode={"jpg;png": function, "mask.png": function})
+
+
+@pytest.mark.parametrize("name", ["decode", "transform"])
+@pytest.mark.parametrize("key", ["", "jpg;", "a; ;b"])
+def test_functions_for_empty_names_are_refused(name: str, key: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} has a function for '{key}', where the name of a field is empty"):
+        options(**{name: {key: function}})
+
+
 def test_a_transform_for_a_field_that_is_not_read_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"transform has a function for 'png', which is not in fields=\('jpg', 'cls'\)"
     ):
         options(fields=("jpg", "cls"), transform={"png": function})
     options(fields=("jpg;png", "cls"), transform={"png": function, "cls": function})
-    options(fields=("jpg;png",), transform={"jpg;png": function})
+    for key in ("jpg;png", "png;jpg", "jpg; png", "jpg"):
+        options(fields=("jpg;png",), transform={key: function})
+    with pytest.raises(ValueError, match="transform has a function for 'gif', which is not in fields"):
+        options(fields=("jpg;png",), transform={"jpg;gif": function})
     with pytest.raises(ValueError, match="transform has a function for '__key__'"):
         options(fields=("__key__", "cls"), transform={"__key__": function})
 
@@ -232,6 +256,9 @@ def test_fields_that_no_sample_has_are_refused_with_those_there_are() -> None:
         given.check_fields_exist(["cls", "png"])
     given.check_fields_exist(["label", "png"])
     options().check_fields_exist([])
+    options(transform={"jpg; png": function}).check_fields_exist(["jpg", "png"])
+    with pytest.raises(ValueError, match="transform has a function for 'png'; the fields are jpg$"):
+        options(transform={"jpg;png": function}).check_fields_exist(["jpg"])
 
 
 def test_of_very_many_fields_some_are_shown() -> None:

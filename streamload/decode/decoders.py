@@ -15,6 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from streamload.arguments import alternatives, by_field
 from streamload.decode.array_files import (
     DECOMPRESSED_LIMIT_BYTES,
     ExpansionError,
@@ -35,7 +36,9 @@ __all__ = [
     "decodes_as_built_in",
     "is_array",
     "is_image",
+    "key_names",
     "may_expand",
+    "normal_name",
 ]
 
 Encoded = memoryview | bytearray | bytes
@@ -61,37 +64,37 @@ def decoder_for(
         field: the field's full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides;
             `gz` is decompressed and then decoded by the extension before it. Unknown extensions give bytes.
         decode: True for the built-in decoders, False for bytes, or a mapping from a full field name or a last
-            extension to a function of `bytes`, which adds to the built-in decoders or replaces them. A full name takes
-            precedence over an extension. It is returned as it is: whoever calls it gives it `bytes`.
+            extension, or several (`"jpg;png"`), to a function of `bytes`, which adds to the built-in decoders or
+            replaces them. A full name takes precedence over an extension. It is returned as it is: whoever calls it
+            gives it `bytes`.
         limit_bytes: by how much a decoded field may exceed its stored bytes, in the formats that can expand: `gz`,
             `npz` and `pt`. Images have a limit of their own.
 
     Raises:
         TypeError: `decode` is something else, or holds something that is not callable.
+        ValueError: two of its keys name the same field.
     """
     if isinstance(decode, bool):
         return _built_in(field, {}, limit_bytes) if decode else bytes
     if not isinstance(decode, Mapping):
         raise TypeError(f"decode must be True, False or a mapping from extension to function, not {decode!r}")
-    users: dict[str, Callable[[bytes], Any]] = {}
     for name, function in decode.items():
         if not isinstance(name, str) or not callable(function):
             raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
-        users |= dict.fromkeys(_names(name), function)
-    return _built_in(field, users, limit_bytes)
+    return _built_in(field, by_field("decode", decode, normal_name), limit_bytes)
 
 
 def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
     """True if a field is decoded by the library itself, so that its decoder may be bypassed by a faster one."""
     if isinstance(decode, bool):
         return decode
-    names = {each for name in decode for each in _names(name)}
-    return _normal(field) not in names and _last_extension(_normal(field)) not in names
+    names = {name for key in decode for name in key_names(key)}
+    return normal_name(field) not in names and _last_extension(normal_name(field)) not in names
 
 
-def applies_to(name: str, field: str) -> bool:
-    """True if a decoder given for this name (a field's or an extension) is used for a field."""
-    names, field = _names(name), _normal(field)
+def applies_to(key: str, field: str) -> bool:
+    """True if a decoder given for this key (fields or extensions) is used for a field."""
+    names, field = key_names(key), normal_name(field)
     return any(not {each, _last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
 
 
@@ -100,25 +103,26 @@ def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] =
 
     Such decoders take a `limit_bytes`. Images are not among them: their limit is one of pixels.
     """
-    return decodes_as_built_in(field, decode) and _last_extension(_normal(field)) in {"gz", *_EXPANDING}
+    return decodes_as_built_in(field, decode) and _last_extension(normal_name(field)) in {"gz", *_EXPANDING}
 
 
 def is_image(field: str) -> bool:
     """True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
-    return KIND_OF.get(_last_extension(_normal(field))) is Kind.IMAGE
+    return KIND_OF.get(_last_extension(normal_name(field))) is Kind.IMAGE
 
 
 def is_array(field: str) -> bool:
     """True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
-    return KIND_OF.get(_last_extension(_normal(field))) is Kind.ARRAY
+    return KIND_OF.get(_last_extension(normal_name(field))) is Kind.ARRAY
 
 
-def _names(key: str) -> list[str]:
-    """The names that a key of a mapping stands for: alternatives are written as in `fields=`, `"jpg;png"`."""
-    return [_normal(name) for name in key.split(";")]
+def key_names(key: str) -> list[str]:
+    """The fields or extensions that a key of `decode=` names, in the spelling of the shards."""
+    return [normal_name(name) for name in alternatives(key)]
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """A field or an extension in the spelling of the shards."""
     return name.lower().lstrip(".")
 
 
@@ -127,7 +131,7 @@ def _last_extension(field: str) -> str:
 
 
 def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]], limit_bytes: int) -> Decoder:
-    field = _normal(field)
+    field = normal_name(field)
     extension = _last_extension(field)
     for name in (field, extension):
         if name in users:

@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
 from streamload.decode.columns import PlacedRows, Rows
 from streamload.decode.failure import failure_here, failure_of, in_words
@@ -46,13 +47,12 @@ class Transforms:
     def of(cls, transform: Transform | None) -> Transforms:
         """From the user's argument."""
         if isinstance(transform, Mapping):
-            return cls({name: UserFunction(function) for name, function in transform.items()}, None)
+            functions = {key: UserFunction(function) for key, function in transform.items()}
+            return cls(by_field("transform", functions), None)
         return cls({}, None if transform is None else UserFunction(transform))
 
-    def of_column(self, name: str, alternatives: tuple[str, ...]) -> dict[str, UserFunction]:
+    def of_column(self, alternatives: Sequence[str]) -> dict[str, UserFunction]:
         """The functions of the fields that a column may hold, by field."""
-        if name in self.by_field:
-            return dict.fromkeys(alternatives, self.by_field[name])
         return {field: self.by_field[field] for field in alternatives if field in self.by_field}
 
 
@@ -219,7 +219,7 @@ class RowMaker:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
-            functions = [each.of_column(column.name, column.alternatives) for each in self._transforms.all]
+            functions = [each.of_column(column.alternatives) for each in self._transforms.all]
             places_here = partial(self._places, work, number, places)
             if any(functions):
                 found = places_here(0)

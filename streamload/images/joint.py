@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.arguments import as_python
+from streamload.arguments import alternatives, as_python
 from streamload.images.geometry import Geometric, Window, check_image, cut
 from streamload.images.operations import Compose, RandomCrop, RandomHorizontalFlip, may_use_global_generators
 from streamload.images.placing import takes_rng
@@ -145,7 +145,7 @@ def _is_row(sample: object) -> bool:
 
 def _present(names: str, values: Mapping[str, Any]) -> str:
     """Of alternatives the field that a sample has."""
-    found = next((name for name in names.split(";") if name in values), None)
+    found = next((name for name in alternatives(names) if name in values), None)
     if found is None:
         raise TypeError(f"Joint: the sample has no field {names!r}; it has {', '.join(map(repr, values))}")
     return found

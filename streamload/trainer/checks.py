@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to, is_array, is_image
+from streamload.arguments import alternatives
+from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to, is_array, is_image, key_names
 from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.fetched_listing import fetched_shards
@@ -156,8 +157,8 @@ def _surely_read(listing: Listing, options: Options) -> set[str]:
     """The fields that are read of every sample that has them; of alternatives, where only one of them exists."""
     if options.field_names is None:
         return set(listing.fields)
-    alternatives = [set(entry.split(";")).intersection(listing.fields) for entry in options.field_names]
-    return set().union(*(names for names in alternatives if len(names) == 1))
+    existing = [set(alternatives(entry)).intersection(listing.fields) for entry in options.field_names]
+    return set().union(*(names for names in existing if len(names) == 1))
 
 
 def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
@@ -204,15 +205,14 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
         return
     requested = [name for entry in options.field_names or () for name in entry.split(";")]
     read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
-    unused = [key for key in options.decode if not any(applies_to(key, field) for field in read)]
+    given = [name for key in options.decode for name in key_names(key)]
+    unused = [name for name in given if not any(applies_to(name, field) for field in read)]
     if not read or not unused:
         return
-    for key in (
-        unused if len(unused) == len(options.decode) else (key for key in unused if key not in DECODED_EXTENSIONS)
-    ):
-        alike = difflib.get_close_matches(key, read, 1)
+    for name in unused if len(unused) == len(given) else (name for name in unused if name not in DECODED_EXTENSIONS):
+        alike = difflib.get_close_matches(name, read, 1)
         hint = f"; did you mean {alike[0]!r}?" if alike else ""
-        warn_at_caller(f"decode has a function for {key!r}, which no field is read by: they are {listed(read)}{hint}")
+        warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")
 
 
 def warn_of_separate_crops(options: Options) -> None:
@@ -223,7 +223,7 @@ def warn_of_separate_crops(options: Options) -> None:
     if not isinstance(options.transform, Mapping):
         return
     drawn = [name for name, function in options.transform.items() if draws_geometry(function)]
-    masks = [name for name in drawn if any(_is_mask(field, options.decode) for field in name.split(";"))]
+    masks = [name for name in drawn if any(_is_mask(field, options.decode) for field in alternatives(name))]
     if masks and len(drawn) > 1:
         other = next(name for name in drawn if name != masks[0])
         warn_at_caller(

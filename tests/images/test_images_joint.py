@@ -149,7 +149,7 @@ def test_other_operations_get_the_images_alone_and_draw_from_the_same_generator(
         return (image * rng.random()).astype(np.uint8)
 
     image, mask = np.full((8, 8, 3), 200, np.uint8), np.full((8, 8), 200, np.uint8)
-    joint = Joint([Compose([RandomCrop(4), brightness]), ToTensor()], {"jpg;png": "image", "mask.png": "mask"})
+    joint = Joint([Compose([RandomCrop(4), brightness]), ToTensor()], {"jpg; png": "image", "mask.png": "mask"})
     sample = {"png": image, "mask.png": mask, "cls": 3, "__key__": "a"}
     got = joint(sample, rng(5))
     assert list(got) == list(sample)
