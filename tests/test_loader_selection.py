@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections import Counter
@@ -216,12 +217,8 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        (
-            {"where": "scor > 1"},
-            DatasetIndexError,
-            r"there is no column 'scor': did you mean 'score'\? the index has about",
-        ),
-        ({"where": "cls == 1"}, DatasetIndexError, "names cls, which is a field; in quotes, as"),
+        ({"where": "nothing > 1"}, DatasetIndexError, r"an index: `streamload index --columns json:nothing` \("),
+        ({"where": '"cls" == 1'}, ValueError, r"names no column \(what is compared in quotes is a string\)"),
         ({"where": "label =="}, ValueError, "cannot be understood"),
         ({"where": "__import__('os').system('x')"}, ValueError, "is no condition; it is made of"),
         ({"where": "[x for x in (1,)] == 1"}, ValueError, "is not known here"),
@@ -261,6 +258,60 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
 def test_what_makes_no_sense(folder: Path, options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         loader_of(folder, **options)
+
+
+HINTS = [
+    ("cls == 1", "'cls': write label, which is the integer in the field cls; "),
+    ("cls > 3 and score > 1", "'cls': write label, which is"),
+    ("lable == 1", "'lable': did you mean 'label'? "),
+    ("nothing > 1 and clas_name == 'a'", "'clas_name': did you mean 'class_name'? "),
+    ("bin.size > 3", "'bin.size': did you mean 'size.bin'? "),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "hint"),
+    [
+        *HINTS,
+        ("scor > 1", "'scor': did you mean 'score'? "),
+        ("sizes.bin > 3", "'sizes.bin': did you mean 'size.bin'? "),
+        ("bin > 3", """'bin': it is a field; write "bin" in quotes for whether a sample has it, size.bin for"""),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused_with_what_may_be_meant(folder: Path, where: str, hint: str) -> None:
+    with pytest.raises(DatasetIndexError, match=re.escape(f"there is no column {hint}")) as caught:
+        loader_of(folder, where=where)
+    assert "the index has about.lang, score, twice; key, label," in str(caught.value)
+    assert caught.value.url == str(folder / "shard-000000.tar")
+
+
+@pytest.mark.parametrize(("where", "hint"), HINTS)
+def test_without_an_index_the_same_is_meant(folder: Path, tmp_path: Path, where: str, hint: str) -> None:
+    shutil.copy(folder / "shard-000000.tar", tmp_path)
+    with pytest.raises(DatasetIndexError, match=re.escape(f"there is no column {hint}")) as caught:
+        loader_of(tmp_path, where=where)
+    assert "this shard is in no index; key, label," in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("class_name == 'horse'", "with 'horse', which classes.json does not have; did you mean 'house'?"),
+        ("label == 1 or 'Dig' != class_name", "with 'Dig', which classes.json does not have; did you mean 'dog'?"),
+        ("class_name not in ('dog', 'zebra')", "with 'zebra', which .*; the classes are 'house', 'dog', 'tree'"),
+    ],
+)
+def test_a_class_that_is_not_there_is_refused_with_those_that_are_alike(
+    folder: Path, tmp_path: Path, where: str, message: str
+) -> None:
+    named = shutil.copytree(folder, tmp_path / "named")
+    (named / "classes.json").write_text('{"classes": ["house", "dog", "tree", "3", "4", "5", "6", "7", "8", "9"]}')
+    with pytest.raises(ValueError, match=f"where= compares class_name {message}"):
+        loader_of(named, where=where)
+    assert selected(named, where="class_name in ('dog', 'house')") == selected(folder, where="label < 2")
+    assert selected(named, where="class_name > 'horse' and class_name < 'housf'") == selected(
+        folder, where="label == 0"
+    )
 
 
 def test_columns_of_shards_that_were_written_since_are_not_taken_for_theirs(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,13 @@ from streamload.errors import DatasetIndexError, ShardNotFoundError, without_sec
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.storages import Storages
 
-__all__ = ["CLASSES_FILE", "MOST_CLASSES_BYTES", "parse_class_names", "read_class_names"]
+__all__ = ["CLASSES_FILE", "MOST_CLASSES_BYTES", "parse_class_names", "read_class_names", "unknown_class"]
 
 CLASSES_FILE = "classes.json"
 MOST_CLASSES_BYTES = 256 << 20
+
+_NEAR = 3
+_SHOWN = 20
 
 
 def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, ...] | None:
@@ -70,3 +74,15 @@ def parse_class_names(content: bytes, url: str) -> tuple[str, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DatasetIndexError('it is not as shardify writes it: {"classes": ["name", ...]}', url=url)
     return tuple(names)
+
+
+def unknown_class(name: str, names: Sequence[str]) -> str:
+    """The end of a message on a class that is not among the names: which are like it, or which there are."""
+    missing = f"{name!r}, which classes.json does not have;"
+    near = difflib.get_close_matches(name, names, _NEAR)
+    if not near:
+        lowered = {other.lower(): other for other in names}
+        near = [lowered[found] for found in difflib.get_close_matches(name.lower(), list(lowered), _NEAR)]
+    if near:
+        return f"{missing} did you mean {' or '.join(map(repr, near))}?"
+    return f"{missing} the classes are {', '.join(map(repr, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''}"

@@ -29,7 +29,7 @@ from streamload.limits import SMALL_REQUESTS
 from streamload.storage.local_storage import storage_for
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
-from streamload.tar.scan import scan_file
+from streamload.tar.scan import LABEL_FIELD, scan_file
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
 
@@ -52,7 +52,8 @@ KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has.
 
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
-_ALWAYS_THERE = ("key", "label", "class_name", "fraction")
+_BUILT_IN = ("key", "label", "class_name", "fraction")
+"""What a condition may name without columns of metadata, besides `size.<field>` and `"<field>"`."""
 
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
 _OF_SAMPLES = "column:"
@@ -216,29 +217,34 @@ def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Colum
     files = {folder: _File(folder, reader) for folder in folders}
     found: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     for shard, folder in zip(listing.shards, listing.index_of, strict=True):
-        if folder is None:
-            raise DatasetIndexError(
-                f"{listed(names)}: this shard is in no index, which would have its columns; make one with `streamload "
-                "index --columns`",
-                url=shard.url,
-            )
+        file = None if folder is None else files[folder]
+        missing = [name for name in names if file is None or name not in file.names]
+        if file is None or missing:
+            raise DatasetIndexError(_no_column(missing, file), url=shard.url)
         for name in names:
-            found[name].append(files[folder].values(shard.name, name, shard.url))
+            found[name].append(file.values(shard.name, name, shard.url))
     return {name: np.concatenate(parts) for name, parts in found.items()}
 
 
 class _File:
-    """The columns of one index."""
+    """The columns of one index.
+
+    Attributes:
+        fields: of its shards.
+        names: of the columns.
+    """
 
     def __init__(self, folder: str, reader: TableReader) -> None:
         self._url = f"{folder}/{COLUMNS_FILE}"
         self._index = reader.index(folder)
+        self.fields = self._index.fields
         self._arrays: dict[str, NDArray[Any]] = {}
         content = reader.read_file(folder, COLUMNS_FILE)
         try:
             if content:
                 with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                     self._arrays = {name: arrays[name] for name in arrays.files}
+            self.names = sorted(each.removeprefix(_OF_SAMPLES) for each in self._arrays if each.startswith(_OF_SAMPLES))
             names = self._arrays.get(_SHARDS, np.empty(0, np.str_)).tolist()
             starts = self._arrays.get(_STARTS, np.zeros(1, np.int64)).tolist()
             self._places = dict(zip(names, zip(starts, starts[1:], self._crc32s(), strict=False), strict=True))
@@ -248,10 +254,8 @@ class _File:
             ) from exc
 
     def values(self, shard_name: str, name: str, url: str) -> NDArray[Any]:
-        """A column of one shard."""
-        column = self._arrays.get(f"{_OF_SAMPLES}{name}")
-        if column is None:
-            raise DatasetIndexError(self._why_no_column(name), url=self._index.folder)
+        """A column, one of `names`, of one shard."""
+        column = self._arrays[f"{_OF_SAMPLES}{name}"]
         entry = self._index.find(shard_name)
         start, end, crc32 = self._places.get(shard_name, (0, -1, -1))
         if entry is None or entry.table is None or entry.table.crc32 != crc32 or end - start != entry.samples:
@@ -262,21 +266,35 @@ class _File:
             )
         return column[start:end]
 
-    def _why_no_column(self, name: str) -> str:
-        if name in self._index.fields:
-            return (
-                f"where= names {name}, which is a field; in quotes, as '\"{name}\"', it means the samples that have it"
-            )
-        there = sorted(each.removeprefix(_OF_SAMPLES) for each in self._arrays if each.startswith(_OF_SAMPLES))
-        sizes = [f"{SIZE}{field}" for field in self._index.fields]
-        alike = difflib.get_close_matches(name, [*there, *_ALWAYS_THERE, *sizes], 1)
-        hint = f"did you mean {alike[0]!r}? " if alike else ""
-        has = f"the index has {listed(there)}" if there else "the index has no columns of metadata"
-        return (
-            f"there is no column {name!r}: {hint}{has}, and {', '.join(_ALWAYS_THERE)}, size.<field> and "
-            f'"<field>" are always there; make others with `streamload index --columns json:{name}`'
-        )
-
     def _crc32s(self) -> list[int]:
         found: list[int] = self._arrays.get(_CRC32, np.empty(0, np.uint32)).tolist()
         return found
+
+
+def _no_column(missing: Sequence[str], file: _File | None) -> str:
+    """Which column is missing, what may be meant, and what there is; `file` is None for a shard in no index."""
+    hints = {name: _hint(name, file) for name in missing}
+    name = next((name for name in missing if hints[name]), missing[0])
+    if file is None:
+        has = "this shard is in no index"
+    else:
+        has = f"the index has {listed(file.names) or 'no columns of metadata'}"
+    this = "" if hints[name] else f" json:{name}"
+    return (
+        f'there is no column {name!r}: {hints[name]}{has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are '
+        f"built in, and others are kept in an index: `streamload index --columns{this}`"
+    )
+
+
+def _hint(name: str, file: _File | None) -> str:
+    """What may be meant by the name of a column that is not there; empty where nothing is like it."""
+    fields, names = ((), ()) if file is None else (file.fields, file.names)
+    if name == LABEL_FIELD:
+        return f"write {LABEL}, which is the integer in the field {name}; "
+    if name in fields:
+        return f'it is a field; write "{name}" in quotes for whether a sample has it, {SIZE}{name} for its size; '
+    field = name.removesuffix(".size")
+    if field != name and (file is None or field in fields):
+        return f"did you mean {SIZE + field!r}? "
+    alike = difflib.get_close_matches(name, [*names, *_BUILT_IN, *(f"{SIZE}{each}" for each in fields)], 1)
+    return f"did you mean {alike[0]!r}? " if alike else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,6 +26,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+_EQUALITIES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -48,6 +49,7 @@ class Expression:
 
     Attributes:
         names: the columns that it needs.
+        class_names: those that `class_name` is to be, or not to be.
 
     Raises:
         ValueError: it is no such condition.
@@ -62,7 +64,8 @@ class Expression:
         self.names: dict[str, None] = {}
         self._check_condition(self._tree)
         if not self.names:
-            raise ValueError(f"where={text!r} names no column; {_GRAMMAR}")
+            raise ValueError(f"where={text!r} names no column (what is compared in quotes is a string); {_GRAMMAR}")
+        self.class_names = list(_class_names(self._tree))
 
     def select(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
         """Which samples meet the condition, bool[N].
@@ -194,6 +197,15 @@ def _name(node: ast.expr) -> str | None:
             dotted = ast.unparse(node)
             return dotted if all(part.isidentifier() for part in dotted.split(".")) else None
     return None
+
+
+def _class_names(tree: ast.expr) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and all(isinstance(each, _EQUALITIES) for each in node.ops):
+            sides = [node.left, *node.comparators]
+            if CLASS_NAME in map(_name, sides):
+                constants = [each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)]
+                yield from (value for value in constants if isinstance(value, str))
 
 
 def _is_constant(node: ast.expr) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import as_python
+from streamload.index.class_names import unknown_class
 from streamload.index.columns import KEY, KEY_HASH, LABEL
 from streamload.order.sampling import mixed_words
 from streamload.sampling.expression import CLASS_NAME, FRACTION, Expression
@@ -41,7 +42,7 @@ class ColumnsOf:
 
     def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
         self._read = read
-        self._class_names = class_names
+        self._class_names = cache(class_names)
         self._found: dict[str, NDArray[Any]] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -62,6 +63,13 @@ class ColumnsOf:
                 self._found[name] = self._named(self._found[LABEL])
             elif name.partition(".")[0] == FRACTION:
                 self._found[name] = _fractions(self._found[KEY_HASH], int(name.partition(".")[2] or 0))
+
+    def check_classes(self, names: Iterable[str]) -> None:
+        """Refuse names of classes that are not in `classes.json`; ValueError names what is like them."""
+        for name in names:
+            known = self._class_names() or ()
+            if name not in known:
+                raise ValueError(f"where= compares class_name with {unknown_class(name, known)}")
 
     def _named(self, labels: NDArray[np.int64]) -> NDArray[Any]:
         names = self._class_names()
@@ -172,6 +180,7 @@ class Selection:
             return None
         if isinstance(self.where, str):
             columns.fetch(self._expression.names)
+            columns.check_classes(self._expression.class_names)
             return self._expression.select({name: columns[name] for name in self._expression.names})
         met = np.asarray(self.where(columns))
         if met.dtype != np.bool_ or met.shape != (count(),):

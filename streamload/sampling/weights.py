@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.index.class_names import unknown_class
 from streamload.index.labels import Labels
 from streamload.order.groups import group_sizes
 
@@ -21,8 +21,6 @@ ByLabel = Literal["balanced"] | Mapping[int, float] | NDArray[np.float64]
 """Those without names: the last ones are of samples."""
 
 _WHAT = '"balanced", a mapping from labels or classes to weights, or one number for each sample'
-_NEAR = 3
-_SHOWN = 20
 
 
 def checked_weights(weights: Weights | None) -> tuple[Mapping[str, float] | None, ByLabel | None]:
@@ -86,18 +84,8 @@ def by_label(weights: Mapping[str, float], names: Sequence[str] | None) -> dict[
     label_of = {name: label for label, name in enumerate(names)}
     for name in weights:
         if name not in label_of:
-            raise ValueError(f"weights has the class {name!r}, which classes.json does not have; {_hint(name, names)}")
+            raise ValueError(f"weights has the class {unknown_class(name, names)}")
     return {label_of[name]: weight for name, weight in weights.items()}
-
-
-def _hint(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, _NEAR)
-    if not near:
-        lowered = {other.lower(): other for other in names}
-        near = [lowered[found] for found in difflib.get_close_matches(name.lower(), list(lowered), _NEAR)]
-    if near:
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    return f"the classes are {', '.join(map(repr, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''}"
 
 
 def label_weights(
