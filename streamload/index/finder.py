@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
-from typing import Self
+from typing import NoReturn, Self
 from urllib.parse import quote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
@@ -214,14 +214,7 @@ class Finder:
                 for name, size, mtime_ns, etag in sorted(columns, key=itemgetter(0))
             ]
         if protocol_of(folder) in WEB:
-            unreadable = None if self._indexes is None else self._indexes.why_unreadable(folder)
-            if unreadable is not None:
-                raise unreadable
-            raise ShardNotFoundError(
-                "this address holds no index, and a web server does not list its files; name the shards, with braces: "
-                "train-{000000..000099}.tar",
-                url=without_secrets(folder),
-            )
+            self._refuse_web_folder(folder)
         tars = [found for found in self._in_folder(storage, folder) if is_shard_name(found.url)]
         if tars:
             return tars
@@ -229,6 +222,19 @@ class Finder:
             return [storage.info(folder)]  # a shard with another ending
         except StorageError as exc:
             raise _no_shards(storage, folder, exc) from None
+
+    def _refuse_web_folder(self, folder: str) -> NoReturn:
+        """Raise the error for a folder on a web server of which no index could be read."""
+        braces = "name the shards, with braces: train-{000000..000099}.tar"
+        unreadable = None if self._indexes is None else self._indexes.why_unreadable(folder)
+        if unreadable is None:
+            why = f"this address holds no index, and a web server does not list its files; {braces}"
+            raise ShardNotFoundError(why, url=folder)
+        raise StorageError(
+            f"the index of this folder cannot be read: {unreadable.message}. If it has none (some servers refuse what "
+            f"is not there), {braces}",
+            url=folder,
+        ) from unreadable
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """Look up shards that are named one by one."""

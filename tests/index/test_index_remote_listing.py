@@ -200,14 +200,27 @@ async def test_a_bucket_whose_index_alone_is_denied_can_be_read(
     ]
 
 
-@pytest.mark.parametrize(("status", "says"), [(403, "denied"), (404, "holds no index")])
-def test_a_web_folder_whose_index_is_refused_is_not_one_without_an_index(
-    tmp_path: Path, status: int, says: str
-) -> None:
+BRACES = r"name the shards, with braces: train-\{000000\.\.000099\}\.tar"
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_web_folder_whose_index_is_refused_may_have_none(tmp_path: Path, slash: str) -> None:
     write(tmp_path / "data", [1, 1])
-    with FaultServer(tmp_path, Script(status=status, status_share=1.0)) as server:
-        with pytest.raises(StorageError, match=says):
+    with FaultServer(tmp_path, Script(status=403, status_share=1.0)) as server:
+        says = rf"the index of this folder cannot be read: access is denied \(403 .*\. If it has none .*, {BRACES}"
+        with pytest.raises(StorageError, match=says) as caught:
+            list_shards(f"{server.url}/data{slash}")
+    assert caught.value.url == f"{server.url}/data"
+    assert isinstance(caught.value.__cause__, StorageError)
+    assert caught.value.__cause__.url == f"{server.url}/data/.streamload/index.json"
+
+
+def test_a_web_folder_without_an_index_cannot_be_listed(tmp_path: Path) -> None:
+    write(tmp_path / "data", [1, 1], index=False)
+    with FaultServer(tmp_path) as server:
+        with pytest.raises(ShardNotFoundError, match=f"holds no index, .*{BRACES}") as caught:
             list_shards(f"{server.url}/data")
+    assert caught.value.url == f"{server.url}/data"
 
 
 @pytest.mark.parametrize("index", [False, True])
