@@ -364,9 +364,9 @@ class FilesystemStorage:
             )
         return ReadBody(content, known.bytes, known.etag)
 
-    async def _copy(self, opened: OpenFilesystem, path: str, known: ShardInfo, target: int) -> None:
-        """Copy a whole file to an open one, which is closed then."""
-        with FileIO(target, "wb") as file, ReportsErrors(known.url), ReportsFullFolder(known.url):
+    async def _copy(self, opened: OpenFilesystem, path: str, known: ShardInfo, file: FileIO) -> None:
+        """Copy a whole file to an open one."""
+        with ReportsErrors(known.url), ReportsFullFolder(known.url):
             if _streams(opened) and not hasattr(opened.fs, "_call_s3"):
                 request = await _http_request(opened, path)
                 async with contextlib.aclosing(http_pieces(known.url, *request, etag=known.etag)) as pieces:

@@ -8,6 +8,8 @@ import os
 import tempfile
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from io import FileIO
 from types import TracebackType
 
 from streamload.errors import StorageError
@@ -51,18 +53,20 @@ class WholeCopy:
 
     Args:
         known: what the storage says of the file.
-        copy: copies it to an open file that it is given and closes; raises StorageError if all of it is not there then.
+        copy: copies it to an open file; raises StorageError if all of it is not there then.
 
     Attributes:
         known: as given.
     """
 
-    def __init__(self, known: ShardInfo, copy: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, known: ShardInfo, copy: Callable[[FileIO], Awaitable[None]]) -> None:
         self.known = known
         with tempfile.TemporaryFile(prefix="streamload-") as file:
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor).atexit = False
-        self._copying = asyncio.ensure_future(copy(os.dup(self._descriptor)))
+        target = FileIO(os.dup(self._descriptor), "wb")
+        self._copying = asyncio.ensure_future(copy(target))
+        self._copying.add_done_callback(partial(_end, target))  # also of one that was abandoned before it began
 
     @property
     def failed(self) -> bool:
@@ -92,6 +96,12 @@ class WholeCopy:
         """Stop copying."""
         self._copying.cancel()
         await asyncio.gather(self._copying, return_exceptions=True)
+
+
+def _end(target: FileIO, copying: asyncio.Future[None]) -> None:
+    target.close()
+    if not copying.cancelled():
+        copying.exception()  # seen, even where nobody waits for the copy any more
 
 
 class CopiedBody:
@@ -124,7 +134,7 @@ class WholeCopies:
     def __init__(self) -> None:
         self._copies: dict[str, WholeCopy] = {}
 
-    def get(self, known: ShardInfo, copy: Callable[[int], Awaitable[None]]) -> WholeCopy:
+    def get(self, known: ShardInfo, copy: Callable[[FileIO], Awaitable[None]]) -> WholeCopy:
         """The copy of this version of a file; it is begun where there is none, or where it has failed."""
         found = self._copies.pop(known.url, None)
         if found is None or found.failed or found.known != known:

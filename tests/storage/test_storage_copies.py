@@ -116,6 +116,19 @@ def test_a_copy_that_is_short_is_made_again(monkeypatch: pytest.MonkeyPatch) -> 
     memory.rm("/copied", recursive=True)
 
 
+def test_a_copy_that_is_abandoned_at_once_leaves_no_descriptor() -> None:
+    async def ask(url: str) -> None:
+        storages = Storages()
+        await storages.for_url(url).open_range(url, 0, 10, etag=None)
+        await storages.aclose()
+
+    with FaultServer({"a.tar": bytes(MIB)}, Script(whole_share=1.0)) as server:
+        asyncio.run(ask(f"simplecache::{server.url}/a.tar"))
+        before = len(os.listdir("/proc/self/fd"))
+        asyncio.run(ask(f"simplecache::{server.url}/a.tar"))
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_full_temporary_folder_is_named(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def get_file(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
