@@ -85,8 +85,9 @@ class RowBytes(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """The bytes of many places of a local shard; samples that are read one by one need no other."""
-        return self._opened[shard].gather(shard, offsets, sizes)
+        """See `ShardReader.gather`; what was read of a shard that is not open is at hand one by one."""
+        opened = self._opened.get(shard)
+        return None if opened is None else opened.gather(shard, offsets, sizes)
 
     def url(self, shard: int) -> str:
         """Its url."""

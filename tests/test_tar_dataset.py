@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 from make_shards import write_numbers
+from servers.faults import FaultServer
 from servers.rclone import S3Server
 from torch._utils import ExceptionWrapper
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, WeightedRandomSampler, random_split
@@ -447,6 +448,18 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
             if "streamload.feeder.start" in child.cmdline():
                 child.kill()
         assert dataset[2] == (2,)
+
+
+@pytest.mark.parametrize("decode", [True, False, {"cls": float}], ids=["built in", "bytes", "own"])
+def test_many_samples_of_one_remote_shard_are_read_together(decode: Any, tmp_path: Path) -> None:
+    folder = write_numbers(tmp_path / "shards", [40])
+    with TarDataset(folder, fields=("cls",), decode=decode) as dataset:
+        expected = list(dataset)
+    with FaultServer(folder) as server, TarDataset(server.url, fields=("cls",), decode=decode) as dataset:
+        assert dataset.__getitems__([*range(12), 3]) == [*expected[:12], expected[3]]
+        assert dataset[0:20] == expected[:20]
+        batches = list(DataLoader(dataset, batch_size=32, collate_fn=list))
+        assert batches == [expected[:32], expected[32:]]
 
 
 def interrupted(*_: Any) -> None:
