@@ -379,13 +379,13 @@ def test_only_functions_that_may_use_the_global_generators_have_them_seeded() ->
     assert [number == drawn[0] for number in drawn] == [True, False, True, False]
 
 
-@pytest.mark.parametrize("function", [len, str, int, bytes])
+@pytest.mark.parametrize("function", [len, str, int, float])
 def test_built_in_functions_of_a_value_draw_from_no_generator(function: Callable[[Any], Any]) -> None:
     assert not UserFunction(function).uses_global_generators
     assert UserFunction(lambda value: function(value)).uses_global_generators
 
 
-@pytest.mark.parametrize("function", [sum, list, sorted, max, next, iter, map, eval])
+@pytest.mark.parametrize("function", [sum, list, bytes, bytearray, sorted, max, next, iter, map, eval])
 def test_built_in_functions_that_run_other_code_may_draw(function: Callable[[Any], Any]) -> None:
     assert UserFunction(function).uses_global_generators
 
