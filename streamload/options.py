@@ -311,17 +311,16 @@ class Options:
                 raise ValueError(
                     f"fields={self.fields!r}: no sample has {entry!r}; there are {those_there_are(entry, existing)}"
                 )
-        for name in self._transformed_fields if self.fields is None else ():
-            if name not in existing:
+        for key in self._transform_keys if self.fields is None else ():
+            if not any(name in existing for name in alternatives(key)):
                 raise ValueError(
-                    f"transform has a function for {name!r}; the fields are {those_there_are(name, existing)}"
+                    f"transform has a function for {key!r}; the fields are {those_there_are(key, existing)}"
                 )
 
     @property
-    def _transformed_fields(self) -> list[str]:
-        """The fields that have a function of their own."""
-        keys = self.transform if isinstance(self.transform, Mapping) else ()
-        return [name for key in keys for name in alternatives(key)]
+    def _transform_keys(self) -> list[str]:
+        """What `transform` has functions for, where it is a mapping."""
+        return list(self.transform) if isinstance(self.transform, Mapping) else []
 
     def _check_numbers(self) -> None:
         single = "" if self.batch_size is not None else "(for single samples there is streamload.TarDataset)"
@@ -399,7 +398,7 @@ class Options:
             )
         if any(name in SAMPLE_NAMES for name in self.optional_fields):
             raise ValueError(f"fields={self.fields!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
-        for name in self._transformed_fields:
+        for name in (name for key in self._transform_keys for name in alternatives(key)):
             if name in SAMPLE_NAMES:
                 raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")
             if name not in names:

@@ -413,6 +413,7 @@ def test_arguments_that_serve_other_runs_too_are_not(source: str) -> None:
         {"decode": {"cls": int, "jpg": int}},
         {"decode": {".CLS": int}},
         {"decode": {"jpg; cls;.PNG": int}},
+        {"decode": {"cls;klass": int}, "fields": ("cls;klass",)},
         {"storage_options": {}, "memory_budget": "1GB"},
         {"max_errors": 5, "on_error": "skip"},
         {"shuffle": True, "shuffle_window": 100},

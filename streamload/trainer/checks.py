@@ -192,7 +192,7 @@ def _without_effect(options: Options, listings: Sequence[Listing]) -> Iterator[s
 
 
 def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
-    """Warn of decoders for fields that are not read, as a misspelt extension's.
+    """Warn of decoders for fields that are neither read nor requested, as a misspelt extension's.
 
     One mapping may serve several datasets. So decoders for extensions that have a meaning elsewhere are not spoken of,
     unless all of the mapping is of no use.
@@ -206,7 +206,7 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     requested = [name for entry in options.field_names or () for name in entry.split(";")]
     read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
     given = [name for key in options.decode for name in key_names(key)]
-    unused = [name for name in given if not any(applies_to(name, field) for field in read)]
+    unused = [name for name in given if not any(applies_to(name, field) for field in (*read, *requested))]
     if not read or not unused:
         return
     for name in unused if len(unused) == len(given) else (name for name in unused if name not in DECODED_EXTENSIONS):
