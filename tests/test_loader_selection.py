@@ -261,11 +261,12 @@ def test_what_makes_no_sense(folder: Path, options: dict[str, Any], kind: type[E
 
 
 HINTS = [
-    ("cls == 1", "'cls': write label, which is the integer in the field cls; "),
-    ("cls > 3 and score > 1", "'cls': write label, which is"),
-    ("lable == 1", "'lable': did you mean 'label'? "),
-    ("nothing > 1 and clas_name == 'a'", "'clas_name': did you mean 'class_name'? "),
-    ("bin.size > 3", "'bin.size': did you mean 'size.bin'? "),
+    ("cls == 1", "'cls' (write label, which is the integer in the field cls): "),
+    ("cls > 3 and score > 1", "'cls' (write label, which is"),
+    ("lable == 1", "'lable' (did you mean 'label'?): "),
+    ("nothing > 1 and clas_name == 'a'", "'clas_name' (did you mean 'class_name'?): "),
+    ("json.size > 3", "'json.size' (did you mean 'size.json'?): "),
+    ("json == 3", """'json' (for the field json, write "json" in quotes for its presence, size.json for its size): """),
 ]
 
 
@@ -273,15 +274,17 @@ HINTS = [
     ("where", "hint"),
     [
         *HINTS,
-        ("scor > 1", "'scor': did you mean 'score'? "),
-        ("sizes.bin > 3", "'sizes.bin': did you mean 'size.bin'? "),
-        ("bin > 3", """'bin': it is a field; write "bin" in quotes for whether a sample has it, size.bin for"""),
+        ("scor > 1", "'scor' (did you mean 'score'?): "),
+        ("sizes.bin > 3", "'sizes.bin' (did you mean 'size.bin'?): "),
+        ("bin.size > 3", "'bin.size' (did you mean 'size.bin'?): "),
+        ("bin > 3", """'bin' (for the field bin, write "bin" in quotes"""),
     ],
 )
 def test_a_column_that_is_not_there_is_refused_with_what_may_be_meant(folder: Path, where: str, hint: str) -> None:
     with pytest.raises(DatasetIndexError, match=re.escape(f"there is no column {hint}")) as caught:
         loader_of(folder, where=where)
     assert "the index has about.lang, score, twice; key, label," in str(caught.value)
+    assert "`streamload index --columns json:NAME`" in str(caught.value)
     assert caught.value.url == str(folder / "shard-000000.tar")
 
 
@@ -291,6 +294,12 @@ def test_without_an_index_the_same_is_meant(folder: Path, tmp_path: Path, where:
     with pytest.raises(DatasetIndexError, match=re.escape(f"there is no column {hint}")) as caught:
         loader_of(tmp_path, where=where)
     assert "this shard is in no index; key, label," in str(caught.value)
+
+
+def test_without_an_index_no_field_is_made_up(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "shard-000000.tar", tmp_path)
+    with pytest.raises(DatasetIndexError, match=r"column 'a\.size': this .* `streamload index --columns json:a\.size`"):
+        loader_of(tmp_path, where="a.size > 3")
 
 
 @pytest.mark.parametrize(

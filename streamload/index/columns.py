@@ -29,6 +29,7 @@ from streamload.limits import SMALL_REQUESTS
 from streamload.storage.local_storage import storage_for
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
+from streamload.tar.extensions import KIND_OF
 from streamload.tar.scan import LABEL_FIELD, scan_file
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
@@ -250,7 +251,8 @@ class _File:
             self._places = dict(zip(names, zip(starts, starts[1:], self._crc32s(), strict=False), strict=True))
         except (ValueError, KeyError, OSError, EOFError, zlib.error) as exc:
             raise DatasetIndexError(
-                f"the columns cannot be read ({exc}); make them again with `streamload index --columns`", url=self._url
+                f"the columns cannot be read ({exc}); make them again with `streamload index` and its --columns",
+                url=self._url,
             ) from exc
 
     def values(self, shard_name: str, name: str, url: str) -> NDArray[Any]:
@@ -261,7 +263,8 @@ class _File:
         if entry is None or entry.table is None or entry.table.crc32 != crc32 or end - start != entry.samples:
             raise DatasetIndexError(
                 f"the column {name!r} has no values of this shard, which is newer; "
-                f"{counted(len(self._places), 'shard')} have them; make them again with `streamload index --columns`",
+                f"{counted(len(self._places), 'shard')} have them; make them again with `streamload index` and its "
+                "--columns",
                 url=url,
             )
         return column[start:end]
@@ -275,26 +278,30 @@ def _no_column(missing: Sequence[str], file: _File | None) -> str:
     """Which column is missing, what may be meant, and what there is; `file` is None for a shard in no index."""
     hints = {name: _hint(name, file) for name in missing}
     name = next((name for name in missing if hints[name]), missing[0])
+    hint, kept = (f" ({hints[name]})", "NAME") if hints[name] else ("", name)
     if file is None:
         has = "this shard is in no index"
     else:
         has = f"the index has {listed(file.names) or 'no columns of metadata'}"
-    this = "" if hints[name] else f" json:{name}"
     return (
-        f'there is no column {name!r}: {hints[name]}{has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are '
-        f"built in, and others are kept in an index: `streamload index --columns{this}`"
+        f'there is no column {name!r}{hint}: {has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are built in, '
+        f"and others are kept in an index: `streamload index --columns json:{kept}`"
     )
 
 
 def _hint(name: str, file: _File | None) -> str:
-    """What may be meant by the name of a column that is not there; empty where nothing is like it."""
-    fields, names = ((), ()) if file is None else (file.fields, file.names)
+    """What may be meant by the name of a column that is not there; empty where nothing is like it.
+
+    The fields of a shard in no index are not known; then names that fields often have are taken for such.
+    """
+    fields = tuple(KIND_OF) if file is None else file.fields
     if name == LABEL_FIELD:
-        return f"write {LABEL}, which is the integer in the field {name}; "
+        return f"write {LABEL}, which is the integer in the field {name}"
     if name in fields:
-        return f'it is a field; write "{name}" in quotes for whether a sample has it, {SIZE}{name} for its size; '
+        return f'for the field {name}, write "{name}" in quotes for its presence, {SIZE}{name} for its size'
     field = name.removesuffix(".size")
-    if field != name and (file is None or field in fields):
-        return f"did you mean {SIZE + field!r}? "
-    alike = difflib.get_close_matches(name, [*names, *_BUILT_IN, *(f"{SIZE}{each}" for each in fields)], 1)
-    return f"did you mean {alike[0]!r}? " if alike else ""
+    if field != name and field in fields:
+        return f"did you mean {SIZE + field!r}?"
+    names = () if file is None else (*file.names, *(f"{SIZE}{each}" for each in fields))
+    alike = difflib.get_close_matches(name, [*names, *_BUILT_IN], 1)
+    return f"did you mean {alike[0]!r}?" if alike else ""
