@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ __all__ = [
     "launch",
     "launch_worker",
     "program_arguments",
-    "take_numbers",
+    "take_arguments",
     "write_stack_on_request",
 ]
 
@@ -187,7 +187,7 @@ def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> C
     `sys.path` is in its environment, `sys.argv` in the memory PROGRAM: `pkill -f train.py` is not meant for it.
 
     Args:
-        module: what to run; it calls `take_numbers` first.
+        module: what to run; it calls `take_arguments` first.
         arguments: numbers for it.
         descriptors: passed on to it; they stay open here.
     """
@@ -222,11 +222,12 @@ def _launch(module: str, program: int, descriptors: tuple[int, ...], arguments: 
 
 def program_arguments() -> list[str]:
     """The `sys.argv` of the program. Embedded Python may have none, and a program may put anything there."""
-    return list(map(str, getattr(sys, "argv", ()))) or [""]  # as libraries expect, Ray among them
+    found: object = getattr(sys, "argv", None)
+    return list(map(str, found if isinstance(found, Iterable) else ())) or [""]  # as libraries expect, Ray among them
 
 
-def take_numbers() -> list[int]:
-    """The numbers that `launch` has given this process, without the first: its `sys.argv` is the program's from now on.
+def take_arguments() -> list[int]:
+    """Set `sys.argv` to the program's, and return the numbers that `launch` has given this process there.
 
     To be called before anything of the user's is loaded: a module may parse its arguments when it is imported.
     """

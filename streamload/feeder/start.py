@@ -12,7 +12,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from streamload.environment.launch import EarlyWorkers, take_numbers, write_stack_on_request
+from streamload.environment.launch import EarlyWorkers, take_arguments, write_stack_on_request
 from streamload.environment.rendezvous import Listener, detach
 from streamload.memory.unnamed import raise_descriptor_limit
 
@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a feeder on the descriptors given as arguments."""
-    socket_number, words_number, trainer, *listening, workers = take_numbers()
+    socket_number, words_number, trainer, *listening, workers = take_arguments()
     sock = socket.socket(fileno=socket_number)
     if listening:
         detach(sock, words_number)

@@ -9,7 +9,7 @@ import faulthandler
 import signal
 import socket
 
-from streamload.environment.launch import EarlyWorkers, take_numbers, write_stack_on_request
+from streamload.environment.launch import EarlyWorkers, take_arguments, write_stack_on_request
 from streamload.feeder import process
 from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.remote.relay import Relays
@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a relay on the descriptors given as arguments."""
-    socket_number, words_number, trainer, _ = take_numbers()
+    socket_number, words_number, trainer, _ = take_arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)

@@ -7,14 +7,14 @@ descriptors, and the process id of the feeder. On its own because whatever it im
 
 from __future__ import annotations
 
-from streamload.environment.launch import die_with, take_numbers
+from streamload.environment.launch import die_with, take_arguments
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run a worker on the descriptors given as arguments."""
-    socket_number, words_number, feeder, progress_number = take_numbers()
+    socket_number, words_number, feeder, progress_number = take_arguments()
     die_with(feeder)
     from streamload.workers.worker import run
 

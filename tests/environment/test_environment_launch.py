@@ -121,7 +121,7 @@ def test_workers_that_nobody_takes_over_have_one_grace_together(monkeypatch: pyt
 SHOWS_ARGUMENTS = """
 import socket, sys
 from streamload.environment import launch
-number, *_ = launch.take_numbers()
+number, *_ = launch.take_arguments()
 socket.socket(fileno=number).sendall(ascii(sys.argv).encode())
 """
 
@@ -134,6 +134,8 @@ socket.socket(fileno=number).sendall(ascii(sys.argv).encode())
         ((Path("train.py"), 48), ["train.py", "48"]),
         ([], [""]),
         (None, [""]),
+        (48, [""]),
+        (..., [""]),
     ],
 )
 def test_processes_have_the_arguments_of_the_program(
@@ -142,7 +144,7 @@ def test_processes_have_the_arguments_of_the_program(
     """Whatever it has put into `sys.argv`, and where there is none, as in Python that is embedded."""
     (tmp_path / "shows_arguments.py").write_text(SHOWS_ARGUMENTS)
     monkeypatch.syspath_prepend(tmp_path)
-    if arguments is None:
+    if arguments is ...:
         monkeypatch.delattr(sys, "argv")
     else:
         monkeypatch.setattr(sys, "argv", arguments)

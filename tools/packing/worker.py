@@ -13,7 +13,7 @@ import socket
 
 from streamload_tools.packing.work import Done, Failed, Progressed, Task, do
 
-from streamload.environment.launch import die_with, take_numbers
+from streamload.environment.launch import die_with, take_arguments
 from streamload.errors import StreamloadError
 from streamload.memory.channel import Channel
 
@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Do the tasks that arrive on the socket given as an argument."""
-    number, words, parent, _ = take_numbers()
+    number, words, parent, _ = take_arguments()
     die_with(parent)
     faulthandler.enable(file=words)
     channel = Channel(socket.socket(fileno=number))
