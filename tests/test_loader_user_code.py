@@ -500,6 +500,27 @@ def double(value):
     return 2 * value
 """
 
+EXITS_AS_IT_IS_LOADED = """
+import sys
+class Double:
+    def __reduce__(self):
+        return Double, (), {"any": "state"}
+    def __setstate__(self, state):
+        sys.exit("start train.py")
+    def __call__(self, value):
+        return 2 * value
+"""
+
+
+def test_an_object_that_exits_when_it_is_loaded_is_named(source: str, make_module: MakeModule) -> None:
+    module = make_module("object_exits", EXITS_AS_IT_IS_LOADED)
+    with (
+        loader_of(source, module.Double()) as loader,
+        pytest.raises(WorkerError, match=r"^\S+object_exits\.py exits in line 7 .*, which loads what") as caught,
+    ):
+        next(iter(loader))
+    assert "imports" not in str(caught.value)
+
 
 @pytest.mark.parametrize("given", ["filesystem", "transform"])
 def test_a_module_that_exits_when_it_is_imported_is_named(source: str, make_module: MakeModule, given: str) -> None:

@@ -92,7 +92,7 @@ def load_job(data: bytes) -> tuple[Job, tuple[str, ...]]:
         The job; and, as text, what differs in the modules and could not be set.
 
     Raises:
-        WorkerError: a module exits when it is imported.
+        WorkerError: what the job holds, or a module that it needs, exits when it is loaded.
         Exception: whatever loading a function raises.
     """
     payload: _Payload = pickle.loads(data)

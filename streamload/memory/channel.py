@@ -57,7 +57,7 @@ class Frames:
         """The next message that is complete, and the descriptors that came with it.
 
         Raises:
-            WorkerError: a module that it needs exits when it is imported.
+            WorkerError: what it holds, or a module that it needs, exits when it is loaded.
         """
         if len(self._bytes) < _HEADER.size:
             return None
@@ -91,9 +91,9 @@ def refused_exit(error: SystemExit) -> WorkerError:
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
-        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) in another process, which imports it for what "
-        "a loader is given, such as a transform or filesystem=: have a module exit, or parse arguments, only in "
-        'functions that are called later, or under `if __name__ == "__main__":`'
+        f"{at.filename} exits in line {at.lineno} (SystemExit: {error}) in another process, which loads what a "
+        "loader is given, such as a transform or filesystem=: exit, and parse arguments, only in functions that are "
+        'called later, or under `if __name__ == "__main__":`'
     )
 
 
@@ -157,7 +157,7 @@ class Channel:
         Raises:
             EOFError: the other end is gone.
             TimeoutError: no whole message came within `timeout_s`.
-            WorkerError: a module that the message needs exits when it is imported.
+            WorkerError: what the message holds, or a module that it needs, exits when it is loaded.
             OSError: this process has too many open files to take the descriptors that came.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s

@@ -85,7 +85,7 @@ class Wire:
 
         Raises:
             EOFError, OSError: the other end is gone.
-            WorkerError: a module that the message needs exits when it is imported.
+            WorkerError: what the message holds, or a module that it needs, exits when it is loaded.
         """
         length, payload_bytes = _HEADER.unpack(await _exactly(self._socket, _HEADER.size))
         if length > _MOST_MESSAGE_BYTES:

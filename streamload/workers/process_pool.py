@@ -392,12 +392,13 @@ class ProcessPool:
 
     def _on_started(self, worker: PoolWorker, message: WorkerStarted) -> None:
         if message.failure is not None:
-            cause = error_from(message.failure)
-            error = WorkerError(
-                f"a worker could not be set up: {message.failure.summary}. The transform, the decoders, collate_fn and "
-                "worker_init_fn must be importable (or defined in the script) and load in a fresh process"
-            )
-            error.__cause__ = cause
+            error = cause = error_from(message.failure)
+            if not isinstance(cause, WorkerError):  # which says itself what to do
+                error = WorkerError(
+                    f"a worker could not be set up: {message.failure.summary}. The transform, the decoders, collate_fn "
+                    "and worker_init_fn must be importable (or defined in the script) and load in a fresh process"
+                )
+                error.__cause__ = cause
             self._events.on_broken(error)
             return
         worker.started = True
