@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.order.distinct import distinct
+
 __all__ = ["Column", "ColumnKind", "RowTable", "by_shard"]
 
 _SORTED_BY_RADIX = np.iinfo(np.uint16).max
 """NumPy sorts 16-bit integers by radix, in a fraction of the time."""
-
-_WORTH_COUNTING = 4
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class RowTable:
     def read_shards(self) -> list[int]:
         """The rows' own shards, and those in which their fields lie: each once."""
         others = [column.shards for column in self.columns() if column.shards is not None]
-        return _distinct(np.concatenate((self.shards, *others)) if others else self.shards)
+        found: list[int] = distinct(np.concatenate((self.shards, *others)) if others else self.shards).tolist()
+        return found
 
     def rows(self, start: int, end: int) -> RowTable:
         """Consecutive rows, as a view."""
@@ -148,14 +149,3 @@ def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]
     for rows in np.split(order, edges):
         if len(rows):
             yield int(shards[rows[0]]), rows
-
-
-def _distinct(shards: NDArray[np.int64]) -> list[int]:
-    """Each shard that some row lies in, once, ascending.
-
-    Args:
-        shards: int64[n], each row's shard.
-    """
-    counted = len(shards) and int(shards.max()) < _WORTH_COUNTING * len(shards)
-    found: list[int] = (np.flatnonzero(np.bincount(shards)) if counted else np.unique(shards)).tolist()
-    return found

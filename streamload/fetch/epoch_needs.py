@@ -14,6 +14,7 @@ from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard
 from streamload.fetch.window import Turns
 from streamload.index.tables import Tables
 from streamload.limits import GUESSED_PARTS, GUESSED_PARTS_SHARE
+from streamload.order.distinct import distinct
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.tar.table import ShardTable
 
@@ -72,7 +73,7 @@ class EpochNeeds:
         if self._guessed:
             return
         sizes, counts = np.full(len(block.shard), -1, np.int64), self._tables.counts.values[block.shard]
-        for shard in np.unique(block.shard).tolist():
+        for shard in distinct(block.shard).tolist():
             sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
         most = min(GUESSED_PARTS, self._window.budget_bytes // (GUESSED_PARTS_SHARE * PART_BYTES))
         self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]

@@ -7,6 +7,7 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.order.distinct import distinct
 from streamload.order.lanes import SlidingShuffle, lane_bounds
 from streamload.order.layout import ENDLESS
 from streamload.order.runs import SampleSequence
@@ -55,7 +56,7 @@ class ShardRetirement:
     def _cut(self, n_lanes: int) -> None:
         """Cut the shards at the lanes' bounds; the parts are sorted by where they end in their lane."""
         bounds = lane_bounds(self._sequence.known_end, n_lanes)
-        cuts = np.union1d(self._sequence.edges, bounds)
+        cuts = distinct(np.concatenate((self._sequence.edges, bounds)))
         starts, ends = cuts[:-1], cuts[1:]
         shards, _ = self._sequence.locate(starts)
         lane_starts = bounds[np.searchsorted(bounds, starts, side="right") - 1]

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.order.distinct import distinct
 from streamload.order.interleaving import Interleaving
 from streamload.order.lanes import expected_radius
 from streamload.order.layout import ShardCounts
@@ -177,7 +178,7 @@ class RankPlan:
         n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
         starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.step * self._global_batch)
         lanes, _ = slices_of_full_batches(starts, self._options.lanes, self._slice, self._global_batch)
-        return self._interleaving.shards_from(self.number, np.unique(lanes))
+        return self._interleaving.shards_from(self.number, distinct(lanes))
 
     def missing(self, limit: int = 8) -> list[int]:
         """The shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.

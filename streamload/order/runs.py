@@ -247,8 +247,8 @@ class RunSequence:
         self.order = self._runs.shards
         self._edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._runs.lengths)))
         self._by_shard = np.argsort(self.order, kind="stable")
+        self.has_repeats = not np.diff(self.order[self._by_shard]).all()
         self.known_shards, self.known_end = len(self.order), int(self._edges[-1])
-        self.has_repeats = len(np.unique(self.order)) < len(self.order)
 
     def unknown(self, _n_shards: int, limit: int) -> list[int]:
         """The shards of unknown count, at most `limit`."""
