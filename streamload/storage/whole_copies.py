@@ -99,8 +99,7 @@ class WholeCopy:
     async def arriving(self) -> AsyncIterator[None]:
         """Whenever this copy, or one that it may wait for, has grown, until all of it is there."""
         growths = self._copies.growths
-        while not self._making.done():
-            await asyncio.wait([self._making], timeout=self._beat_s)
+        while not (await asyncio.wait([self._making], timeout=self._beat_s))[0]:
             if growths != self._copies.growths:
                 growths = self._copies.growths
                 yield

@@ -19,7 +19,9 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.asyn import get_loop
 from fsspec.implementations.cached import SimpleCacheFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from make_shards import write_numbers
 from servers.faults import FaultServer, Script
@@ -32,6 +34,12 @@ from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
 MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop_of_fsspec() -> None:
+    """It stays, on a thread of its own, from the first filesystem on that needs it."""
+    get_loop()
 
 
 @pytest.fixture
@@ -397,6 +405,19 @@ def test_the_copies_have_no_name(tmp_path: Path, temporary_folder: Path) -> None
                 assert list(temporary_folder.iterdir()) == []
 
 
+def test_a_signed_url_is_copied(tmp_path: Path) -> None:
+    """What follows its question mark is neither a pattern nor part of the name."""
+    write_numbers(tmp_path / "data", [20], index=False)
+    with FaultServer(tmp_path / "data", Script(whole_share=1.0)) as server:
+        assert labels(f"simplecache::{server.url}/part000-000000.tar?X-Amz-Signature=a[1]") == list(range(20))
+
+
+def test_a_denial_of_a_web_server_is_explained_as_one() -> None:
+    with FaultServer({"a.tar": bytes(1024)}, Script(status=403, status_share=1.0)) as server:
+        with pytest.raises(StorageError, match="https://USER:PASSWORD@HOST/"):
+            labels(f"simplecache::{server.url}/a.tar")
+
+
 PROGRAM = """
 import sys
 from streamload import StreamLoader
@@ -429,7 +450,7 @@ def test_nothing_is_left_of_a_program_that_is_killed_while_it_copies(tmp_path: P
     ],
 )
 def test_other_caches_of_fsspec_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="only simplecache:: before everything else .* cache_dir keeps"):
+    with pytest.raises(ValueError, match="only a leading simplecache:: is accepted, .* cache_dir keeps"):
         StreamLoader(url, 5)
 
 
@@ -439,7 +460,8 @@ def test_options_for_copies_are_refused(options: dict[str, Any]) -> None:
         StreamLoader("simplecache::http://h/a.tar", 5, storage_options=options)
 
 
-def test_a_cache_as_filesystem_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_cache_as_filesystem_or_behind_it_is_refused(tmp_path: Path, behind: bool) -> None:
     cache = SimpleCacheFileSystem(fs=fsspec.filesystem("memory"), cache_storage=str(tmp_path))
     with pytest.raises(ValueError, match="SimpleCacheFileSystem keeps copies .*`.fs`.* cache_dir"):
-        StreamLoader("a.tar", 5, filesystem=cache)
+        StreamLoader("a.tar", 5, filesystem=DirFileSystem("/copied", cache) if behind else cache)
