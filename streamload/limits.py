@@ -12,6 +12,7 @@ __all__ = [
     "BLOCK_ROWS",
     "CACHED_SHARDS_SHARE",
     "CALLER_SHARDS_SHARE",
+    "COPIES_SHARE",
     "DECOMPRESSED_AT_ONCE",
     "EXPANSION_SHARE",
     "FETCHED_SHARDS_SHARE",
@@ -122,6 +123,9 @@ FETCHED_SHARDS_SHARE = 6
 CACHED_SHARDS_SHARE = 12
 """The same with a disk cache: a shard has one for its memory and one for its file, and one more while it is copied."""
 
+COPIES_SHARE = 16
+"""Feeder: whole copies of files; besides, at most as many are being made."""
+
 SCHEDULED_SHARDS_SHARE = 8
 """Feeder: the shards of tasks that are scheduled at the same time."""
 
@@ -145,4 +149,5 @@ FIRST_REQUESTS, MOST_REQUESTS = 32, 64
 """For parts: how many at the start, and the most as long as the storage keeps up."""
 
 SMALL_REQUESTS = 16
-"""For anything else, each by itself: sizes, tables, labels, ranges of single samples, files of the cache."""
+"""For anything else, each by itself: sizes, tables, labels, ranges of single samples, files of the cache,
+copies of whole files."""

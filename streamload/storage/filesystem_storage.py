@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from io import FileIO
 from operator import methodcaller
 from time import monotonic
 from typing import Any, TypeVar
@@ -20,7 +18,7 @@ from typing import Any, TypeVar
 from streamload.errors import ShardNotFoundError, StorageError
 from streamload.storage.errors import changed_error, check_small, close_matches, transient_error, unknown_length_error
 from streamload.storage.fsspec_errors import ReportsErrors, filesystem_error
-from streamload.storage.http_range import ServedParts, Wanted, http_pieces, open_http_range, read_http
+from streamload.storage.http_range import ServedParts, Wanted, http_pieces, open_http_range
 from streamload.storage.local_storage import LocalStorage
 from streamload.storage.options import filesystem_options
 from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
@@ -40,7 +38,7 @@ from streamload.storage.protocol import (
 from streamload.storage.retry_policy import Retries
 from streamload.storage.s3fs_range import open_s3fs_range
 from streamload.storage.urls import COPYING, chain_links
-from streamload.storage.whole_copies import CopiedBody, ReportsFullFolder, WholeCopies
+from streamload.storage.whole_copies import CopiedBody, UnnamedFile, WholeCopies, on_own_thread
 from streamload.text import counted
 
 __all__ = ["FilesystemStorage"]
@@ -278,7 +276,7 @@ class FilesystemStorage:
         self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._retries = retries or Retries()
         self._served_parts = ServedParts()
-        self._copies = WholeCopies()
+        self._copies = WholeCopies(self._retries)
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -316,14 +314,15 @@ class FilesystemStorage:
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
             if not _streams(opened):
-                content: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
-                check_small(url, len(content), most_bytes)
-                return content
-            if not hasattr(opened.fs, "_call_s3"):
-                return await read_http(url, most_bytes, *await _http_request(opened, path))
-            body = await _stream(opened, path, Wanted(url, 0, None, None))
-            check_small(url, body.total_bytes, most_bytes)
-            return b"".join([piece async for piece in body.chunks()])
+                whole: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
+                check_small(url, len(whole), most_bytes)
+                return whole
+            content = bytearray()
+            async with contextlib.aclosing(_whole_file(opened, path, url)) as pieces:
+                async for piece in pieces:
+                    content += piece
+                    check_small(url, len(content), most_bytes)
+            return bytes(content)
 
         return self._alone(url, read)
 
@@ -364,20 +363,18 @@ class FilesystemStorage:
             )
         return ReadBody(content, known.bytes, known.etag)
 
-    async def _copy(self, opened: OpenFilesystem, path: str, known: ShardInfo, file: FileIO) -> None:
-        """Copy a whole file to an open one."""
-        with ReportsErrors(known.url), ReportsFullFolder(known.url):
-            if _streams(opened) and not hasattr(opened.fs, "_call_s3"):
-                request = await _http_request(opened, path)
-                async with contextlib.aclosing(http_pieces(known.url, *request, etag=known.etag)) as pieces:
-                    async for piece in pieces:
-                        await asyncio.to_thread(file.write, piece)
-            elif opened.is_async:
-                await opened.call("get_file", path, f"/dev/fd/{file.fileno()}")
-            else:
-                await asyncio.to_thread(_get_file, opened.fs, path, os.dup(file.fileno()))
-            copied_bytes = os.fstat(file.fileno()).st_size
-            now = await _look(opened, path, self._info_timeout_s)
+    async def _copy(self, opened: OpenFilesystem, path: str, known: ShardInfo, file: UnnamedFile) -> None:
+        """Copy a whole file to an empty one."""
+        if _streams(opened):
+            async with contextlib.aclosing(_whole_file(opened, path, known.url, known.etag)) as pieces:
+                async for piece in pieces:
+                    await asyncio.to_thread(file.write, piece)
+        elif opened.is_async:
+            await opened.call("get_file", path, file.path)
+        else:
+            await on_own_thread(partial(_get_file, opened.fs, path, file))
+        copied_bytes = file.size_bytes()
+        now = await _look(opened, path, self._info_timeout_s)
         if copied_bytes != known.bytes:
             raise transient_error(
                 known.url, f"the storage gave {counted(copied_bytes, 'byte')} of a file that has {known.bytes:,}"
@@ -434,7 +431,7 @@ class FilesystemStorage:
         """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._opened, self._copies = loop, {}, WholeCopies()
+            self._loop, self._opened, self._copies = loop, {}, WholeCopies(self._retries)
         key = self._key(url)
         opened = self._opened.get(key)
         if opened is None:
@@ -489,6 +486,24 @@ async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBod
     return await open_http_range(session, address, wanted, passing=passing)
 
 
+async def _whole_file(
+    opened: OpenFilesystem, path: str, url: str, etag: str | None = None
+) -> AsyncGenerator[bytes, None]:
+    """All of a file as it arrives, also from servers that serve no ranges; of one version, if that is given."""
+    if not hasattr(opened.fs, "_call_s3"):
+        request = await _http_request(opened, path)
+        async with contextlib.aclosing(http_pieces(url, *request, etag=etag)) as pieces:
+            async for piece in pieces:
+                yield piece
+        return
+    body = await _stream(opened, path, Wanted(url, 0, None, etag))
+    try:
+        async for piece in body.chunks():
+            yield piece
+    finally:
+        await body.aclose()
+
+
 async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, Any]]:
     """The session, the address and the headers with which fsspec requests from a web server."""
     return await opened.fs.set_session(), str(opened.fs.encode_url(path)), opened.fs.kwargs
@@ -507,10 +522,9 @@ async def _put(opened: OpenFilesystem, source: bytes | str, path: str) -> None:
         await opened.call("put_file", source, path)
 
 
-def _get_file(fs: Any, path: str, target: int) -> None:
-    """Copy a file to an open one of its own, which nobody else can close while a thread cannot be interrupted."""
-    with FileIO(target, "wb") as file:
-        fs.get_file(path, f"/dev/fd/{file.fileno()}")
+def _get_file(fs: Any, path: str, file: UnnamedFile) -> None:
+    """Copy a file; this thread, which cannot be interrupted, keeps the copy open."""
+    fs.get_file(path, file.path)
 
 
 def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:

@@ -1,10 +1,10 @@
-"""Ranges and small files over plain HTTP by aiohttp, with every length and Content-Range checked."""
+"""Ranges and whole files over plain HTTP by aiohttp, with every length and Content-Range checked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -14,7 +14,6 @@ from streamload.errors import StorageError
 from streamload.storage.errors import (
     WholeAnswerError,
     changed_error,
-    check_small,
     connection_error,
     status_error,
     transient_error,
@@ -27,7 +26,7 @@ from streamload.text import counted
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ServedParts", "Wanted", "covered_bytes", "http_pieces", "open_http_range", "read_http", "strong_etag"]
+__all__ = ["ServedParts", "Wanted", "covered_bytes", "http_pieces", "open_http_range", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
@@ -120,30 +119,6 @@ async def open_http_range(
     return body
 
 
-async def read_http(
-    url: str, most_bytes: int, session: aiohttp.ClientSession, address: str, passing: Mapping[str, Any] | None = None
-) -> bytes:
-    """A small file whole.
-
-    Args:
-        url: how errors name the file.
-        most_bytes: it may not be larger.
-        session: what to request with.
-        address: what to request, which may hold a signature.
-        passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
-
-    Raises:
-        TransientStorageError: it broke off.
-        StorageError: see `Storage.read_bytes`.
-    """
-    content = bytearray()
-    async with aclosing(http_pieces(url, session, address, passing)) as pieces:
-        async for piece in pieces:
-            content += piece
-            check_small(url, len(content), most_bytes)
-    return bytes(content)
-
-
 async def http_pieces(
     url: str,
     session: aiohttp.ClientSession,
@@ -163,7 +138,8 @@ async def http_pieces(
 
     Raises:
         ShardChangedError: it has another one.
-        StorageError: as for `read_http`.
+        TransientStorageError: it broke off.
+        StorageError: see `Storage.read_bytes`.
     """
     import aiohttp
 

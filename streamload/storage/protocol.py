@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from streamload.errors import without_secrets
-from streamload.storage.urls import chain_links
+from streamload.storage.urls import COPYING, chain_links
 
 __all__ = [
     "UNKNOWN_BYTES",
@@ -171,6 +171,7 @@ class Storage(Protocol):
 
 def is_pattern(url: str) -> bool:
     """Whether a url holds `*`, `?` or `[`; of an http url only `*` counts, since the others have another meaning."""
+    url = url.removeprefix(COPYING)
     if url.startswith(("http://", "https://")):
         return "*" in url and "*" in urlsplit(url).path
     return _GLOB.search(_IPV6_HOST.sub("", url)) is not None
@@ -196,8 +197,8 @@ def _named(component: str) -> re.Pattern[str]:
 
 
 def protocol_of(url: str) -> str:
-    """The lower-cased protocol before `://`, or `file` for a path."""
-    found = _PROTOCOL.match(url)
+    """The lower-cased protocol before `://`, or `file` for a path; of what is copied where files are copied whole."""
+    found = _PROTOCOL.match(url.removeprefix(COPYING))
     return found[1].lower() if found else "file"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from streamload.storage.filesystem_storage import FilesystemStorage
@@ -39,7 +39,7 @@ class Storages:
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
-        ValueError: `filesystem` is one of fsspec's caches.
+        ValueError: `filesystem` is one of fsspec's caches, or reads through one.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class Storages:
                 raise TypeError(f"storage_options has the key {name!r}; keys are the names of options, as strings")
         if filesystem is not None and not hasattr(filesystem, "cat_file"):
             raise TypeError(f"filesystem must be one of fsspec's, not {type(filesystem).__name__}")
-        if filesystem is not None and CACHING & _protocols(filesystem):
-            raise ValueError(
-                f"filesystem={type(filesystem).__name__} keeps copies that several readers at once damage; give the "
-                "filesystem behind it (`.fs`), and cache_dir to keep what was read"
-            )
+        for layer in _layers(filesystem):
+            if CACHING & _protocols(layer):
+                raise ValueError(
+                    f"filesystem: {type(layer).__name__} keeps copies that concurrent readers corrupt; give the "
+                    "filesystem behind it (`.fs`), and cache_dir to keep what was read"
+                )
         self._options = dict(storage_options or {})
         self._filesystem = filesystem
         self.retries = retries or Retries()
@@ -110,14 +111,10 @@ class Storages:
 
     def is_process_local(self, url: str) -> bool:
         """Whether only this process can read the url: `memory://`, or by a filesystem of the script's own class."""
-        fs = self._filesystem
-        while fs is not None:
-            if _IN_MEMORY & _protocols(fs) or type(fs).__module__ == "__main__":
-                return True
-            fs = getattr(fs, "fs", None)
-        return self._filesystem is None and any(
-            protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in chain_links(url)
-        )
+        if self._filesystem is not None:
+            layers = _layers(self._filesystem)
+            return any(_IN_MEMORY & _protocols(layer) or type(layer).__module__ == "__main__" for layer in layers)
+        return any(protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in chain_links(url))
 
     def copy(self) -> Storages:
         """Storages of the same kind without their connections, for another loop."""
@@ -151,6 +148,13 @@ class Storages:
         return FilesystemStorage(self._options, self._filesystem, self.retries)
 
 
+def _layers(filesystem: Any) -> Iterator[Any]:
+    """A filesystem, if there is one, and those that it wraps."""
+    while filesystem is not None:
+        yield filesystem
+        filesystem = getattr(filesystem, "fs", None)
+
+
 def _protocols(filesystem: Any) -> frozenset[str]:
     protocol = filesystem.protocol
     return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
@@ -172,18 +176,18 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
 
 
 def _check_copying(url: str, options: Mapping[str, Any]) -> None:
-    """Refuse fsspec's caches but for a leading `simplecache::`, which means here that files are copied whole."""
+    """Refuse fsspec's caches but for a leading `simplecache::`, which here copies whole files."""
     caches = [protocol for link in chain_links(url) if (protocol := link.partition("://")[0]) in CACHING]
     if not caches:
         return
     if caches != [COPYING.removesuffix("::")] or not url.startswith(COPYING):
         raise ValueError(
-            f"{without_secrets(url)!r}: of fsspec's caches, which several readers at once damage, only simplecache:: "
-            "before everything else is taken, and has files copied whole; cache_dir keeps what was read"
+            f"{without_secrets(url)!r}: concurrent readers corrupt fsspec's caches; only a leading simplecache:: is "
+            "accepted, which copies whole files; cache_dir keeps what was read"
         )
     if {*caches, "cache_storage"} & options.keys():
         raise ValueError(
-            "storage_options for simplecache:: are not taken: its copies are without a name, in the temporary folder; "
+            "storage_options for simplecache:: are not accepted: its copies have no name, in the temporary folder; "
             "cache_dir keeps what was read"
         )
 

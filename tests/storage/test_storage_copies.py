@@ -1,31 +1,45 @@
-"""`simplecache::` before a url: files are copied whole, each once, and no copy outlives those who read it."""
+"""`simplecache::` before a url: files are copied whole, and no copy outlives those who read it."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from fsspec.asyn import get_loop
 from fsspec.implementations.cached import SimpleCacheFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from make_shards import write_numbers
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
-from streamload.errors import ShardChangedError, StorageError
+from streamload.errors import ShardChangedError, StorageError, WorkerError
+from streamload.storage import whole_copies
 from streamload.storage.download import Pin, download
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
 MIB = 1 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop_of_fsspec() -> None:
+    """It stays, on a thread of its own, from the first filesystem on that needs it."""
+    get_loop()
 
 
 @pytest.fixture
@@ -43,9 +57,25 @@ def labels(url: str, **options: Any) -> list[int]:
         return [label for (batch,) in loader for label in batch.tolist()]
 
 
-async def fetched(url: str, parts: int, policy: RetryPolicy | None = None) -> bytes:
+@pytest.fixture
+def memory() -> Iterator[MemoryFileSystem]:
+    """A filesystem that is called on threads."""
+    memory = fsspec.filesystem("memory")
+    memory.mkdir("/copied")
+    yield memory
+    memory.rm("/copied", recursive=True)
+
+
+async def fetched(url: str, parts: int, policy: RetryPolicy | None = None, **options: Any) -> bytes:
     """A file, by parts that are requested together."""
-    storages = Storages()
+    storages = Storages(options, retries=Retries(policy))
+    try:
+        return await fetched_by(storages, url, parts)
+    finally:
+        await storages.aclose()
+
+
+async def fetched_by(storages: Storages, url: str, parts: int = 1) -> bytes:
     storage = storages.for_url(url)
     size_bytes = (await asyncio.to_thread(storage.info, url)).bytes
     content, step = bytearray(size_bytes), -(-size_bytes // parts)
@@ -53,14 +83,18 @@ async def fetched(url: str, parts: int, policy: RetryPolicy | None = None) -> by
     def write(offset: int, piece: bytes) -> None:
         content[offset : offset + len(piece)] = piece
 
-    pin, retries = Pin(), Retries(policy)
-    try:
-        async with asyncio.TaskGroup() as group:
-            for start in range(0, size_bytes, step):
-                group.create_task(download(storage, url, start, start + step, write, pin=pin, retries=retries))
-    finally:
-        await storages.aclose()
+    pin, retries = Pin(), storages.retries
+    async with asyncio.TaskGroup() as group:
+        for start in range(0, size_bytes, step):
+            group.create_task(download(storage, url, start, start + step, write, pin=pin, retries=retries))
     return bytes(content)
+
+
+def copies_in(folder: Path) -> list[int]:
+    """The sizes of the files without a name that this process has open in a folder."""
+    links = {number: f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")}
+    found = [link for link in links.values() if os.path.islink(link) and os.readlink(link).startswith(f"{folder}/")]
+    return [os.stat(link).st_size for link in found]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,15 +128,13 @@ def test_a_file_that_changes_while_it_is_copied_is_refused() -> None:
     assert caught.group_contains(ShardChangedError)
 
 
-def test_of_any_filesystem() -> None:
+def test_of_any_filesystem(memory: MemoryFileSystem) -> None:
     content = os.urandom(3 * MIB)
-    memory = fsspec.filesystem("memory")
     memory.pipe_file("/copied/a.tar", content)
     assert asyncio.run(fetched("simplecache::memory://copied/a.tar", 5)) == content
-    memory.rm("/copied", recursive=True)
 
 
-def test_a_copy_that_is_short_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_short_is_made_again(memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a filesystem that takes the end of a connection for the end of a file."""
     content, given = os.urandom(MIB), [MIB // 2]
 
@@ -110,10 +142,119 @@ def test_a_copy_that_is_short_is_made_again(monkeypatch: pytest.MonkeyPatch) -> 
         Path(target).write_bytes(content[: given.pop() if given else None])
 
     monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
-    memory = fsspec.filesystem("memory")
     memory.pipe_file("/copied/a.tar", content)
     assert asyncio.run(fetched("simplecache::memory://copied/a.tar", 1)) == content
-    memory.rm("/copied", recursive=True)
+
+
+def test_an_object_is_copied_by_one_answer_that_is_checked() -> None:
+    """s3fs copies what is larger than a block by ranges, whose lengths it does not check."""
+    content = os.urandom(3 * MIB)
+    options = {"key": "k", "secret": "s", "default_block_size": MIB}
+    with FaultServer({"b/a.tar": content}, Script(seed=1, short_share=0.6)) as server:
+        s3 = {**options, "endpoint_url": server.url}
+        assert asyncio.run(fetched("simplecache::s3://b/a.tar", 4, s3=s3)) == content
+        ranges = [requested for method, _, requested in server.report().log if method == "GET"]
+    assert len(ranges) > 1
+    assert set(ranges) == {"bytes=0-"}
+
+
+def test_a_copy_that_always_breaks_off_is_given_up() -> None:
+    """What an earlier copy had too is no progress."""
+    policy = RetryPolicy(stall_timeout_s=2.0, tries=3)
+    script = Script(cut_share=1.0, cut_at=MIB // 2, bytes_per_s=MIB, whole_share=1.0)
+    with FaultServer({"a.tar": bytes(MIB)}, script) as server:
+        with pytest.raises(ExceptionGroup) as caught:
+            asyncio.run(asyncio.wait_for(fetched(f"simplecache::{server.url}/a.tar", 1, policy), 60))
+        assert sum(method == "GET" for method, _, _ in server.report().log) == 3
+    assert caught.group_contains(StorageError, match="3 copies in a row had no more than 524,288 of 1,048,576 bytes")
+
+
+@pytest.mark.parametrize("hanging", [1, 9])
+def test_a_copy_that_hangs_is_replaced_and_at_last_given_up(
+    hanging: int, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, asked, released = os.urandom(MIB), [0], threading.Event()
+
+    def get_file(memory: MemoryFileSystem, path: str, target: str) -> None:
+        asked[0] += 1
+        Path(target).write_bytes(content[: MIB // 2])
+        if asked[0] <= hanging:
+            released.wait(60)
+        else:
+            Path(target).write_bytes(content)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+    memory.pipe_file("/copied/a.tar", content)
+    fetching = fetched("simplecache::memory://copied/a.tar", 1, RetryPolicy(stall_timeout_s=0.4, give_up_timeout_s=2))
+    try:
+        if hanging == 1:
+            assert asyncio.run(fetching) == content
+            return
+        with pytest.raises(ExceptionGroup) as caught:
+            asyncio.run(fetching)
+        assert caught.group_contains(StorageError, match=r"(copies|requests) in a row .*0\.4 s")
+        assert asked[0] > 1
+    finally:
+        released.set()
+
+
+async def test_copies_take_no_threads_from_those_who_read(
+    memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, get_file = threading.Event(), MemoryFileSystem.get_file
+
+    def blocked(memory: MemoryFileSystem, path: str, target: str) -> None:
+        assert "a.tar" in path or released.wait(60)
+        get_file(memory, path, target)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", blocked)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    storages, urls = Storages(), [f"simplecache::memory://copied/{name}.tar" for name in "abcd"]
+    try:
+        for name in "abcd":
+            memory.pipe_file(f"/copied/{name}.tar", b"12345")
+        await fetched_by(storages, urls[0])
+        others = [asyncio.create_task(fetched_by(storages, url)) for url in urls[1:]]
+        await asyncio.sleep(0.2)  # they copy
+        async with asyncio.timeout(30):
+            assert await fetched_by(storages, urls[0]) == b"12345"
+        released.set()
+        assert await asyncio.gather(*others) == [b"12345"] * 3
+    finally:
+        released.set()
+        await storages.aclose()
+
+
+async def test_a_copy_that_waits_for_its_turn_gets_on_with_the_others(
+    memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, get_file, running = threading.Event(), MemoryFileSystem.get_file, []
+
+    def slow(memory: MemoryFileSystem, path: str, target: str) -> None:
+        running.append(path)
+        while not released.wait(0.01) and "a.tar" in path:
+            with open(target, "ab") as file:
+                file.write(b"1")
+        get_file(memory, path, target)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", slow)
+    monkeypatch.setattr(whole_copies, "SMALL_REQUESTS", 1)
+    storages = Storages()
+    try:
+        bodies = []
+        for name in "ab":
+            memory.pipe_file(f"/copied/{name}.tar", b"12345")
+            url = f"simplecache::memory://copied/{name}.tar"
+            bodies.append(await storages.for_url(url).open_range(url, 0, 5, etag=None))
+        pieces = bodies[1].chunks()
+        async with asyncio.timeout(60):
+            assert await anext(pieces) == b""
+            assert running == ["/copied/a.tar"]
+            released.set()
+            assert b"".join([piece async for piece in pieces]) == b"12345"
+    finally:
+        released.set()
+        await storages.aclose()
 
 
 def test_a_copy_that_is_abandoned_at_once_leaves_no_descriptor() -> None:
@@ -129,17 +270,129 @@ def test_a_copy_that_is_abandoned_at_once_leaves_no_descriptor() -> None:
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_full_temporary_folder_is_named(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def get_file(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+async def test_a_copy_that_is_abandoned_while_threads_are_busy_leaves_no_descriptor(
+    temporary_folder: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe_file("/copied/a.tar", b"12345")
+    url, storages, released = "simplecache::memory://copied/a.tar", Storages(), threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    await fetched_by(storages, url)  # its version is known for a while
+    await storages.aclose()
+    busy = loop.run_in_executor(None, released.wait, 60)
+    await storages.for_url(url).open_range(url, 0, 5, etag=None)
+    await asyncio.sleep(0.1)
+    await storages.aclose()
+    released.set()
+    await busy
+    gc.collect()
+    assert copies_in(temporary_folder) == []
 
-    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
-    memory = fsspec.filesystem("memory")
+
+def test_a_copy_stays_open_while_a_thread_writes_it(temporary_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def slow(piece: bytes) -> memoryview:
+        begun.set()
+        released.wait(60)
+        return memoryview(piece)
+
+    monkeypatch.setattr(whole_copies, "memoryview", slow, raising=False)
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(whole_copies.UnnamedFile().write, b"12345")
+        begun.wait(60)
+        open_then = copies_in(temporary_folder)
+        released.set()
+        writing.result()
+    assert open_then == [0]
+    assert copies_in(temporary_folder) == []
+
+
+def failing(number: int) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_full_temporary_folder_is_named(
+    temporary_folder: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryFileSystem, "get_file", failing(errno.ENOSPC))
     memory.pipe_file("/copied/a.tar", b"12345")
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(fetched("simplecache::memory://copied/a.tar", 1))
-    memory.rm("/copied", recursive=True)
-    assert caught.group_contains(StorageError, match=f"no room in the temporary folder {temporary_folder}.*TMPDIR")
+    assert caught.group_contains(StorageError, match=f"temporary folder {temporary_folder} has no room for .*TMPDIR")
+
+
+def test_a_copy_that_is_cut_by_a_full_disk_in_its_last_piece_is_no_short_answer(temporary_folder: Path) -> None:
+    with FaultServer({"a.tar": os.urandom(300_000)}, Script(whole_share=1.0)) as server:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (299_000, hard))
+        try:
+            with pytest.raises(ExceptionGroup) as caught:
+                asyncio.run(fetched(f"simplecache::{server.url}/a.tar", 1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert sum(method == "GET" for method, _, _ in server.report().log) == 1
+    assert caught.group_contains(StorageError, match=f"temporary folder {temporary_folder} has no room for .*TMPDIR")
+
+
+async def test_old_copies_go_where_the_temporary_folder_is_full(
+    temporary_folder: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_file = MemoryFileSystem.get_file
+
+    def get_within_room(memory: MemoryFileSystem, path: str, target: str) -> None:
+        if sum(copies_in(temporary_folder)) >= 2 * 1000:
+            failing(errno.ENOSPC)()
+        get_file(memory, path, target)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_within_room)
+    storages = Storages()
+    try:
+        for number in range(5):
+            memory.pipe_file(f"/copied/{number}.tar", bytes(1000))
+            assert await fetched_by(storages, f"simplecache::memory://copied/{number}.tar") == bytes(1000)
+        assert copies_in(temporary_folder) == [1000, 1000]
+    finally:
+        await storages.aclose()
+
+
+async def test_copies_take_a_share_of_the_descriptors_that_a_process_may_have(
+    temporary_folder: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_copies, "descriptor_limit", lambda: 64)
+    storages = Storages()
+    try:
+        for number in range(20):
+            memory.pipe_file(f"/copied/{number}.tar", b"12345")
+            await fetched_by(storages, f"simplecache::memory://copied/{number}.tar")
+        assert len(copies_in(temporary_folder)) <= 64 // 8
+    finally:
+        await storages.aclose()
+
+
+def test_a_temporary_folder_that_cannot_be_used_is_named(
+    tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe_file("/copied/a.tar", b"12345")
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/missing")
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(fetched("simplecache::memory://copied/a.tar", 1))
+    (error,) = caught.value.exceptions
+    assert type(error) is StorageError
+    assert f"temporary folder {tmp_path}/missing (No such file or directory); TMPDIR" in str(error)
+
+
+def test_a_copy_beyond_the_limit_of_open_files_names_that(
+    memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe_file("/copied/a.tar", b"12345")
+    monkeypatch.setattr(tempfile, "TemporaryFile", failing(errno.EMFILE))
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(fetched("simplecache::memory://copied/a.tar", 1))
+    assert caught.group_contains(WorkerError, match="too many open files")
 
 
 def test_the_copies_have_no_name(tmp_path: Path, temporary_folder: Path) -> None:
@@ -150,6 +403,19 @@ def test_the_copies_have_no_name(tmp_path: Path, temporary_folder: Path) -> None
             for batches in (loader, loader):
                 assert [label for (batch,) in batches for label in batch.tolist()] == list(range(30))
                 assert list(temporary_folder.iterdir()) == []
+
+
+def test_a_signed_url_is_copied(tmp_path: Path) -> None:
+    """What follows its question mark is neither a pattern nor part of the name."""
+    write_numbers(tmp_path / "data", [20], index=False)
+    with FaultServer(tmp_path / "data", Script(whole_share=1.0)) as server:
+        assert labels(f"simplecache::{server.url}/part000-000000.tar?X-Amz-Signature=a[1]") == list(range(20))
+
+
+def test_a_denial_of_a_web_server_is_explained_as_one() -> None:
+    with FaultServer({"a.tar": bytes(1024)}, Script(status=403, status_share=1.0)) as server:
+        with pytest.raises(StorageError, match="https://USER:PASSWORD@HOST/"):
+            labels(f"simplecache::{server.url}/a.tar")
 
 
 PROGRAM = """
@@ -184,7 +450,7 @@ def test_nothing_is_left_of_a_program_that_is_killed_while_it_copies(tmp_path: P
     ],
 )
 def test_other_caches_of_fsspec_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="only simplecache:: before everything else .* cache_dir keeps"):
+    with pytest.raises(ValueError, match="only a leading simplecache:: is accepted, .* cache_dir keeps"):
         StreamLoader(url, 5)
 
 
@@ -194,7 +460,8 @@ def test_options_for_copies_are_refused(options: dict[str, Any]) -> None:
         StreamLoader("simplecache::http://h/a.tar", 5, storage_options=options)
 
 
-def test_a_cache_as_filesystem_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_cache_as_filesystem_or_behind_it_is_refused(tmp_path: Path, behind: bool) -> None:
     cache = SimpleCacheFileSystem(fs=fsspec.filesystem("memory"), cache_storage=str(tmp_path))
     with pytest.raises(ValueError, match="SimpleCacheFileSystem keeps copies .*`.fs`.* cache_dir"):
-        StreamLoader("a.tar", 5, filesystem=cache)
+        StreamLoader("a.tar", 5, filesystem=DirFileSystem("/copied", cache) if behind else cache)
