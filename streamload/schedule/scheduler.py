@@ -42,7 +42,9 @@ Source = tuple[PlannedRows, int]
 RowBatch = OpenBatch[Source, PieceDone]
 RowBatcher = Batcher[Source, PieceDone]
 
-_TASK_S = 0.010
+_RUN_S = 0.030
+"""A shorter task costs more than it saves: a message wakes a worker and the feeder, with cold caches."""
+_SHORTEST_PART_S = 0.010
 _LONGEST_PART_S = 0.100
 _RUN_BYTES = 20 << 20
 _BATCHES_IN_FLIGHT = 512
@@ -151,7 +153,7 @@ def task_size(
     whole: bool,
     ranks: int = 1,
 ) -> TaskSize:
-    """Tasks of about ten milliseconds, or more where a batch takes long.
+    """Tasks of about thirty milliseconds; parts of a batch take ten to a hundred.
 
     A slow batch is cut, so that all workers share it: it is ready early, and a slow sample delays only its own batch.
     Every task has a cost of its own, mostly cold caches, so parts may grow to 100 ms while each worker still gets one
@@ -176,12 +178,12 @@ def task_size(
     run = parts = 1
     if row_s is None:
         parts = 1 if whole else min(batch_rows, capacity)
-    elif batch_s > _TASK_S and not whole:
-        one_for_each = min(max(1, capacity // 2), math.ceil(batch_s / _TASK_S))
+    elif batch_s > _RUN_S and not whole:
+        one_for_each = min(max(1, capacity // 2), math.ceil(batch_s / _SHORTEST_PART_S))
         parts = min(batch_rows, max(one_for_each, math.ceil(batch_s / _LONGEST_PART_S)))
     elif batch_s > 0:
         by_number = _BATCHES_IN_FLIGHT // tasks
-        by_time = int(min(_TASK_S / batch_s, by_number))
+        by_time = int(min(_RUN_S / batch_s, by_number))
         run = max(1, min(by_time, by_number, _RUN_BYTES // slot_bytes, MAX_RUN_ROWS // batch_rows))
     return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))
 

@@ -89,9 +89,13 @@ class ObjectConfig:
 
 
 def options_of(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for one protocol: those that are for all, and those in a dict of the protocol's name over them."""
-    plain = {name: value for name, value in options.items() if not _is_nested(name, value)}
-    return plain | dict(options.get(protocol) or {} if _is_nested(protocol, options.get(protocol)) else {})
+    """The options for one protocol: those that are for all, and those in a dict of one of its names over them."""
+    nested = {name for name, value in options.items() if _is_nested(name, value)}
+    found = {name: value for name, value in options.items() if name not in nested}
+    family = _FAMILY.get(protocol, protocol)
+    for name in sorted((name for name in nested if _FAMILY.get(name, name) == family), key=protocol.__eq__):
+        found |= options[name]
+    return found
 
 
 def filesystem_options(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,8 +243,13 @@ def _check_mappings(given: Mapping[str, Any]) -> None:
 
 def _is_nested(name: str, value: object) -> bool:
     """Whether a value holds the options for the protocol of this name, and is no option that is a mapping itself."""
-    is_option = name in ("headers", "token") or name.endswith(("_kwargs", "_options"))
-    return isinstance(value, Mapping) and not is_option
+    return isinstance(value, Mapping) and (name in _ALIASES or name in _FAMILY or _is_protocol_of_fsspec(name))
+
+
+def _is_protocol_of_fsspec(name: str) -> bool:
+    import fsspec
+
+    return name in fsspec.available_protocols()
 
 
 def _endpoint_of_environment(region: str | None) -> str | None:

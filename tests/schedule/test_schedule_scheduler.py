@@ -293,7 +293,7 @@ def test_slow_batches_are_cut_among_the_workers(folder: Path) -> None:
 @pytest.mark.parametrize(("room_bytes", "rows"), [(None, 16), (170, 16), (90, 8), (50, 4), (20, 1), (1, 1)])
 def test_a_task_has_no_more_rows_than_a_worker_has_room_for(folder: Path, room_bytes: int | None, rows: int) -> None:
     """A row takes 10 bytes, and the last one twice as much while it is made."""
-    learned = Learned(layout=b"known", size_bytes=80, row_s=0.6e-3)
+    learned = Learned(layout=b"known", size_bytes=80, row_s=1.8e-3)
     run = Run(folder, learned=learned, expansion_room_bytes=room_bytes)
     run.epoch.pump()
     (first, *_) = run.pool.tasks
@@ -302,8 +302,8 @@ def test_a_task_has_no_more_rows_than_a_worker_has_room_for(folder: Path, room_b
     run.slots.close()
 
 
-def test_fast_batches_are_scheduled_in_runs_of_about_ten_milliseconds(folder: Path) -> None:
-    run = Run(folder, batch_size=2, row_s=1e-3, learned=Learned(layout=b"known", size_bytes=100, row_s=1e-3))
+def test_fast_batches_are_scheduled_in_runs_of_about_thirty_milliseconds(folder: Path) -> None:
+    run = Run(folder, batch_size=2, row_s=3e-3, learned=Learned(layout=b"known", size_bytes=100, row_s=3e-3))
     run.epoch.pump()
     assert rows_and_pieces([task for task in run.pool.tasks if isinstance(task, RowTask)]) == {(10, 5)}
     run.finish()

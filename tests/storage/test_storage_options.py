@@ -28,6 +28,9 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("http", {"headers": {"a": 5}}, TypeError, r"storage_options\['headers'\]\['a'\] must be a string"),
     ("http", {"headers": 5}, TypeError, r"storage_options\['headers'\] must be a dict"),
     ("az", {"account_name": 5}, TypeError, r"storage_options\['account_name'\] must be a string"),
+    ("http", {"headrs": {"a": "b"}}, ValueError, "names 'headrs', which http:// does not know"),
+    ("s3", {"client_kwrgs": {"region_name": "x"}}, ValueError, "names 'client_kwrgs', which s3:// does not know"),
+    ("https", {"htpp": {"headers": {"a": "b"}}}, ValueError, "names 'htpp', which https:// does not know"),
 ]
 
 
@@ -49,6 +52,15 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     Storages(right).check(
         ["s3://b/a.tar", "gs://b/a.tar", "https://h/a.tar", "/local.tar", "zip://a.tar::s3://b/a.zip"]
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "protocol", "option"),
+    [("http", "https", "headers"), ("gcs", "gs", "endpoint_url"), ("s3", "s3a", "key"), ("abfs", "az", "account_name")],
+)
+def test_a_protocols_options_are_those_of_all_its_names(given: str, protocol: str, option: str) -> None:
+    with pytest.raises(TypeError, match=rf"storage_options\['{option}'\] must be"):
+        Storages({given: {option: 5}}).check([f"{protocol}://place/a.tar"])
 
 
 def bare(error: Exception) -> bool:
