@@ -243,7 +243,10 @@ def _check_mappings(given: Mapping[str, Any]) -> None:
 
 def _is_nested(name: str, value: object) -> bool:
     """Whether a value holds the options for the protocol of this name, and is no option that is a mapping itself."""
-    return isinstance(value, Mapping) and (name in _ALIASES or name in _FAMILY or _is_protocol_of_fsspec(name))
+    is_option = name in ("headers", "token") or name.endswith(("_kwargs", "_options"))
+    if not isinstance(value, Mapping) or is_option:
+        return False
+    return name in _ALIASES or name in _FAMILY or _is_protocol_of_fsspec(name)
 
 
 def _is_protocol_of_fsspec(name: str) -> bool:

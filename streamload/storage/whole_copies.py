@@ -30,7 +30,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UnnamedFile:
-    """A temporary file without a name, so that nothing of it is left after any death.
+    """A temporary file without a name, so nothing is left behind, however the process ends.
 
     It is closed when nobody refers to it any more, so never while a thread reads or writes it.
 
