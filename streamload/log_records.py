@@ -9,13 +9,12 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Logged", "forward_records", "log_levels", "set_log_levels"]
 
 
-@dataclass(frozen=True)
-class Logged:
+class Logged(NamedTuple):
     """A log record for the trainer's loggers; it may come between any two messages, and answers nothing.
 
     Attributes:

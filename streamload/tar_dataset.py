@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
@@ -241,7 +240,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
         self, options: Options, listing: Listing, ends: NDArray[np.int64], selected: NDArray[np.int64] | None
     ) -> None:
         self._options, self._listing, self._ends, self._selected = options, listing, ends, selected
-        self._job = replace(options.job(), expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
+        self._job = options.job()._replace(expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
         self._access: RandomAccess | None = None
         self._makers = threading.local()  # a RowMaker is for one thread
 

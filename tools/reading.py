@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -104,7 +103,7 @@ class Reader:
             table = scanned_table(url, every_byte=every_byte, labels=labels)
             self._count(0, table.shard_bytes)
             return ReadShard(table.shard_bytes, mtime_ns, None, table)
-        return replace(asyncio.run(self._stream(url, every_byte or labels)), mtime_ns=mtime_ns)
+        return asyncio.run(self._stream(url, every_byte or labels))._replace(mtime_ns=mtime_ns)
 
     async def _stream(self, url: str, every_byte: bool) -> ReadShard:
         # Storages of its own, since connections belong to the loop that opened them.

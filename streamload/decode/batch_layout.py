@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,7 @@ __all__ = [
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayLeaf:
+class ArrayLeaf(NamedTuple):
     """An array in the slot.
 
     Attributes:
@@ -71,8 +70,7 @@ class ArrayLeaf:
         return count * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class ValueLeaf:
+class ValueLeaf(NamedTuple):
     """A value that is no array, or a list of values.
 
     Attributes:
@@ -84,8 +82,7 @@ class ValueLeaf:
     row: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MappingNode:
+class MappingNode(NamedTuple):
     """A mapping of class `kind`."""
 
     kind: type
@@ -93,16 +90,14 @@ class MappingNode:
     children: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceNode:
+class SequenceNode(NamedTuple):
     """A list, a tuple or a named tuple of class `kind`."""
 
     kind: type
     children: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedLeaf:
+class RaggedLeaf(NamedTuple):
     """A list or tuple of arrays that differ in their shapes alone.
 
     Attributes:
@@ -316,7 +311,7 @@ def _describe_ragged(items: Sequence[Any], builder: _Builder) -> RaggedLeaf | No
         if found is None:
             return None
         leaf = _array_leaf(0, found[0], tensor=type(item) is not np.ndarray, torch_dtype=found[1])
-        if common is not None and (len(leaf.shape) != len(common.shape) or replace(leaf, shape=common.shape) != common):
+        if common is not None and (len(leaf.shape) != len(common.shape) or leaf._replace(shape=common.shape) != common):
             return None
         common = common or leaf
         stored.append(found[0].transpose(np.argsort(leaf.axes)) if leaf.axes else found[0])

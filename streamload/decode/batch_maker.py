@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -207,7 +206,7 @@ class BatchMaker:
             happened = "returned what cannot be sent to the training process:" if returned else "raised"
             said = f"collate_fn {happened} {in_words(attempt.error)} (for the batch that begins with this sample)"
             failure = _batch_failure(task, start, said, cause=self._failure_of(attempt.error))
-        return PieceDone(piece, whole=True, failures=(*failures, replace(failure, row=piece.first_row)))
+        return PieceDone(piece, whole=True, failures=(*failures, failure._replace(row=piece.first_row)))
 
     def _why_not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
         """The failure of rows that cannot be a batch: of the row that lacks a key, or the first; `error` is torch's."""
@@ -313,4 +312,4 @@ def _batch_failure(
 
 
 def _in_batch(failed: Mapping[int, RowFailure], piece: Piece) -> tuple[RowFailure, ...]:
-    return tuple(replace(failure, row=piece.first_row + row) for row, failure in sorted(failed.items()))
+    return tuple(failure._replace(row=piece.first_row + row) for row, failure in sorted(failed.items()))

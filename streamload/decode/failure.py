@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from dataclasses import replace
 from types import TracebackType
 
 import cloudpickle
@@ -78,7 +77,7 @@ def failure_of(error: BaseException) -> Failure:
 def answer_failure(error: BaseException) -> Failure:
     """Like `failure_of`, for the answer to a constructor: a ValueError is a wrong argument and needs no traceback."""
     failure = failure_of(error)
-    return replace(failure, traceback="") if type(error) is ValueError else failure
+    return failure._replace(traceback="") if type(error) is ValueError else failure
 
 
 def failure_here(error: Exception) -> Failure:

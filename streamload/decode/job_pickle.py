@@ -8,7 +8,7 @@ import logging
 import pickle
 import pickletools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import cloudpickle
 
@@ -26,8 +26,7 @@ _OF_FORM = frozenset({"FRAME", "PROTO", "MEMOIZE", "BINGET", "LONG_BINGET", "BIN
 """Codes of a pickle that say how it is written, not what."""
 
 
-@dataclass(frozen=True)
-class PickledJob:
+class PickledJob(NamedTuple):
     """A job, ready to travel.
 
     Attributes:
@@ -44,8 +43,7 @@ class PickledJob:
         return {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
 
 
-@dataclass(frozen=True)
-class _Payload:
+class _Payload(NamedTuple):
     job: bytes
     needed: tuple[str, ...]
     state: ModuleState

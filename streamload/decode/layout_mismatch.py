@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,8 +46,7 @@ def difference_between(rows: Rows) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MissingKey:
+class MissingKey(NamedTuple):
     """A sample lacks what another one of its batch has.
 
     Attributes:

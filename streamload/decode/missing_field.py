@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from streamload.decode.decoders import is_image
 from streamload.decode.tasks import RowFailure
@@ -33,13 +32,13 @@ def with_fields(
     if any(name in in_sidecars for name in failure.field.split(";")):
         advice = f'write it again, or "{failure.field}?" in fields for samples without'
         message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
-        return replace(failure, message=message)
+        return failure._replace(message=message)
     others = {name for entry in wanted or () for name in entry.split(";")}
     instead = next((name for name in existing if name not in others and _alike(name, failure.field)), None)
     if instead is None:
-        return replace(failure, message=f"{failure.message}; it has {those_there_are(failure.field, existing)}")
+        return failure._replace(message=f"{failure.message}; it has {those_there_are(failure.field, existing)}")
     either = f'to take either, write "{failure.field};{instead}" in fields'
-    return replace(failure, message=f"{failure.message}; it has {listed(existing)}; {either}")
+    return failure._replace(message=f"{failure.message}; it has {listed(existing)}; {either}")
 
 
 def those_there_are(wanted: str, existing: Sequence[str]) -> str:

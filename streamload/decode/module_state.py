@@ -18,14 +18,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from enum import EnumMeta
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pkgutil import resolve_name
 from random import Random
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -53,8 +52,7 @@ Key = Any
 """Of a dict: text, a number, None, or a tuple of these; of a list: an index; else a name."""
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(NamedTuple):
     """A value that cannot be sent.
 
     Attributes:
@@ -71,8 +69,7 @@ class Left:
     others: bytes = b""
 
 
-@dataclass(frozen=True)
-class Attribute:
+class Attribute(NamedTuple):
     """A named value in a module, in a class defined there, or inside a value there that does not pickle.
 
     Attributes:
@@ -91,8 +88,7 @@ class Attribute:
         return self.module + "".join(map(_shown, (*self.owner, self.name)))
 
 
-@dataclass(frozen=True)
-class ModuleState:
+class ModuleState(NamedTuple):
     """The state of some modules.
 
     Attributes:
@@ -289,7 +285,7 @@ class _Setter:
             if isinstance(here, list) or isinstance(_described(_part(here, key), set()), bytes):
                 _remove_part(here, key)
             else:
-                place = replace(attribute, owner=(*attribute.owner, attribute.name), name=key)
+                place = attribute._replace(owner=(*attribute.owner, attribute.name), name=key)
                 self.lost.append(f"{place} (removed in the program; {_kind(_part(here, key))} of the worker's own)")
 
 

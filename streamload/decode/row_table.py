@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,7 @@ _SORTED_BY_RADIX = np.iinfo(np.uint16).max
 """NumPy sorts 16-bit integers by radix, in a fraction of the time."""
 
 
-@dataclass(frozen=True)
-class ColumnKind:
+class ColumnKind(NamedTuple):
     """The field that a column of a `RowTable` locates.
 
     Attributes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ _SHARE_OF_BUDGET = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Transforms:
+class Transforms(NamedTuple):
     """The transforms of one dataset.
 
     Attributes:

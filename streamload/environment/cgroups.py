@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["free_memory_bytes", "processor_quota"]
 
@@ -20,8 +20,7 @@ _NO_LIMIT = 1 << 60
 """Version 1 writes "no limit" as the largest multiple of a page."""
 
 
-@dataclass(frozen=True, slots=True)
-class _MemoryFiles:
+class _MemoryFiles(NamedTuple):
     """Where a version of cgroups keeps its numbers of bytes, and the names of what `memory.stat` could free."""
 
     limits: tuple[str, ...]

@@ -20,10 +20,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from streamload.memory.unnamed import new_memory
 
@@ -105,8 +104,7 @@ class Fork:
         self.send_signal(signal.SIGKILL)
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(NamedTuple):
     """A process that was started.
 
     Attributes:
@@ -172,8 +170,7 @@ class Child:
         return f"{how}\n{words}" if words else how
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerChild:
+class WorkerChild(NamedTuple):
     """A worker that was started; `progress` is a descriptor of `PROGRESS_BYTES` of memory that it writes to."""
 
     child: Child

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamload.environment.cgroups import processor_quota
 from streamload.text import counted
@@ -22,8 +23,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Launcher:
+class _Launcher(NamedTuple):
     """A program that starts a task for each rank, and the variables in which it says so.
 
     Attributes:
@@ -53,8 +53,7 @@ _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
+class Launched(NamedTuple):
     """What the launcher of this process says.
 
     Attributes:

@@ -13,10 +13,9 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from streamload.errors import ClusterError
 
@@ -33,8 +32,7 @@ _NONE_RUNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
+class Versions(NamedTuple):
     """What has to be equal wherever one run works, since it decides which bytes are written and what can be unpickled.
 
     Attributes:
@@ -67,8 +65,7 @@ class Versions:
             raise ClusterError(f"on the Ray node {where} {'; '.join(differences)}; install the same on all nodes")
 
 
-@dataclass(frozen=True, slots=True)
-class FileOfAll:
+class FileOfAll(NamedTuple):
     """A file that every node has to see as this process does.
 
     Attributes:

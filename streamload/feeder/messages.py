@@ -1,10 +1,9 @@
-"""What the trainer and its feeder send each other, as frozen types (without slots, like those of `decode.tasks`)."""
+"""What the trainer and its feeder send each other, as named tuples (like those of `decode.tasks`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.decode.tasks import Failure
 from streamload.order.epoch_start import EpochStart
@@ -36,8 +35,7 @@ Send = Callable[[Any, Sequence[int]], None]
 """Sends the trainer a message, with descriptors."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The trainer wants the result of a function.
 
     Attributes:
@@ -51,8 +49,7 @@ class Call:
     arguments: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a call has returned, or what it has raised.
 
     Attributes:
@@ -66,8 +63,7 @@ class Answer:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True)
-class Configure:
+class Configure(NamedTuple):
     """Everything that holds for all epochs; calls may come before it, epochs may not.
 
     Attributes:
@@ -104,11 +100,10 @@ class Configure:
     budget_is_automatic: bool = False
     ranks: int = 1
     shared_by: int = 1
-    alike: Mapping[str, str] = field(default_factory=dict)
+    alike: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Acknowledge:
+class Acknowledge(NamedTuple):
     """The trainer has taken batches, and nobody there views these slots any more.
 
     Attributes:
@@ -120,8 +115,7 @@ class Acknowledge:
     released: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class AbandonEpoch:
+class AbandonEpoch(NamedTuple):
     """The loop has left a pass, so nothing more is wanted of its epoch.
 
     Attributes:
@@ -131,8 +125,7 @@ class AbandonEpoch:
     number: int
 
 
-@dataclass(frozen=True)
-class Tracing:
+class Tracing(NamedTuple):
     """The trainer records a trace, or does so no more.
 
     Attributes:
@@ -142,8 +135,7 @@ class Tracing:
     on: bool
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(NamedTuple):
     """Batches for the loop.
 
     Attributes:
@@ -167,12 +159,11 @@ class Ready:
     last: bool
     acknowledge_after: int
     totals: Totals | None = None
-    skipped_members: Mapping[str, int] = field(default_factory=dict)
+    skipped_members: Mapping[str, int] = {}
     events: tuple[Event, ...] = ()
 
 
-@dataclass(frozen=True)
-class Scanning:
+class Scanning(NamedTuple):
     """What is waited for waits for scans; sent now and then.
 
     Attributes:
@@ -184,8 +175,7 @@ class Scanning:
     shards: int
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """The feeder cannot go on, and does nothing more.
 
     Attributes:

@@ -350,7 +350,7 @@ class _Stream:
             case Answer():
                 asking, self._asking = self._asking, []
                 for member, number in asking:
-                    member.send(replace(message, number=number), ())
+                    member.send(message._replace(number=number), ())
             case _:
                 self.failed = self.failed or isinstance(message, Failed)
                 for member in self.members:
@@ -363,7 +363,7 @@ class _Stream:
         self._retire(ready.retired)
         of.ended = ready.last
         if of.log is not None:
-            of.log.append((replace(ready, totals=None, events=()), shared))
+            of.log.append((ready._replace(totals=None, events=()), shared))
         for member in list(of.readers):
             member.give(ready, shared)
 
@@ -434,8 +434,7 @@ class Member:
         # Of the last batches each is acknowledged at once: else those that are not would hold up the others' next pass.
         after = 1 if ready.last else ready.acknowledge_after
         assert self._requested is not None
-        own = replace(
-            ready,
+        own = ready._replace(
             start=self._requested.identity,
             opened=opened,
             retired=retired,
@@ -449,7 +448,7 @@ class Member:
         if isinstance(message, Failed) and message.start is not None:
             read = None if self._reads is None or self._reads.start is None else self._reads.start.identity
             own = self._requested.identity if self._requested is not None and read == message.start else _OF_OTHERS
-            message = replace(message, start=own)
+            message = message._replace(start=own)
         self.send(message, ())
 
     def retire(self, slots: Sequence[int]) -> None:

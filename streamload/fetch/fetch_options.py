@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamload.storage.storages import Storages
 
 __all__ = ["Fetching"]
 
 
-@dataclass(frozen=True)
-class Fetching:
+class Fetching(NamedTuple):
     """Travels to the feeder, and so has no `__slots__`.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamload.fetch.parts import PART_BYTES
 from streamload.index.listing import Listing
@@ -22,9 +22,8 @@ _GAP_BYTES = 128 << 10
 """So many bytes that nobody requested are fetched sooner than another request is made."""
 
 
-@dataclass(frozen=True)
-class ByteRange:
-    """Some bytes of a shard, `[start, end)`; travels between processes, and so has no `__slots__`."""
+class ByteRange(NamedTuple):
+    """Some bytes of a shard, `[start, end)`."""
 
     shard: int
     start: int

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streamload.errors import ShardChangedError
 from streamload.index.listing import Shard
@@ -19,8 +18,7 @@ from streamload.storage.local_storage import storage_for
 __all__ = ["FetchedMemory", "OpenShard", "ResidentShards", "open_listed"]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenShard:
+class OpenShard(NamedTuple):
     """A shard that can be mapped; whoever gets it closes the descriptor.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +22,7 @@ _LOOKED_AT_EVERY_S = 0.05
 """A quarter of the shortest time after which a request is late: to look whenever one moves on costs more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A range of a shard that is fetched as one.
 
     Attributes:
@@ -49,8 +48,7 @@ class Waiting(NamedTuple):
     received_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where a shard's parts come from. All parts of a shard share one pin."""
 
     storage: RangeStorage
@@ -170,7 +168,7 @@ class Transfers:
         if self._closed or task.cancelled():
             return
         if error is None:
-            self._on_done(part, replace(task.result(), start=part.start))
+            self._on_done(part, task.result()._replace(start=part.start))
         else:
             self._on_failed(part, error)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,7 @@ _STEP_BYTES = 8 << 20
 _TO_THE_END = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class ReadShard:
+class ReadShard(NamedTuple):
     """A shard that was read to its end.
 
     Attributes:

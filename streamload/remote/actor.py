@@ -8,9 +8,8 @@ import platform
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.environment.ray_cluster import Versions
@@ -42,8 +41,7 @@ _MOST_FRAME_BYTES = 8 << 20
 """Small batches go together, up to so many bytes."""
 
 
-@dataclass(frozen=True)
-class Greeting:
+class Greeting(NamedTuple):
     """What an actor says of itself.
 
     Attributes:
@@ -63,8 +61,7 @@ class Greeting:
     clock_s: float
 
 
-@dataclass(frozen=True)
-class Hosting:
+class Hosting(NamedTuple):
     """The relay wants a feeder, in the place of the one before.
 
     Attributes:
@@ -370,8 +367,7 @@ def _later(before: Ready | None, message: Ready) -> Ready:
     """The later one of two messages as far as statistics go, with the events of both."""
     if before is None:
         return message
-    return replace(
-        message,
+    return message._replace(
         totals=message.totals or before.totals,
         skipped_members=message.skipped_members or before.skipped_members,
         events=before.events + message.events,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from streamload.decode.batch_layout import Layout, slot_views
@@ -153,7 +152,7 @@ def _moved_failures(parts: Sequence[ReceivedBatch]) -> list[FailedRow]:
     moved, before = [], 0
     for part in parts:
         for row in part.batch.failed:
-            moved.append(replace(row, failure=replace(row.failure, row=row.failure.row + before)))
+            moved.append(row._replace(failure=row.failure._replace(row=row.failure.row + before)))
         before += part.rows
     return moved
 

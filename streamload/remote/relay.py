@@ -112,7 +112,7 @@ class Relay:
 
     def __init__(self, configure: Configure, listing: Listing, send: Send, cluster: Cluster | None = None) -> None:
         assert configure.feeders is not None
-        self._configure = replace(configure, listing=listing, feeders=None)
+        self._configure = configure._replace(listing=listing, feeders=None)
         self._number = number = configure.feeders.number
         settings = configure.settings
         self._whole_by_need = False
@@ -166,7 +166,7 @@ class Relay:
             case Call() if message.function == COUNT_SAMPLES:
                 number = next(self._calls)
                 self._counting[number] = message.number
-                self._feeders[0].call(replace(message, number=number))
+                self._feeders[0].call(message._replace(number=number))
 
     async def what_holds_up(self) -> str:
         """What the next batch waits for, in words; empty where nothing shows."""
@@ -214,11 +214,11 @@ class Relay:
             share = greeting.free_bytes // (FREE_MEMORY_SHARE * max(1, there))
             if configure.feeders is not None and configure.feeders.memory is not None:  # the rest is its workers'
                 share = min(share, parse_bytes("memory", configure.feeders.memory) // 2)
-            fetching = replace(fetching, budget_bytes=min(fetching.budget_bytes, max(LEAST_BUDGET_BYTES, share)))
-        settings = replace(configure.settings, fills_up=False, in_order=True)
+            fetching = fetching._replace(budget_bytes=min(fetching.budget_bytes, max(LEAST_BUDGET_BYTES, share)))
+        settings = configure.settings._replace(fills_up=False, in_order=True)
         if self._whole_by_need:
-            settings = replace(settings, whole_batches=True)
-        return replace(configure, fetching=fetching, settings=settings)
+            settings = settings._replace(whole_batches=True)
+        return configure._replace(fetching=fetching, settings=settings)
 
     def take_slot(self, size_bytes: int) -> tuple[int, Bytes]:
         """See `FeederOwner`."""
@@ -242,7 +242,7 @@ class Relay:
         """See `FeederOwner`."""
         self._events += events
         if isinstance(message, Answer) and message.number in self._counting:
-            message = replace(message, number=self._counting.pop(message.number))
+            message = message._replace(number=self._counting.pop(message.number))
         elif isinstance(message, Answer):
             answer = self._explaining.get(message.number)
             if answer is not None and not answer.done():

@@ -18,8 +18,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from streamload.memory.channel import refused_exit
 from streamload.memory.mapped import Bytes
@@ -34,15 +33,13 @@ _TCP = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIME
 _HANDSHAKE_S = 10.0
 
 
-@dataclass(frozen=True)
-class Credit:
+class Credit(NamedTuple):
     """The relay has room for so many more batches of the current pass."""
 
     batches: int
 
 
-@dataclass(frozen=True)
-class Batches:
+class Batches(NamedTuple):
     """Batches of the current pass; their bytes are behind the message, one after the other.
 
     Attributes:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from streamload.decode.failure import Attempt
@@ -39,8 +39,7 @@ _MOST_UNACKNOWLEDGED = 64
 """Half of the slots kept for a trainer that has not released them yet."""
 
 
-@dataclass(frozen=True)
-class FailedRow:
+class FailedRow(NamedTuple):
     """A failed row, and the sample it was made of."""
 
     failure: RowFailure

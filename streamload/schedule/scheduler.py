@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTask
 from streamload.errors import StreamloadError
@@ -57,8 +58,7 @@ _LEAST_ROOM_BYTES = 4096
 they take more nevertheless, the batch is made again as a whole. Room that is not used takes no memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSettings:
+class PipelineSettings(NamedTuple):
     """The settings of every epoch of a loader.
 
     Attributes:
@@ -128,8 +128,7 @@ class Learned:
         self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSize:
+class TaskSize(NamedTuple):
     """The size of the next tasks; at least one of `parts` and `run` is 1.
 
     Attributes:
@@ -188,8 +187,7 @@ def task_size(
     return TaskSize(parts, run, max(prefetch_batches, -(-run * tasks // parts)))
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+class Resources(NamedTuple):
     """What all epochs of a feeder share.
 
     Attributes:
@@ -390,7 +388,7 @@ class Scheduler:
             ranks=self._ranks,
         )
         most_run = max(1, self._most_run_rows // self._batch_rows)
-        size = self._within_room(replace(size, run=min(size.run, most_run)))
+        size = self._within_room(size._replace(run=min(size.run, most_run)))
         most = self._slots.most_in_flight
         if self._most_slot_bytes is not None:
             known = self._learned.row_s is not None or not self._whole  # otherwise the first batch shows their size
@@ -408,7 +406,7 @@ class Scheduler:
         row_bytes = -(-self._learned.size_bytes // batch_rows)
         rows = max(1, room_bytes // row_bytes - 1)  # of the last one there is a copy while it is made
         parts, run = -(-batch_rows // rows), max(1, rows // batch_rows)
-        return replace(size, parts=max(size.parts, parts), run=min(size.run, run))
+        return size._replace(parts=max(size.parts, parts), run=min(size.run, run))
 
     def _open_batch(self) -> RowBatch | None:
         source = self._ahead.take()

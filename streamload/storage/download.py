@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError
 from streamload.storage.errors import WholeAnswerError
@@ -57,8 +57,7 @@ class Pin:
         self.etag = self.etag if etag is None else etag
 
 
-@dataclass(frozen=True, slots=True)
-class Downloaded:
+class Downloaded(NamedTuple):
     """What a download took.
 
     Attributes:

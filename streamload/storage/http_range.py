@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.errors import StorageError
 from streamload.storage.errors import (
@@ -58,8 +57,7 @@ def strong_etag(etag: str | None) -> str | None:
     return None if etag is None or etag.startswith("W/") else quoted(etag)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A range that is requested; see `Storage.open_range`.
 
     Attributes:

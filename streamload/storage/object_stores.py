@@ -7,9 +7,9 @@ import importlib
 import os
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from streamload.errors import StorageError
@@ -23,8 +23,7 @@ _ENDPOINT_VARIABLES = (_ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL")
 _WEB = ("http", "https")
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectPlace:
+class ObjectPlace(NamedTuple):
     """Where an object is.
 
     Attributes:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage.errors import NoConnectionError
@@ -28,8 +29,7 @@ _JITTER = random.SystemRandom()
 _log = logging.getLogger("streamload")
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(NamedTuple):
     """How long requests are made again. There is no time-out on the whole: what is slow and goes on is not given up.
 
     Attributes:

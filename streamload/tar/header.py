@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamload.errors import ShardFormatError
 from streamload.tar.not_a_tar import what_else
@@ -50,8 +50,7 @@ _ZERO_PADDED_SUM = re.compile(rb"([0-7]{6}[0-7]?)[\0 ]{1,2}")
 _SPACE_PADDED_SUM = re.compile(rb" *([1-7][0-7]*)[\0 ]{1,2}")
 
 
-@dataclass(frozen=True, slots=True)
-class TarHeader:
+class TarHeader(NamedTuple):
     """What one header block says.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Event, RLock, current_thread, main_thread
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -72,8 +72,7 @@ class Cursor:
         return self.finished and (epoch, position) == (self.epoch, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(NamedTuple):
     """A batch for the loop.
 
     Attributes:
@@ -142,8 +141,7 @@ class Filling:
         self._source = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(NamedTuple):
     """A batch that the loop has not been given yet: itself, or what moves it to a device."""
 
     batch: Any

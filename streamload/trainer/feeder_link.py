@@ -106,7 +106,7 @@ class FeederLink:
         """How the order and the batches are made."""
         settings = self._options.pipeline(lanes, self._existing)
         sampling = None if self._sampling is None else self._sampling.sampling
-        return replace(settings, order=replace(settings.order, sampling=sampling))
+        return settings._replace(order=replace(settings.order, sampling=sampling))
 
     def begin(
         self, start: EpochStart, lanes: int, *, at_once: bool = True, check: Callable[[], None] = lambda: None
@@ -412,11 +412,11 @@ class FeederLink:
         What follows from the free memory is not among them: the first rank's is taken.
         """
         options = self._options
-        job = replace(options.job(self._own_transforms, self._existing), expansion_limit_bytes=0)
+        job = options.job(self._own_transforms, self._existing)._replace(expansion_limit_bytes=0)
         names = ("memory_budget", "num_workers", "cache_dir", "cache_size", "shared_by")
         given = {name: getattr(options, name) for name in names}
-        settings = replace(self.settings(lanes), expansion_room_bytes=None)
-        given |= {each.name: getattr(settings, each.name) for each in fields(settings) if each.name != "order"}
+        settings = self.settings(lanes)._replace(expansion_room_bytes=None)
+        given |= {name: value for name, value in settings._asdict().items() if name != "order"}
         given |= {each.name: getattr(settings.order, each.name) for each in fields(settings.order)}
         given["shuffle_window"] = given.pop("window")  # as the user calls it
         shards = [(shard.url, shard.bytes) for shard in self.listing.numbered]
@@ -431,7 +431,7 @@ class FeederLink:
         if process is None:
             process = self._client.process = _start_process(self._options, self._registry, self._shared)
         elif process is self._listed_by:
-            configure = replace(configure, listing=None)
+            configure = configure._replace(listing=None)
         if job is not None:
             process.make_rows(job)
         process.send(configure)

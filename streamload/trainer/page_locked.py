@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +16,7 @@ __all__ = ["HostRegistry", "cuda_registry", "pinning"]
 _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
 
-@dataclass(frozen=True, slots=True)
-class HostRegistry:
+class HostRegistry(NamedTuple):
     """The two calls of the CUDA runtime that page-lock memory; they return its error code, 0 for success.
 
     Attributes:

@@ -14,7 +14,6 @@ import logging
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -81,7 +80,7 @@ class FatalRows:
             for piece, start in task.pieces_and_starts():
                 if start <= row < start + piece.rows:
                     self._first.setdefault(piece.batch, (piece.first_row + row - start, reason))
-        return replace(task, untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
+        return task._replace(untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
 
     def known(self, task: RowTask) -> RowTask:
         """The task, with its rows marked as not tried that follow a fatal row of another task in the same batch."""
@@ -92,7 +91,7 @@ class FatalRows:
             fatal_row, reason = self._first.get(piece.batch, (piece.first_row + piece.rows, ""))
             first = max(0, fatal_row + 1 - piece.first_row)
             behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
-        return replace(task, untried={**behind, **task.untried}) if behind else task
+        return task._replace(untried={**behind, **task.untried}) if behind else task
 
 
 class ReturnedTasks:

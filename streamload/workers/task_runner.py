@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from streamload.decode.batch_maker import BatchMaker
@@ -35,7 +34,7 @@ def scan(task: ScanTask, shards: OpenShards, clock: TaskClock | None = None) -> 
     clock = clock or TaskClock()
     found = tuple(_scanned(task, shard, shards) for shard in task.shards)
     costs = clock.costs()
-    return ScanDone(task.number, found, replace(costs, scan=costs.whole))
+    return ScanDone(task.number, found, costs._replace(scan=costs.whole))
 
 
 def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:

@@ -13,7 +13,7 @@ from tasks_by_hand import Shelf, as_json, batch_of, job, npy, numbered, only_bat
 
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask
+from streamload.decode.tasks import Piece, PieceDone, RowsDone
 from streamload.memory.slots import HeapSlots
 
 Pair = namedtuple("Pair", "number arrays")
@@ -39,7 +39,7 @@ def test_parts_of_a_batch_are_written_side_by_side() -> None:
     maker = BatchMaker(job(fields=names), slots)
     for task in tasks:
         piece = task.pieces[0]
-        moved = RowTask(**{**task.__dict__, "pieces": (Piece(0, 0, first, piece.rows, first * 1024, 1024),)})
+        moved = task._replace(pieces=(Piece(0, 0, first, piece.rows, first * 1024, 1024),))
         (done,) = maker.run(moved, shelf, [-1, -1]).pieces
         if layout is None:
             layout = done.layout
@@ -289,7 +289,7 @@ def test_failures_of_parts_are_numbered_within_the_batch() -> None:
     shelf = Shelf(numbered(6))
     task = shelf.task(("cls",), [1, 2, 5], capacity=8)
     piece = task.pieces[0]
-    moved = RowTask(**{**task.__dict__, "pieces": (type(piece)(0, 0, 4, 3),)})
+    moved = task._replace(pieces=(type(piece)(0, 0, 4, 3),))
     done, _ = run(job(fields=("cls",), transform={"cls": failing}), shelf, moved)
     assert [failure.row for failure in done.pieces[0].failures] == [4, 6]
 

@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.columns import Rows
 from streamload.decode.layout_mismatch import find_missing_key
-from streamload.decode.tasks import Piece, PieceDone, RowFailure, RowTask
+from streamload.decode.tasks import Piece, PieceDone, RowFailure
 
 
 class Box(NamedTuple):
@@ -115,7 +115,7 @@ def ours(values: list[Any], cuts: list[int]) -> Any:
     for start, end in pairwise(sorted({0, len(values), *(cut for cut in cuts if cut < len(values))})):
         plain = shelf.task(("cls",), list(range(start, end)), capacity=len(values))
         (done,) = maker.run(
-            RowTask(**{**vars(plain), "pieces": (Piece(0, 0, start, end - start, start << 16),)}),
+            plain._replace(pieces=(Piece(0, 0, start, end - start, start << 16),)),
             shelf,
             [-1],
         ).pieces

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,7 +165,7 @@ def test_a_part_of_a_batch_is_made_at_its_own_rows() -> None:
     work = Work(job(fields=("cls",), transform={"cls": Fill()}), digits(7), ("cls",))
     slot = work.slots.take(1)
     for first_row, rows in ((4, [4, 5, 6]), (0, [0, 1, 2, 3])):
-        task = replace(work.shelf.task(("cls",), rows), pieces=(Piece(0, slot, first_row, len(rows)),))
+        task = work.shelf.task(("cls",), rows)._replace(pieces=(Piece(0, slot, first_row, len(rows)),))
         work.maker.run(task, work.shelf, [-1, -1])
     memory = work.slots.at_least(slot, work.layout.offsets()[1])
     assert memory.view(np.int64)[: 7 * SIZE : SIZE].tolist() == list(range(7))

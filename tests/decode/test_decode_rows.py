@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -309,7 +308,7 @@ def test_one_maker_follows_the_epochs() -> None:
     slots = slots_for(task)
     maker = BatchMaker(job(fields=("cls",), transform=draws_with_rng), slots)
     drawn = [
-        batch_of(maker.run(replace(task, epoch=epoch), shelf, [-1, -1]).pieces[0], slots).tolist()
+        batch_of(maker.run(task._replace(epoch=epoch), shelf, [-1, -1]).pieces[0], slots).tolist()
         for epoch in (0, 1, 0)
     ]
     assert drawn[0] == drawn[2] != drawn[1]

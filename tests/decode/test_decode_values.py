@@ -14,7 +14,7 @@ from tasks_by_hand import Shelf, batch_of, job, only_batch, run, slots_for, valu
 
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.columns import StoredBytes
-from streamload.decode.tasks import Piece, RowTask
+from streamload.decode.tasks import Piece
 from streamload.decode.values import ValueBlock, load_values
 
 LARGE = b"x" * 300_000
@@ -212,7 +212,7 @@ def test_a_part_stays_in_its_room(room_bytes: int) -> None:
     memory = slots.at_least(0, 2 << 20)
     memory[:] = 7
     plain = shelf.task(("bin",))
-    task = RowTask(**{**vars(plain), "pieces": (Piece(0, 0, 0, 6, values_start=1024, room_bytes=room_bytes),)})
+    task = plain._replace(pieces=(Piece(0, 0, 0, 6, values_start=1024, room_bytes=room_bytes),))
     (done,) = BatchMaker(job(fields=("bin",)), slots).run(task, shelf, [-1, -1]).pieces
     assert done.values is not None
     assert (memory[:1024] == 7).all()

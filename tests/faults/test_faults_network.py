@@ -156,7 +156,7 @@ async def test_answers_that_sleep_are_not_waited_for(network: Network, seed: int
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_bodies_that_stall_are_given_up_and_continued(network: Network, seed: int) -> None:
-    fetched = await network.fetch(Script(seed=seed, stall_share=0.1), limits=replace(LONG_RETRIES, stall_timeout_s=0.2))
+    fetched = await network.fetch(Script(seed=seed, stall_share=0.1), limits=LONG_RETRIES._replace(stall_timeout_s=0.2))
     fetched.assert_right()
 
 
@@ -178,7 +178,7 @@ async def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network
 @pytest.mark.parametrize("share", [0.3, 1.0])
 async def test_answers_to_another_question_are_never_passed_on(network: Network, kind: str, share: float) -> None:
     fetched = await network.fetch(
-        Script(**{kind: share}), limits=replace(LONG_RETRIES, tries=5 if share == 1.0 else 25)
+        Script(**{kind: share}), limits=LONG_RETRIES._replace(tries=5 if share == 1.0 else 25)
     )
     if share == 1.0:
         fetched.assert_right_or(StorageError)
@@ -187,7 +187,7 @@ async def test_answers_to_another_question_are_never_passed_on(network: Network,
 
 
 async def test_a_server_that_never_answers_is_an_error_within_the_time_out(network: Network) -> None:
-    limits = replace(LONG_RETRIES, stall_timeout_s=0.3, give_up_timeout_s=1.0)
+    limits = LONG_RETRIES._replace(stall_timeout_s=0.3, give_up_timeout_s=1.0)
     fetched = await network.fetch(Script(silent_share=1.0), limits=limits)
     assert isinstance(fetched.errors[0], StorageError)
     assert "requests in a row brought no byte" in str(fetched.errors[0])

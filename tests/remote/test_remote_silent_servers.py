@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
@@ -53,7 +52,7 @@ def have_policy(monkeypatch: pytest.MonkeyPatch, policy: RetryPolicy) -> None:
 
     def fetching(options: Options, existing: Sequence[str] = ()) -> Fetching:
         storages = Storages(options.storage_options, options.filesystem, Retries(policy))
-        return dataclasses.replace(usual(options, existing), storages=storages)
+        return usual(options, existing)._replace(storages=storages)
 
     monkeypatch.setattr(Options, "fetching", fetching)
 

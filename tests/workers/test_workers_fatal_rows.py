@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tasks_by_hand import Shelf, numbered
 
 from streamload.decode.tasks import RowTask
@@ -23,7 +21,7 @@ def test_where_one_ends_the_pass_nothing_behind_it_in_its_task_or_batch_is_tried
     again = fatal.note(task, 1, "why")
     assert again.untried == {1: "why", 2: "why", 3: "why"}
     (piece,) = task.pieces
-    behind = replace(task, number=1, pieces=(piece._replace(first_row=4),))
+    behind = task._replace(number=1, pieces=(piece._replace(first_row=4),))
     assert set(fatal.known(behind).untried) == {0, 1, 2, 3}
-    before = replace(task, number=2, pieces=(piece._replace(batch=piece.batch + 1),))
+    before = task._replace(number=2, pieces=(piece._replace(batch=piece.batch + 1),))
     assert fatal.known(before).untried == {}

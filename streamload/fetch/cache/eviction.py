@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 __all__ = ["CachedFile", "files_to_evict", "with_old_versions_last"]
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFile:
+class CachedFile(NamedTuple):
     """A file of the cache.
 
     Attributes:
@@ -40,7 +39,7 @@ def with_old_versions_last(files: Iterable[CachedFile], key: Callable[[str], str
     for file in found:
         newest[key(file.name)] = max(file.made_ns, newest.get(key(file.name), 0))
     newest[key(opened)] = float("inf")
-    return [file if file.made_ns == newest[key(file.name)] else replace(file, next_use=float("inf")) for file in found]
+    return [file if file.made_ns == newest[key(file.name)] else file._replace(next_use=float("inf")) for file in found]
 
 
 def files_to_evict(
