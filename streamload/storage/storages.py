@@ -149,8 +149,8 @@ class Storages:
 
 
 def _layers(filesystem: Any) -> Iterator[Any]:
-    """A filesystem, if there is one, and those that it wraps."""
-    while filesystem is not None:
+    """A filesystem, if there is one, and those of fsspec that it wraps; one of pyarrow's is no layer."""
+    while hasattr(filesystem, "protocol"):
         yield filesystem
         filesystem = getattr(filesystem, "fs", None)
 
