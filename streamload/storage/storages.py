@@ -91,7 +91,12 @@ class Storages:
             TypeError: the value of an option is of the wrong kind.
             ValueError: an option is not known, or its value cannot be.
         """
-        for protocol in dict.fromkeys(map(self._place, urls)):
+        plain = []
+        for url in urls if self._filesystem is None else ():
+            _check_copying(url, self._options)
+            if len(chain_links(url.removeprefix(COPYING))) == 1:
+                plain.append(url)
+        for protocol in dict.fromkeys(map(protocol_of, plain)):
             if protocol in _OBJECTS:
                 object_config(protocol, options_of(protocol, self._options))
 
