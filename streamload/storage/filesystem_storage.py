@@ -355,7 +355,7 @@ class FilesystemStorage:
             raise changed_error(wanted.url, wanted.etag, known.etag)
         if opened.copies_whole:
             return CopiedBody(self._copies.get(known, partial(self._copy, opened, path, known)), wanted.start, end)
-        content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end)
+        content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end, **_seeking(opened.fs))
         if len(content) != end - wanted.start:
             raise transient_error(
                 wanted.url,
@@ -472,6 +472,13 @@ class FilesystemStorage:
                 await opened.aclose()
 
         return _run_alone(whole)
+
+
+def _seeking(fs: Any) -> dict[str, bool]:
+    """What `cat_file` of pyarrow's filesystems needs besides, which else cannot seek in a range that begins at 0."""
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    return {"seekable": True} if isinstance(fs, ArrowFSWrapper) else {}
 
 
 def _streams(opened: OpenFilesystem) -> bool:

@@ -61,7 +61,10 @@ _ALIASES: dict[str, dict[str, str]] = {
 }
 """What fsspec's filesystems and their clients call obstore's settings; all other names are obstore's own."""
 
-_BESIDE = {"s3": {"profile"}, "gs": {"project"}, "az": set[str](), "http": {"headers"}}
+_OF_AIOHTTP = {"allow_redirects", "cookies", "max_redirects", "params", "proxy", "proxy_auth", "proxy_headers", "ssl"}
+"""What fsspec passes on with each request to a web server."""
+
+_BESIDE = {"s3": {"profile"}, "gs": {"project"}, "az": set[str](), "http": {"headers", *_OF_AIOHTTP}}
 """What both libraries can be given, and is none of obstore's settings."""
 
 _FSSPEC_KEYWORDS = frozenset(["use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "auth"])

@@ -14,7 +14,7 @@ from streamload.errors import StorageError, TransientStorageError
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.protocol import place_of, without_secrets
 
-__all__ = ["Retries", "RetryPolicy"]
+__all__ = ["Attempts", "Retries", "RetryPolicy"]
 
 _TRIES_TO_CONNECT = 3
 """Where nothing has ever answered, the address is wrong more often than not."""

@@ -91,7 +91,12 @@ class Storages:
             TypeError: the value of an option is of the wrong kind.
             ValueError: an option is not known, or its value cannot be.
         """
-        for protocol in dict.fromkeys(map(self._place, urls)):
+        plain = []
+        for url in urls if self._filesystem is None else ():
+            _check_copying(url, self._options)
+            if len(chain_links(url.removeprefix(COPYING))) == 1:
+                plain.append(url)
+        for protocol in dict.fromkeys(map(protocol_of, plain)):
             if protocol in _OBJECTS:
                 object_config(protocol, options_of(protocol, self._options))
 
@@ -149,8 +154,8 @@ class Storages:
 
 
 def _layers(filesystem: Any) -> Iterator[Any]:
-    """A filesystem, if there is one, and those that it wraps."""
-    while filesystem is not None:
+    """A filesystem, if there is one, and those of fsspec that it wraps; one of pyarrow's is no layer."""
+    while hasattr(filesystem, "protocol"):
         yield filesystem
         filesystem = getattr(filesystem, "fs", None)
 

@@ -8,15 +8,15 @@ import os
 import tempfile
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from threading import Thread
 
 from streamload.errors import StorageError, TransientStorageError, WorkerError
 from streamload.limits import COPIES_SHARE, SMALL_REQUESTS
 from streamload.memory.unnamed import descriptor_limit, naming_the_limit
-from streamload.storage.errors import transient_error
 from streamload.storage.fsspec_errors import ReportsErrors
 from streamload.storage.protocol import ShardInfo, without_secrets
-from streamload.storage.retry_policy import Retries
+from streamload.storage.retry_policy import Attempts, Retries
 from streamload.text import counted
 
 __all__ = ["CopiedBody", "UnnamedFile", "WholeCopies", "on_own_thread"]
@@ -27,6 +27,8 @@ _MOST_COPIES = 256
 _CHUNK_BYTES = 1 << 20
 _BEAT_S = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Copy = Callable[["UnnamedFile"], Awaitable[None]]
 
 
 class UnnamedFile:
@@ -62,8 +64,9 @@ class UnnamedFile:
 class WholeCopy:
     """One file while it is copied and after.
 
-    A copy that breaks off, or does not grow for as long as a request may stall, is replaced, as often as requests are
-    made again: what earlier copies had too is no progress.
+    A copy that breaks off is replaced, as often as requests are made again: what earlier copies had too is no progress.
+    One that hangs is not replaced, and its readers give it up: requests to web servers and by s3fs have time-outs of
+    their own, and on a thread another one would hang beside it.
 
     Args:
         known: what the storage says of the file.
@@ -74,126 +77,99 @@ class WholeCopy:
         known: as given.
     """
 
-    def __init__(self, known: ShardInfo, copy: Callable[[UnnamedFile], Awaitable[None]], copies: WholeCopies) -> None:
+    def __init__(self, known: ShardInfo, copy: Copy, copies: WholeCopies) -> None:
         self.known = known
-        self._copy = copy
         self._copies = copies
-        self._policy = copies.retries.policy
-        self._beat_s = min(_BEAT_S, self._policy.stall_timeout_s / 4)
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._arrived_bytes = self._furthest_bytes = 0
-        self._making = asyncio.ensure_future(self._make())
+        self._file: UnnamedFile | None = None
+        self._tries = self._furthest_bytes = 0
+        self._making = asyncio.ensure_future(self._make(copy))
         self._making.add_done_callback(_see)
-
-    @property
-    def failed(self) -> bool:
-        """Whether there will be none."""
-        return self._making.done() and (self._making.cancelled() or self._making.exception() is not None)
 
     @property
     def whole(self) -> bool:
         """Whether all of the file is there."""
-        return self._making.done() and not self.failed
+        return self._making.done() and not self._making.cancelled() and self._making.exception() is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it never will be."""
+        return self._making.done() and not self.whole
+
+    def arrived_bytes(self) -> int:
+        """How much of it is there as long as it is copied."""
+        return 0 if self._file is None or self._making.done() else self._file.size_bytes()
 
     async def arriving(self) -> AsyncIterator[None]:
-        """Whenever this copy, or one that it may wait for, has grown, until all of it is there."""
-        growths = self._copies.growths
-        while not (await asyncio.wait([self._making], timeout=self._beat_s))[0]:
-            if growths != self._copies.growths:
-                growths = self._copies.growths
+        """Whenever this copy is begun again, or any gets on, since it may wait for others; until all of it is there."""
+        now = self._tries, self._copies.arrived_bytes()
+        while not (await asyncio.wait([self._making], timeout=self._copies.beat_s))[0]:
+            before, now = now, (self._tries, self._copies.arrived_bytes())
+            if now != before:
                 yield
 
-    def file(self) -> UnnamedFile:
-        """The copy, after `arriving`.
+    async def read(self, start: int, size_bytes: int) -> bytes:
+        """Some of its bytes, after `arriving`.
 
         Raises:
-            StorageError: there is none.
+            StorageError: there is no copy.
             WorkerError: too many files are open.
         """
-        return self._making.result()
+        return await asyncio.to_thread(self._making.result().read, start, size_bytes)
 
     async def abandon(self) -> None:
         """Stop copying."""
         self._making.cancel()
         await asyncio.wait([self._making])
 
-    async def _make(self) -> UnnamedFile:
+    async def _make(self, copy: Copy) -> UnnamedFile:
         async with self._copies.turns:
             self._copies.drop_oldest()
-            self._attempts = self._copies.retries.begin(self.known.url, self._loop.time, reached=True)
+            attempts = self._copies.retries.begin(self.known.url, reached=True)
             while True:
+                self._tries += 1
                 try:
-                    return await self._one_copy()
+                    with ReportsErrors(self.known.url, passing=(WorkerError,)):
+                        return await self._one_copy(copy)
                 except StorageError as exc:
                     failure = exc.with_traceback(None)
                     failure.__context__ = None  # else frames keep the file
-                    wait_s = self._attempts.wait_s(failure)
+                if self.arrived_bytes() > self._furthest_bytes:
+                    self._furthest_bytes = self.arrived_bytes()
+                    attempts.progressed()
+                self._file, wait_s = None, attempts.wait_s(failure)
                 if wait_s is None:
-                    raise self._given_up() if isinstance(failure, TransientStorageError) else failure
+                    raise self._given_up(attempts) if isinstance(failure, TransientStorageError) else failure
                 await asyncio.sleep(wait_s)
 
-    async def _one_copy(self) -> UnnamedFile:
-        stall_timeout_s = self._policy.stall_timeout_s
-        deadline = asyncio.timeout(stall_timeout_s)
-        with ReportsErrors(self.known.url, passing=(WorkerError,)):
-            file = self._new_file()
-            self._arrived_bytes = 0
-            try:
-                async with deadline:
-                    self._watch(file, deadline)
-                    await self._copy(file)
-                return file
-            except OSError as exc:
-                if deadline.expired():
-                    raise transient_error(self.known.url, f"no byte for {stall_timeout_s:g} s") from None
-                if exc.errno in (*_FULL, errno.EMFILE):
-                    raise self._no_file(exc) from None
-                raise
-            finally:
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._has_grown(file)
-
-    def _watch(self, file: UnnamedFile, deadline: asyncio.Timeout) -> None:
-        if self._has_grown(file):
-            deadline.reschedule(self._loop.time() + self._policy.stall_timeout_s)
-        self._timer = self._loop.call_later(self._beat_s, self._watch, file, deadline)
-
-    def _has_grown(self, file: UnnamedFile) -> bool:
-        before, self._arrived_bytes = self._arrived_bytes, file.size_bytes()
-        if self._arrived_bytes <= before:
-            return False
-        self._copies.growths += 1
-        if self._arrived_bytes > self._furthest_bytes:
-            self._furthest_bytes = self._arrived_bytes
-            self._attempts.progressed()
-        return True
-
-    def _new_file(self) -> UnnamedFile:
+    async def _one_copy(self, copy: Copy) -> UnnamedFile:
         try:
-            return UnnamedFile()
+            file = self._file = UnnamedFile()
         except OSError as exc:
             raise self._no_file(exc) from None
+        try:
+            await copy(file)
+        except OSError as exc:
+            if exc.errno in (*_FULL, errno.EMFILE):
+                raise self._no_file(exc) from None
+            raise
+        return file
 
     def _no_file(self, exc: OSError) -> BaseException:
         """The error for a file that this machine does not take; room is made for another try where it can be."""
-        named = naming_the_limit(exc)
-        if named is not exc:
-            return named
-        folder = f"the temporary folder {tempfile.tempdir}"
+        if exc.errno == errno.EMFILE:
+            return naming_the_limit(exc)
+        folder = " ".join(filter(None, ("the temporary folder", tempfile.tempdir)))  # or none that can be used
         said, kind = f"no copy of this file can be made in {folder}", StorageError
         if exc.errno in _FULL:
             said = f"{folder} has no room for a copy of this file"
-            kind = TransientStorageError if self._copies.make_room(self) else StorageError
-        return kind(f"{said} ({exc.strerror}); TMPDIR names another one", url=without_secrets(self.known.url))
+            kind = TransientStorageError if self._copies.drop_oldest(self.known.bytes) else StorageError
+        return kind(f"{said} ({exc.strerror or exc}); TMPDIR names another one", url=without_secrets(self.known.url))
 
-    def _given_up(self) -> StorageError:
-        failures = self._attempts.failures
+    def _given_up(self, attempts: Attempts) -> StorageError:
+        failures = attempts.failures
         return StorageError(
             f"cannot be copied: {counted(len(failures), 'copy')} in a row had no more than {self._furthest_bytes:,} of "
-            f"{counted(self.known.bytes, 'byte')}, over {self._attempts.spent_s:.1f} s (the last: "
-            f"{failures[-1].message}); check the network and the server, and run again",
+            f"{counted(self.known.bytes, 'byte')}, over {attempts.spent_s:.1f} s (the last: {failures[-1].message})",
             url=without_secrets(self.known.url),
         )
 
@@ -218,9 +194,8 @@ class CopiedBody:
         """See `RangeBody.chunks`; the pieces are empty while the file is still arriving."""
         async for _ in self._copy.arriving():
             yield b""
-        file = self._copy.file()
         for start in range(self._start, self._end, _CHUNK_BYTES):
-            yield await asyncio.to_thread(file.read, start, min(_CHUNK_BYTES, self._end - start))
+            yield await self._copy.read(start, min(_CHUNK_BYTES, self._end - start))
 
     async def aclose(self) -> None:
         """See `RangeBody.aclose`: others may need the copy."""
@@ -234,18 +209,22 @@ class WholeCopies:
 
     Attributes:
         retries: as given.
+        beat_s: how often readers look whether copies get on.
         turns: held while a copy is made.
-        growths: how often any copy was seen to have grown.
     """
 
     def __init__(self, retries: Retries) -> None:
         self.retries = retries
+        self.beat_s = min(_BEAT_S, retries.policy.stall_timeout_s / 4)
         self._most_whole = max(1, min(_MOST_COPIES, descriptor_limit() // COPIES_SHARE))
         self.turns = asyncio.Semaphore(min(SMALL_REQUESTS, self._most_whole))
-        self.growths = 0
         self._copies: dict[ShardInfo, WholeCopy] = {}
 
-    def get(self, known: ShardInfo, copy: Callable[[UnnamedFile], Awaitable[None]]) -> WholeCopy:
+    def arrived_bytes(self) -> int:
+        """How much there is of what is being copied."""
+        return sum(each.arrived_bytes() for each in self._copies.values())
+
+    def get(self, known: ShardInfo, copy: Copy) -> WholeCopy:
         """The copy of this version of a file; it is begun where there is none, or where it has failed."""
         found = self._copies.pop(known, None)
         if found is None or found.failed:
@@ -253,25 +232,21 @@ class WholeCopies:
         self._copies[known] = found
         return found
 
-    def drop_oldest(self) -> None:
-        """Let go of copies beyond the most that are kept; whoever reads one keeps it."""
-        whole = [known for known, each in self._copies.items() if each.whole]
-        for known in whole[: max(0, len(whole) - self._most_whole)]:
-            del self._copies[known]
+    def drop_oldest(self, missing_bytes: int = 0) -> bool:
+        """Let go of copies beyond the most that are kept, and of as many as hold so many bytes, the oldest first.
 
-    def make_room(self, copy: WholeCopy) -> bool:
-        """Let go of the oldest copies, of as many as hold the bytes of this one.
+        Whoever reads one keeps it.
 
         Returns:
-            Whether there is room now, or may be when others are done.
+            Whether any but the one that is being made have room, which they may leave.
         """
-        others = [each for each in self._copies.values() if each is not copy and not each.failed]
-        missing_bytes = copy.known.bytes
-        for each in others:
-            if each.whole and missing_bytes > 0:
+        kept = [each for each in self._copies.values() if not each.failed]
+        whole = [each for each in kept if each.whole]
+        for number, each in enumerate(whole):
+            if number < len(whole) - self._most_whole or missing_bytes > 0:
                 del self._copies[each.known]
                 missing_bytes -= each.known.bytes
-        return bool(others)
+        return len(kept) > 1
 
     async def aclose(self) -> None:
         """Stop copying, and let go of all copies."""
@@ -281,9 +256,21 @@ class WholeCopies:
 
 
 async def on_own_thread(work: Callable[[], None]) -> None:
-    """Do what may take long and cannot be interrupted, on a thread that nothing else waits for."""
-    thread = ThreadPoolExecutor(1, "streamload-copy")
+    """Do what may take long and cannot be interrupted, on a thread that nothing waits for, nor the program's end."""
+    await asyncio.wrap_future(_begun(work))
+
+
+def _begun(work: Callable[[], None]) -> Future[None]:
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()
+    Thread(target=_run, args=(work, done), name="streamload-copy", daemon=True).start()
+    return done
+
+
+def _run(work: Callable[[], None], done: Future[None]) -> None:
     try:
-        await asyncio.get_running_loop().run_in_executor(thread, work)
-    finally:
-        thread.shutdown(wait=False)  # it ends with its work
+        work()
+        done.set_result(None)
+    except BaseException as exc:  # noqa: BLE001
+        done.set_exception(exc)
+        del work, done  # else the exception, which keeps this frame, keeps the file

@@ -54,6 +54,15 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("url", ["simplecache::http://h/a.tar", "simplecache::s3://b/a.tar", "https://h/a.tar?s=1"])
+def test_those_of_files_that_fsspec_reads_are_checked_too(url: str) -> None:
+    Storages({"client_kwargs": {}}).check([url])
+    Storages({"http": {"proxy": "http://p", "ssl": False}}).check([url])
+    for options in ({"headrs": {"a": "b"}}, {"foo": 1}):
+        with pytest.raises(ValueError, match=r"storage_options names '(headrs|foo)', which \w+:// does not know"):
+            Storages(options).check([url])
+
+
 @pytest.mark.parametrize(
     ("given", "protocol", "option"),
     [("http", "https", "headers"), ("gcs", "gs", "endpoint_url"), ("s3", "s3a", "key"), ("abfs", "az", "account_name")],
