@@ -296,6 +296,20 @@ def test_without_an_index_the_same_is_meant(folder: Path, tmp_path: Path, where:
     assert "this shard is in no index; key, label," in str(caught.value)
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_path_that_begins_with_its_field_is_answered_by_what_works(tmp_path: Path, indexed: bool) -> None:
+    with ShardWriter(tmp_path / "shards", index=indexed) as writer:
+        for number in range(10):
+            writer.write({"__key__": key(number), "cls": number, "json": {"about": {"rank": number}}})
+    with pytest.raises(DatasetIndexError) as caught:
+        loader_of(tmp_path / "shards", where="json.about.rank > 6")
+    told = re.search(r"\(write (\S+): a column .*`streamload (index) (--columns) (\S+)`", str(caught.value))
+    assert told is not None
+    column, *command = told.groups()
+    assert CliRunner().invoke(app, [*command, str(tmp_path / "shards")]).exit_code == 0
+    assert selected(tmp_path / "shards", where=f"{column} > 6") == [7, 8, 9]
+
+
 def test_without_an_index_no_field_is_made_up(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "shard-000000.tar", tmp_path)
     with pytest.raises(DatasetIndexError, match=r"column 'a\.size': this .* `streamload index --columns json:a\.size`"):
