@@ -543,6 +543,30 @@ def test_an_exit_ends_the_program_where_the_function_runs_in_it(source: str) -> 
             next(iter(loader))
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (lambda f: {"transform": f}, "transform="),
+        (lambda f: {"transform": {"cls": abs, "npy": f}, "fields": ("npy", "cls")}, "transform['npy']"),
+        (lambda f: {"decode": {"npy": f}, "fields": ("npy", "cls")}, "decode['npy']"),
+        (lambda f: {"collate_fn": f}, "collate_fn="),
+    ],
+)
+def test_what_cannot_be_sent_to_workers_is_named(source: str, given: Callable[[Any], Any], name: str) -> None:
+    lock = threading.Lock()
+
+    def locked(value: Any) -> Any:
+        with lock:
+            return value
+
+    with loader_of(source, abs, **given(locked)) as loader:
+        said = (
+            rf"^{re.escape(name)} cannot be sent to the workers, .* \(cannot pickle '_thread.lock' object\); make that"
+        )
+        with pytest.raises(TypeError, match=said):
+            iter(loader)
+
+
 def test_an_object_that_exits_when_it_is_loaded_is_named(source: str, make_module: MakeModule) -> None:
     module = make_module("object_exits", EXITS_AS_IT_IS_LOADED)
     with (
