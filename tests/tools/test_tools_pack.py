@@ -130,6 +130,16 @@ def test_a_function_that_fails_in_a_worker_is_the_same_error(tmp_path: Path) -> 
         pack(lambda number: {"__key__": str(number), "cls": 1 // (number - 3)}, range(5), tmp_path / "s", workers=2)
 
 
+def test_reading_what_a_failed_run_has_left_says_how_a_caller_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(StreamloadError):
+        pack(_fails, range(5), tmp_path / "shards", workers=1)
+    said = r"`pack` .*was interrupted.*to go on, or with --overwrite \(overwrite=True\) to start over"
+    with pytest.raises(StreamloadError, match=said):
+        TarDataset(str(tmp_path / "shards"))
+    pack(lambda number: {"__key__": str(number)} | {"cls": 1}, range(5), tmp_path / "shards", workers=1, overwrite=True)
+    assert len(TarDataset(str(tmp_path / "shards"))) == 5
+
+
 def test_other_inputs_are_not_mixed_with_those_of_a_killed_run(tmp_path: Path) -> None:
     with pytest.raises(StreamloadError):
         pack(_fails, range(5), tmp_path / "shards", workers=1)
