@@ -91,7 +91,12 @@ class Storages:
             TypeError: the value of an option is of the wrong kind.
             ValueError: an option is not known, or its value cannot be.
         """
-        for protocol in dict.fromkeys(map(self._place, urls)):
+        protocols: dict[str, None] = {}
+        for url in urls:
+            if "::" in url:
+                _check_copying(url, self._options)
+            protocols[self._place(url.removeprefix(COPYING))] = None
+        for protocol in protocols:
             if protocol in _OBJECTS:
                 object_config(protocol, options_of(protocol, self._options))
 
