@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -208,6 +209,16 @@ def test_only_parts_with_selected_samples_are_fetched(tmp_path: Path) -> None:
         asked = [path for method, path, _ in server.report().log if method == "GET" and path.endswith(".tar")]
         assert asked == ["/shard-000001.tar"]
         assert server.report().sent_bytes < 10_000_000
+
+
+def test_ls_sizes_the_selected_samples(folder: Path) -> None:
+    def listed(*options: str) -> list[dict[str, Any]]:
+        found = CliRunner().invoke(app, ["ls", str(folder), "--where", "key == '00007'", "--json", *options])
+        return [each for each in json.loads(found.stdout) if each.get("samples", 1)]
+
+    (shard,), (sample,) = listed(), listed("--samples")
+    assert shard["samples"] == 1
+    assert shard["bytes"] == sum(sample["fields"].values()) > size(7)
 
 
 def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
