@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import inf
@@ -255,12 +255,12 @@ class Options:
         with Attempt() as attempt:
             return pickle_job(self.job(own_transforms, existing))
         given = {name: getattr(self, name) for name in ("decode", "transform", "collate_fn", "worker_init_fn")}
-        for name, function in [*given.items(), *(("transform", own) for _, own in own_transforms)]:
+        for name, function in _one_by_one([*given.items(), *(("transform", own) for _, own in own_transforms)]):
             try:
                 cloudpickle.dumps(function)
             except Exception as error:
                 raise TypeError(
-                    f"{name}= cannot be sent to the workers, because something in it does not pickle ({error}); "
+                    f"{name} cannot be sent to the workers, because something in it does not pickle ({error}); "
                     "make that inside the function, or use num_workers=0"
                 ) from error
         assert attempt.error is not None
@@ -444,6 +444,15 @@ def _check_mapping(name: str, mapping: Mapping[Any, Any], what: str) -> None:
         if not isinstance(key, str) or not callable(function):
             raise TypeError(f"{name} must map {what} to a function; it has {key!r}: {function!r}")
         check_takes_one(f"{name}[{key!r}]", function, "its value" if name == "transform" else "its bytes")
+
+
+def _one_by_one(given: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Arguments as people write them, with their values; of functions by field each of its own."""
+    for name, value in given:
+        if isinstance(value, Mapping):
+            yield from ((f"{name}[{key!r}]", function) for key, function in value.items())
+        else:
+            yield f"{name}=", value
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:

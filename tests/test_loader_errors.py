@@ -276,8 +276,11 @@ def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
     )
     assert message(("seg.png", "png")).endswith('"seg.png;seg.webp" in fields')
     assert message(("wav",)).endswith('"wav;flac" in fields')
-    assert message(("jpg", "png")).endswith("flac, txt")  # the other image is wanted for itself
-    assert message(("cls",)).endswith("flac, txt")
+    optional = 'flac, txt; to take samples without it as well, write "{}?" in fields'
+    assert message(("jpg", "png")).endswith(optional.format("jpg"))  # the other image is wanted for itself
+    assert message(("cls",)).endswith(optional.format("cls"))
+    with StreamLoader(tmp_path / "s", 2, fields=("cls?",), decode=False, num_workers=0) as loader:
+        assert [batch for (batch,) in loader] == [(None, b"1")]
 
 
 def test_a_sample_whose_name_is_split_at_another_dot_than_was_meant(tmp_path: Path) -> None:

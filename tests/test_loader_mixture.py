@@ -103,6 +103,14 @@ def test_the_order_is_the_same_at_every_world_size_and_resumes_at_another(folder
     assert sorted(sum(other[:2], [])) == sorted(flat[6 * 24 : 9 * 24]), "another batch size keeps the blocks"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mixture_of_one_dataset_has_its_transform(folders: dict[str, str], workers: int) -> None:
+    one = Mixture({"a": Portion(folders["a"], 1, transform={"cls": lambda value: -value})})
+    found = sum(batches(one, 10, epoch_size=20, num_workers=workers), [])
+    assert len(found) == 20
+    assert max(found) <= 0 > min(found)
+
+
 def test_datasets_have_transforms_of_their_own(folders: dict[str, str]) -> None:
     mixed = Mixture(
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -210,6 +211,16 @@ def test_only_parts_with_selected_samples_are_fetched(tmp_path: Path) -> None:
         assert server.report().sent_bytes < 10_000_000
 
 
+def test_ls_sizes_the_selected_samples(folder: Path) -> None:
+    def listed(*options: str) -> list[dict[str, Any]]:
+        found = CliRunner().invoke(app, ["ls", str(folder), "--where", "key == '00007'", "--json", *options])
+        return [each for each in json.loads(found.stdout) if each.get("samples", 1)]
+
+    (shard,), (sample,) = listed(), listed("--samples")
+    assert shard["samples"] == 1
+    assert shard["bytes"] == sum(sample["fields"].values()) > size(7)
+
+
 def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
     return [[name for name, content in samples if len(content) == 1_000_000]]
 
@@ -294,6 +305,20 @@ def test_without_an_index_the_same_is_meant(folder: Path, tmp_path: Path, where:
     with pytest.raises(DatasetIndexError, match=re.escape(f"there is no column {hint}")) as caught:
         loader_of(tmp_path, where=where)
     assert "this shard is in no index; key, label," in str(caught.value)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_path_that_begins_with_its_field_is_answered_by_what_works(tmp_path: Path, indexed: bool) -> None:
+    with ShardWriter(tmp_path / "shards", index=indexed) as writer:
+        for number in range(10):
+            writer.write({"__key__": key(number), "cls": number, "json": {"about": {"rank": number}}})
+    with pytest.raises(DatasetIndexError) as caught:
+        loader_of(tmp_path / "shards", where="json.about.rank > 6")
+    told = re.search(r"\(write (\S+): a column .*`streamload (index) (--columns) (\S+)`", str(caught.value))
+    assert told is not None
+    column, *command = told.groups()
+    assert CliRunner().invoke(app, [*command, str(tmp_path / "shards")]).exit_code == 0
+    assert selected(tmp_path / "shards", where=f"{column} > 6") == [7, 8, 9]
 
 
 def test_without_an_index_no_field_is_made_up(folder: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from make_shards import write_numbers
 from transforms import NeverTwiceTheSame, Scaled
 
 from streamload import Mixture, Portion, StreamLoader, TarDataset
-from streamload.errors import WorkerError
+from streamload.errors import CollateError, DecodeError, StreamloadError, TransformError, WorkerError
 
 MakeModule = Callable[[str, str], ModuleType]
 
@@ -510,6 +510,61 @@ class Double:
     def __call__(self, value):
         return 2 * value
 """
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ("transform", TransformError, "^the transform of field 'cls' raised SystemExitError: "),
+        ("decode", DecodeError, "^cannot decode the bytes of field 'cls': SystemExitError: "),
+        ("collate_fn", CollateError, "^collate_fn raised SystemExitError: "),
+        ("worker_init_fn", WorkerError, "^a worker could not be set up: .*SystemExitError: "),
+    ],
+)
+def test_an_exit_is_an_error_of_the_function_and_no_worker_dies_of_it(
+    source: str, caplog: pytest.LogCaptureFixture, given: str, kind: type[StreamloadError], message: str
+) -> None:
+    def leave(_: object) -> None:
+        sys.exit("bad label")
+
+    by_field = given in ("transform", "decode")
+    options = {"transform": None, given: {"cls": leave} if by_field else leave, "on_error": "skip"}
+    with loader_of(source, abs, **options) as loader, pytest.raises(kind, match=message) as caught:
+        next(iter(loader))
+    assert r"sys.exit('bad label') was called" in str(caught.value)
+    assert 'sys.exit("bad label")' in "".join(caught.value.__cause__.__notes__)
+    assert not caplog.records
+
+
+def test_an_exit_ends_the_program_where_the_function_runs_in_it(source: str) -> None:
+    for given in ({"transform": {"cls": sys.exit}}, {"decode": {"cls": sys.exit}}, {"collate_fn": sys.exit}):
+        options = {"transform": None, "num_workers": 0, "on_error": "skip", **given}
+        with loader_of(source, abs, **options) as loader, pytest.raises(SystemExit):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (lambda f: {"transform": f}, "transform="),
+        (lambda f: {"transform": {"cls": abs, "npy": f}, "fields": ("npy", "cls")}, "transform['npy']"),
+        (lambda f: {"decode": {"npy": f}, "fields": ("npy", "cls")}, "decode['npy']"),
+        (lambda f: {"collate_fn": f}, "collate_fn="),
+    ],
+)
+def test_what_cannot_be_sent_to_workers_is_named(source: str, given: Callable[[Any], Any], name: str) -> None:
+    lock = threading.Lock()
+
+    def locked(value: Any) -> Any:
+        with lock:
+            return value
+
+    with loader_of(source, abs, **given(locked)) as loader:
+        said = (
+            rf"^{re.escape(name)} cannot be sent to the workers, .* \(cannot pickle '_thread.lock' object\); make that"
+        )
+        with pytest.raises(TypeError, match=said):
+            iter(loader)
 
 
 def test_an_object_that_exits_when_it_is_loaded_is_named(source: str, make_module: MakeModule) -> None:

@@ -32,18 +32,25 @@ __all__ = ["bench_command"]
 def bench_command(
     urls: Urls,
     *,
-    batch_size: Annotated[int, typer.Option(help="Samples per batch.", min=1)] = 64,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Samples per batch.", min=1)] = 64,
     loader_workers: Annotated[
-        int | None, typer.Option("--workers", help="Worker processes. Default: one per core.", min=0)
+        int | None, typer.Option("--workers", metavar="N", help="Worker processes. Default: one per core.", min=0)
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after this time, in seconds. Default: 10.", min=0)] = None,
-    batches: Annotated[int | None, typer.Option(help="Stop after this number of batches.", min=1)] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop after this time, in seconds. Default: 10.", min=0)
+    ] = None,
+    batches: Annotated[int | None, typer.Option(metavar="N", help="Stop after this number of batches.", min=1)] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="Shuffle, as for training.")] = False,
     fields: Annotated[
         str | None,
-        typer.Option(help="Fields to read, such as 'jpg;png,cls'. Default: those of every sample in the first shard."),
+        typer.Option(
+            metavar="FIELDS",
+            help="Fields to read, such as 'jpg;png,cls'. Default: those of every sample in the first shard.",
+        ),
     ] = None,
-    crop: Annotated[int, typer.Option(help="Output size of RandomResizedCrop in pixels; 0: no crop.", min=0)] = 224,
+    crop: Annotated[
+        int, typer.Option(metavar="PIXELS", help="Output size of RandomResizedCrop in pixels; 0: no crop.", min=0)
+    ] = 224,
     raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Do not decode the fields.")] = False,
     plot: Annotated[
         str | None,

@@ -38,13 +38,15 @@ def index_command(
     urls: Urls,
     *,
     output: Annotated[
-        str | None, typer.Option(help="The folder for the index, local or remote. Default: beside the shards.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="The folder for the index, local or remote. Default: beside the shards."),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(
+            metavar="COLUMNS",
             help="Metadata to select samples by, as SOURCE:NAME,...: of a field with JSON (json:aesthetic), or of a "
-            "file beside each shard (csv:width, parquet:similarity)."
+            "file beside each shard (csv:width, parquet:similarity).",
         ),
     ] = None,
     as_document: Json = False,

@@ -34,7 +34,8 @@ def ls_command(
 ) -> None:
     """List shards with their size, samples and fields, or every sample. Shards without an index are read.
 
-    With --json it is an array of objects, a shard or a sample a line.
+    With --where the size is that of the fields of the samples that meet it. With --json it is an array of objects, a
+    shard or a sample a line.
 
     Examples:
       streamload ls shards/train
@@ -46,6 +47,8 @@ def ls_command(
         listing = list_shards(urls, index, storages)
         reader = Reader(storages, workers or available_processors())
         found = tables(listing, IndexLookup(index, storages), reader, where=where)
+        if where is not None:
+            found = ((int(table.member_size.sum()), table) for _, table in found)
         if as_document:
             shown = _samples_json if samples else _shard_json
             urls_shown = [without_secrets(shard.url) for shard in listing.shards]

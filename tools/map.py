@@ -25,21 +25,28 @@ __all__ = ["map_command"]
 
 def map_command(
     function: Annotated[
-        str, typer.Argument(help="MODULE:FUNCTION; the module lies here or is installed.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="FUNCTION", help="MODULE:FUNCTION; the module lies here or is installed.", show_default=False
+        ),
     ],
-    source: Annotated[str, typer.Argument(help="Shards, a pattern or a folder.", show_default=False)],
-    dest: Annotated[str, typer.Argument(help="A folder or a url for the new shards.", show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Shards, a pattern or a folder.", show_default=False)],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A folder or a url for the new shards.", show_default=False)
+    ],
     *,
     sidecar: Annotated[
         bool, typer.Option("--sidecar", help="Write the new fields alone, for join= of a loader.")
     ] = False,
     batch_size: Annotated[
-        int | None, typer.Option(help="Call the function with lists of up to so many samples.", min=1)
+        int | None, typer.Option(metavar="N", help="Call the function with lists of up to so many samples.", min=1)
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(help="Cut shards anew, none larger than this.", show_default=False)
+        str | None, typer.Option(metavar="SIZE", help="Cut shards anew, none larger than this.", show_default=False)
     ] = None,
-    max_count: Annotated[int | None, typer.Option(help="Cut shards anew, none with more samples.", min=1)] = None,
+    max_count: Annotated[
+        int | None, typer.Option(metavar="N", help="Cut shards anew, none with more samples.", min=1)
+    ] = None,
     decode: Annotated[
         bool, typer.Option("--decode", help="The function gets decoded fields instead of bytes.")
     ] = False,

@@ -74,11 +74,16 @@ class LineProgress:
     def _write(self, now: float) -> None:
         self._reported = self._done
         spent_s = max(now - self._start, 1e-9)
-        rates = f"{self._done / spent_s:,.0f} {self._unit}/s, {shown_bytes(self._bytes / spent_s)}/s"
+        rates = _shown_rates(self._done / spent_s, self._unit, self._bytes / spent_s)
         left_s = (self._total - self._done) * spent_s / max(self._done, 1)
         tail = f", {shown_time(left_s)} left" if 0 < self._done < self._total else ""
         self._stream.write(f"{self._label}: {self._done:,} of {self._total:,} {self._unit}, {rates}{tail}\n")
         self._stream.flush()
+
+
+def _shown_rates(items_per_s: float, unit: str, bytes_per_s: float) -> str:
+    """That of the bytes only where some are counted: whoever reads an index alone has none."""
+    return f"{items_per_s:,.0f} {unit}/s" + (f", {shown_bytes(bytes_per_s)}/s" if bytes_per_s else "")
 
 
 class _BarProgress:
@@ -108,7 +113,7 @@ class _BarProgress:
         self._done += items
         self._bytes += item_bytes
         spent_s = max(time.monotonic() - self._start, 1e-9)
-        rates = f"{self._done / spent_s:,.0f} {self._unit}/s {shown_bytes(self._bytes / spent_s)}/s"
+        rates = _shown_rates(self._done / spent_s, self._unit, self._bytes / spent_s)
         self._bar.update(self._task, advance=items, rates=rates)
 
     def __enter__(self) -> Self:

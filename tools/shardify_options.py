@@ -36,7 +36,9 @@ Shuffle = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option(help="Seed of the shuffle and of --split; equal seeds give equal shards.", min=0, max=2**64 - 1),
+    typer.Option(
+        metavar="N", help="Seed of the shuffle and of --split; equal seeds give equal shards.", min=0, max=2**64 - 1
+    ),
 ]
 Split = Annotated[
     str | None,

@@ -43,13 +43,19 @@ def show_command(
     urls: Urls,
     *,
     output: Annotated[str, typer.Option(metavar="FILE", help="The picture (.png, .jpg, .webp), which is replaced.")],
-    samples: Annotated[int, typer.Option(help="How many samples.", min=1, max=MOST_SAMPLES)] = 24,
-    columns: Annotated[int | None, typer.Option(help="How many side by side. Default: 6.", min=1, max=100)] = None,
+    samples: Annotated[int, typer.Option(metavar="N", help="How many samples.", min=1, max=MOST_SAMPLES)] = 24,
+    columns: Annotated[
+        int | None, typer.Option(metavar="N", help="How many side by side. Default: 6.", min=1, max=100)
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Choose them at random, by this seed. Default: spread evenly.", min=0)
+        int | None,
+        typer.Option(metavar="N", help="Choose them at random, by this seed. Default: spread evenly.", min=0),
     ] = None,
     fields: Annotated[
-        str | None, typer.Option(help="Only these fields, such as 'jpg;png,cls,txt?'. Default: all of each sample.")
+        str | None,
+        typer.Option(
+            metavar="FIELDS", help="Only these fields, such as 'jpg;png,cls,txt?'. Default: all of each sample."
+        ),
     ] = None,
     as_document: Json = False,
     where: Where = None,

@@ -37,6 +37,14 @@ _BUDGET_MARGIN = 1.05
 _LABELS_SHOWN = 20
 _GOES_ON = "run the same command again to go on"
 
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Also decode some samples, and report the memory of them, of batches and of an epoch.",
+        min=1,
+    ),
+]
 Pixels = Annotated[
     bool, typer.Option("--pixels", help="Also measure images: mean, deviation and histogram of each channel.")
 ]
@@ -57,13 +65,8 @@ Output = Annotated[
 def stats_command(
     urls: Urls,
     *,
-    ranks: Annotated[int, typer.Option(help="World size: how many ranks share the dataset.", min=1)] = 1,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Also decode some samples, and report the memory of them, of batches and of an epoch.", min=1
-        ),
-    ] = None,
+    ranks: Annotated[int, typer.Option(metavar="N", help="World size: how many ranks share the dataset.", min=1)] = 1,
+    batch_size: BatchSize = None,
     pixels: Pixels = False,
     field: FieldNames = None,
     output: Output = None,

@@ -19,6 +19,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.text import counted
+
 __all__ = [
     "DECOMPRESSED_LIMIT_BYTES",
     "BeyondBudgetError",
@@ -104,7 +106,7 @@ def npy_layout(data: memoryview | bytearray) -> NpyLayout:
         ValueError: this is not the header of an npy file of plain elements.
     """
     if len(data) < 12:
-        raise ValueError(f"not an npy file: {len(data)} bytes are too few for a header")
+        raise ValueError(f"not an npy file: {counted(len(data), 'byte')} cannot hold a header")
     version, header_bytes = _version_and_length(data)
     start: int = 10 + header_bytes
     if version != 1:

@@ -68,6 +68,7 @@ class BatchMaker:
 
     def __init__(self, job: Job, slots: SlotMemory, *, in_callers_process: bool = False) -> None:
         self.rows = RowMaker(job, in_callers_process=in_callers_process)
+        self._in_callers_process = in_callers_process
         self._failure_of = failure_here if in_callers_process else failure_of
         self._job = job
         self._slots = slots
@@ -79,7 +80,7 @@ class BatchMaker:
         self._layout = pickle.loads(layout)
 
     def run(self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock | None = None) -> RowsDone:
-        """Do one task. What fails is in the answer; only exits and interrupts are raised."""
+        """Do one task. What fails is in the answer; only interrupts are raised, and in the caller's process exits."""
         clock = clock or TaskClock()
         may_stay_stored = True
         while True:
@@ -188,7 +189,7 @@ class BatchMaker:
                 return PieceDone(piece, whole=True, failures=failures)
             rows = rows.take(chosen)
         returned = False
-        with Attempt() as attempt:
+        with Attempt(exits=not self._in_callers_process) as attempt:
             if self._job.collate_fn is None:
                 return self._regular_batch(piece, rows, failures)
             table = task.table

@@ -26,6 +26,7 @@ from streamload.decode.array_files import (
 from streamload.decode.torch_claims import check_claims
 from streamload.images.files import decode_image
 from streamload.tar.extensions import KIND_OF, Kind
+from streamload.text import counted
 
 __all__ = [
     "DECODED_EXTENSIONS",
@@ -192,7 +193,7 @@ def _gzip_pieces(data: memoryview) -> Iterator[bytes]:
                 return
             stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
         elif not piece and position == len(data):
-            raise ValueError(f"the gzip file is cut off after {len(data)} bytes; write the sample again")
+            raise ValueError(f"the gzip file is cut off after {counted(len(data), 'byte')}; write the sample again")
 
 
 def decode_integer(data: memoryview) -> int:

@@ -13,6 +13,7 @@ from streamload.errors import CollateError, DecodeError, SampleError, ShardChang
 
 __all__ = [
     "Attempt",
+    "SystemExitError",
     "answer_failure",
     "error_from",
     "failure_here",
@@ -28,18 +29,38 @@ _ERRORS_OF_ROWS: dict[str, type[SampleError | ShardChangedError]] = {
 _PANICS = "pyo3_runtime"
 
 
+class SystemExitError(Exception):
+    """Stands for an exit by the user's code, which would end a worker instead of the program.
+
+    Attributes:
+        raised: the exit.
+    """
+
+    def __init__(self, raised: SystemExit) -> None:
+        super().__init__(raised)
+        self.raised = raised
+        self.__traceback__ = raised.__traceback__
+
+    def __str__(self) -> str:
+        return f"sys.exit({self.raised.code!r}) was called, which ends nothing but a worker; raise another exception"
+
+
 class Attempt:
     """A `with` block that keeps an exception instead of raising it, so that the caller can add where it happened.
+
+    Args:
+        exits: `sys.exit()` is kept too, as a `SystemExitError`.
 
     Attributes:
         error: what the block raised, or None. Exits and interrupts (BaseException but not Exception) are raised; the
             panic of a Rust library, which is one of these too, is kept like any other error.
     """
 
-    __slots__ = ("error",)
+    __slots__ = ("_exits", "error")
 
-    def __init__(self) -> None:
+    def __init__(self, *, exits: bool = False) -> None:
         self.error: Exception | None = None
+        self._exits = exits
 
     def __enter__(self) -> Attempt:
         return self
@@ -47,6 +68,8 @@ class Attempt:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
         if isinstance(error, Exception):
             self.error = error
+        elif self._exits and isinstance(error, SystemExit):
+            self.error = SystemExitError(error)
         elif error is not None and type(error).__module__ == _PANICS:
             self.error = RuntimeError(f"a library written in Rust panicked ({error}); report this to its authors")
             self.error.__cause__ = error

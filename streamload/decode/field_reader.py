@@ -172,7 +172,7 @@ class Work:
         """Run an action over the rows that have not failed; one at which it raises fails, and it goes on behind it."""
         rows = self._rows_left()
         while True:
-            with Attempt() as attempt:
+            with Attempt(exits=True) as attempt:
                 action(rows)
             if attempt.error is None:
                 return

@@ -35,10 +35,13 @@ def with_fields(
         return failure._replace(message=message)
     others = {name for entry in wanted or () for name in entry.split(";")}
     instead = next((name for name in existing if name not in others and _alike(name, failure.field)), None)
-    if instead is None:
-        return failure._replace(message=f"{failure.message}; it has {those_there_are(failure.field, existing)}")
-    either = f'to take either, write "{failure.field};{instead}" in fields'
-    return failure._replace(message=f"{failure.message}; it has {listed(existing)}; {either}")
+    if instead is not None:
+        advice = f'to take either, write "{failure.field};{instead}" in fields'
+    elif (found := those_there_are(failure.field, existing)) != listed(existing):
+        return failure._replace(message=f"{failure.message}; it has {found}")
+    else:
+        advice = f'to take samples without it as well, write "{failure.field}?" in fields'
+    return failure._replace(message=f"{failure.message}; it has {listed(existing)}; {advice}")
 
 
 def those_there_are(wanted: str, existing: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
 from streamload.decode.columns import PlacedRows, Rows
-from streamload.decode.failure import failure_here, failure_of, in_words
+from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Values, Work, field_of
 from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
@@ -194,7 +194,9 @@ class RowMaker:
         places: Places | None = None,
         may_stay_stored: bool = True,
     ) -> MadeRows:
-        """Read, decode and transform rows. What fails is in the answer; only exits and interrupts are raised.
+        """Read, decode and transform rows. What fails is in the answer.
+
+        Only interrupts are raised, and in the caller's process exits.
 
         Args:
             table: the rows, and where their fields lie.
@@ -350,11 +352,14 @@ class RowMaker:
         name = "" if column is None else f" of field {column.name!r}"
 
         def failed(row: int, error: Exception) -> RowFailure:
+            cause = error.cause if isinstance(error, TransformRaisedError) else error
+            if self._in_callers_process and isinstance(cause, SystemExitError):
+                raise cause.raised
             if isinstance(error, RowError):
                 return self._row_failure(work, row, error.kind, error.message, column=column)
             if isinstance(error, TransformRaisedError):
-                message = f"the transform{name} raised {in_words(error.cause)}"
-                return self._row_failure(work, row, "TransformError", message, cause=error.cause, column=column)
+                message = f"the transform{name} raised {in_words(cause)}"
+                return self._row_failure(work, row, "TransformError", message, cause=cause, column=column)
             message = f"cannot decode the bytes{name}: {in_words(error)}"
             return self._row_failure(work, row, "DecodeError", message, cause=error, column=column)
 

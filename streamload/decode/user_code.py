@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from streamload.decode.failure import SystemExitError
 from streamload.images.floats import ToTensor
 from streamload.images.placing import takes_out, takes_rng
 
 __all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one", "why_not_skipped"]
 
-PROGRAM_ERRORS = (NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError)
+PROGRAM_ERRORS = (
+    *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
+    SystemExitError,
+)
 """Exceptions of user code that count as mistakes in the program, not in the data; `on_error` does not apply."""
 
 _DRAW_NOTHING: tuple[object, ...] = (
@@ -89,6 +93,8 @@ class _InUserCode:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, SystemExit):
+            error = SystemExitError(error)
         if isinstance(error, Exception):
             raise TransformRaisedError(error) from error
 

@@ -50,7 +50,7 @@ class FetchedShards:
             listed = self._listing.shard(shard)
             compression = compression_of(listed.url)
             # It outlives the shard's memory: where samples lie was found in the version that was read first.
-            pin = self._pins.setdefault(shard, Pin(listed.bytes if listed.bytes >= 0 else None, listed.etag))
+            pin = self._pins.setdefault(shard, self._listing.pin(shard))
             total_bytes = None if compression is not None else pin.total_bytes
             state = FetchedShard(shard, listed.url, pin, compression, self.new_generation(), total_bytes)
             self._states[shard] = state

@@ -12,7 +12,6 @@ from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
-from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
@@ -74,8 +73,7 @@ class RangeReader:
         listed = self._listing.shard(wanted.shard)
         pin = self._pins.get(wanted.shard)
         if pin is None:
-            total_bytes = None if listed.bytes == UNKNOWN_BYTES else listed.bytes
-            pin = self._pins[wanted.shard] = Pin(total_bytes, listed.etag)
+            pin = self._pins[wanted.shard] = self._listing.pin(wanted.shard)
 
         def write(offset: int, piece: bytes) -> None:
             content[offset - wanted.start : offset - wanted.start + len(piece)] = piece

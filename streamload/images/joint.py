@@ -113,7 +113,7 @@ class Joint:
             raise TypeError(f"Joint: fields says what {len(self.fields)} items are, and the sample has {len(values)}")
         raise TypeError(
             "Joint: fields is a mapping for samples that are dicts, and a sequence for tuples; it is "
-            f"{self.fields!r}, and the sample is a {type(values).__name__}"
+            f"{self.fields!r}, and the sample is of type {type(values).__name__}"
         )
 
     def _move(self, values: Any, items: Sequence[Item], operation: Geometric, window: Window) -> None:

@@ -29,7 +29,7 @@ from streamload.limits import SMALL_REQUESTS
 from streamload.storage.local_storage import storage_for
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
-from streamload.tar.extensions import KIND_OF
+from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.scan import LABEL_FIELD, scan_file
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
@@ -278,23 +278,36 @@ def _no_column(missing: Sequence[str], file: _File | None) -> str:
     """Which column is missing, what may be meant, and what there is; `file` is None for a shard in no index."""
     hints = {name: _hint(name, file) for name in missing}
     name = next((name for name in missing if hints[name]), missing[0])
-    hint, kept = (f" ({hints[name]})", "NAME") if hints[name] else ("", name)
+    hint, kept = (f" ({hints[name]})", "json:NAME") if hints[name] else ("", f"json:{name}")
+    if (place := _place_in_json(name, file)) is not None:
+        kept = ":".join(place)
     if file is None:
         has = "this shard is in no index"
     else:
         has = f"the index has {listed(file.names) or 'no columns of metadata'}"
     return (
         f'there is no column {name!r}{hint}: {has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are built in, '
-        f"and others are kept in an index: `streamload index --columns json:{kept}`"
+        f"and others are kept in an index: `streamload index --columns {kept}`"
     )
 
 
-def _hint(name: str, file: _File | None) -> str:
-    """What may be meant by the name of a column that is not there; empty where nothing is like it.
+def _fields(file: _File | None) -> tuple[str, ...]:
+    """The fields of an index; of a shard in none they are not known, so what fields are often called."""
+    return tuple(KIND_OF) if file is None else file.fields
 
-    The fields of a shard in no index are not known; then names that fields often have are taken for such.
-    """
-    fields = tuple(KIND_OF) if file is None else file.fields
+
+def _place_in_json(name: str, file: _File | None) -> tuple[str, str] | None:
+    """The field that a name begins with, and the path in it; None where no field with JSON is named."""
+    for field in _fields(file):
+        path = name.removeprefix(f"{field}.")
+        if path not in (name, "size") and KIND_OF.get(field.rpartition(".")[2]) is Kind.JSON:
+            return field, path
+    return None
+
+
+def _hint(name: str, file: _File | None) -> str:
+    """What may be meant by the name of a column that is not there; empty where nothing is like it."""
+    fields = _fields(file)
     if name == LABEL_FIELD:
         return f"write {LABEL}, which is the integer in the field {name}"
     if name in fields:
@@ -302,6 +315,8 @@ def _hint(name: str, file: _File | None) -> str:
     field = name.removesuffix(".size")
     if field != name and field in fields:
         return f"did you mean {SIZE + field!r}?"
+    if (place := _place_in_json(name, file)) is not None:
+        return f"write {place[1]}: a column of the field {place[0]} is called by its path in that"
     names = () if file is None else (*file.names, *(f"{SIZE}{each}" for each in fields))
     alike = difflib.get_close_matches(name, [*names, *_BUILT_IN], 1)
     return f"did you mean {alike[0]!r}?" if alike else ""

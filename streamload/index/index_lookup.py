@@ -12,7 +12,7 @@ from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, MOST_INDEX_
 from streamload.index.indexed_shards import IndexedShard
 from streamload.index.table_reader import TableReader
 from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error, unfinished_sets
-from streamload.storage.errors import NoConnectionError
+from streamload.storage.errors import NoConnectionError, UntrustedServerError
 from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
@@ -123,8 +123,8 @@ class IndexLookup:
     def _beside(self, folder: str, named: str) -> DatasetIndex | None:
         try:
             return self._read(f"{folder.rstrip('/')}/{INDEX_FOLDER}")
-        except NoConnectionError as exc:
-            raise NoConnectionError(exc.message, url=without_secrets(named)) from exc
+        except (NoConnectionError, UntrustedServerError) as exc:
+            raise type(exc)(exc.message, url=without_secrets(named)) from None
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise

@@ -14,6 +14,7 @@ from streamload.index.dataset_index import DatasetIndex, check_shard
 from streamload.index.finder import Finder
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.shard_names import folder_and_name
+from streamload.storage.download import Pin
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     ShardInfo,
@@ -95,6 +96,12 @@ class Listing:
         """One of them."""
         count = len(self.shards)
         return self.shards[number] if number < count else self.sidecars.shards[number - count]
+
+    def pin(self, number: int) -> Pin:
+        """The version that every answer for one of them must be of, as far as it is known."""
+        shard = self.shard(number)
+        total_bytes = None if shard.bytes == UNKNOWN_BYTES else shard.bytes
+        return Pin(total_bytes, shard.etag, indexed=self.index_folder(number) is not None)
 
     def index_folder(self, number: int) -> str | None:
         """The folder of the index that knows one of them, or None."""

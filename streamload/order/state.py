@@ -104,7 +104,7 @@ def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
     value = mapping[name]
     if type(value) is not expected:
         raise LoaderStateError(
-            f"the state's {name!r} is {value!r}, a {type(value).__name__}, and must be of type "
+            f"the state's {name!r} is {value!r}, of type {type(value).__name__}, and must be of type "
             f"{expected.__name__}; {_WHAT_TO_DO}"
         )
     if isinstance(value, int) and value < 0:

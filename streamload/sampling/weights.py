@@ -40,7 +40,7 @@ def checked_weights(weights: Weights | None) -> tuple[Mapping[str, float] | None
         try:
             values = np.asarray(weights, np.float64)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"weights is a {type(weights).__name__}, and must be {_WHAT}") from error
+            raise TypeError(f"weights is of type {type(weights).__name__}, and must be {_WHAT}") from error
         if values.ndim != 1:
             raise ValueError(f"weights has the shape {values.shape}, and must be {_WHAT}")
     wrong = values[~np.isfinite(values) | (values < 0)]

@@ -35,10 +35,12 @@ class Pin:
     Attributes:
         total_bytes: the size of the shard; None as long as it is not known.
         etag: its version; None as long as it is not known, or where the storage has none.
+        indexed: what the pin began with is of an index, which may be older than the shard.
     """
 
     total_bytes: int | None = None
     etag: str | None = None
+    indexed: bool = False
 
     def check(self, url: str, total_bytes: int, etag: str | None) -> None:
         """Compare with an answer, and take from it what was unknown. An answer without an etag matches any.
@@ -47,14 +49,21 @@ class Pin:
             ShardChangedError: the size or the etag differs; the pin stays as it is.
         """
         if self.total_bytes not in (None, total_bytes) or not same_etag(self.etag, etag):
-            raise ShardChangedError(
-                f"the shard was changed while it was in use: it had {_version(self.total_bytes, self.etag)} and has "
-                f"{_version(total_bytes, etag)} now; make a new loader, and give every version of a dataset a folder "
-                "of its own",
-                url=url,
-            )
+            raise ShardChangedError(self._change(total_bytes, etag), url=url)
         self.total_bytes = total_bytes
         self.etag = self.etag if etag is None else etag
+
+    def _change(self, total_bytes: int, etag: str | None) -> str:
+        """What has changed, and what to do: of what is in an index a new loader would say the same."""
+        versions = f"it had {_version(self.total_bytes, self.etag)} and has {_version(total_bytes, etag)} now"
+        if not self.indexed:
+            what, remedy = "while it was in use", "make a new loader"
+        else:
+            what, remedy = "since it was indexed", "rebuild the index with `streamload index`"
+            if self.total_bytes is not None and total_bytes < self.total_bytes:
+                remedy = f"if it was cut, fetch or pack it again; if it was rewritten, {remedy}"
+        remedy += ", and give every version of a dataset a folder of its own"
+        return f"the shard was changed {what}: {versions}; {remedy}"
 
 
 class Downloaded(NamedTuple):

@@ -13,6 +13,7 @@ __all__ = [
     "NO_SUCH_SHARD",
     "ExpiredCredentialsError",
     "NoConnectionError",
+    "UntrustedServerError",
     "WholeAnswerError",
     "changed_error",
     "check_small",
@@ -67,6 +68,10 @@ class ExpiredCredentialsError(StorageError):
 
 class NoConnectionError(TransientStorageError):
     """The storage was not reached: no such host, or nothing listens there."""
+
+
+class UntrustedServerError(StorageError):
+    """TLS failed, as it will for whatever else is requested there."""
 
 
 class WholeAnswerError(TransientStorageError):
@@ -133,7 +138,7 @@ def connection_error(url: str, what: str) -> StorageError:
     """
     said, url = _ADDRESS.sub("", what), without_secrets(url)
     if _NO_TLS.search(said) and not _BROKE_OFF.search(said):
-        return StorageError(
+        return UntrustedServerError(
             "the server's certificate is not trusted, or it does not speak TLS; check https:// in the "
             f"{'url' if protocol_of(url) in _WEB else 'endpoint'}, or name the file of your own certificate authority "
             f"{_own_authority(url)}",

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
 from streamload.storage.errors import NO_SUCH_SHARD, connection_error, status_error
-from streamload.storage.protocol import without_secrets
+from streamload.storage.protocol import protocol_of, without_secrets
 
 __all__ = ["ReportsErrors", "filesystem_error"]
 
@@ -34,7 +34,8 @@ _BROKEN = (
 class ReportsErrors:
     """A block in which whatever a filesystem raises becomes a StorageError; mistakes in our own code do not.
 
-    The original is not kept as the cause, since its text may hold keys or signatures.
+    The original is not kept as the cause, since its text may hold keys or signatures. An option that the library behind
+    a filesystem does not know is a ValueError.
 
     Args:
         url: what is requested.
@@ -51,6 +52,8 @@ class ReportsErrors:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(exc, TypeError) and "unexpected keyword argument" in str(exc):  # as the first request calls it
+            raise ValueError(f"storage_options do not fit {protocol_of(self._url)}://: {exc}") from None
         if isinstance(exc, Exception) and not isinstance(exc, self._passing):
             raise filesystem_error(self._url, exc) from None
 

@@ -102,10 +102,16 @@ def options_of(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filesystem_options(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for one protocol as fsspec takes them: of `client_kwargs`, aiohttp does not know `verify`."""
-    given = options_of(protocol, options)
+    """The options for one protocol as fsspec takes them.
+
+    Of `client_kwargs`, aiohttp does not know `verify`. Botocore's own retries, of up to 15 s before anyone hears of a
+    failure, are left out unless the user has set them.
+    """
+    given, family = options_of(protocol, options), _FAMILY.get(protocol, protocol)
+    if family == "s3":
+        return given | {"config_kwargs": {"retries": {"max_attempts": 0}} | (given.get("config_kwargs") or {})}
     client_kwargs = dict(given.get("client_kwargs") or {})
-    if _FAMILY.get(protocol, protocol) != "http" or "verify" not in client_kwargs:
+    if family != "http" or "verify" not in client_kwargs:
         return given
     settings = client_settings(None, client_kwargs.pop("verify"))
     return given | {"client_kwargs": client_kwargs, "ssl": tls_context(settings)}

@@ -6,9 +6,11 @@ as in WebDataset; chains of fsspec stay whole. Both mean the same in a lone stri
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from braceexpand import braceexpand
 
@@ -36,6 +38,8 @@ _WRAPPERS = frozenset(("dir", *CACHING, *_ARCHIVES))
 
 _LINK = re.compile(r"::(?![^\[\]/]*\])")
 """Separates urls, and the links of a chain; what stands in brackets is part of an IPv6 address."""
+
+_WORD = re.compile(r"[A-Za-z]\w*")
 
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
 """What stands for itself and does nothing, as most of the urls in long lists do: found out in one step."""
@@ -67,6 +71,7 @@ def expand_urls(urls: Urls) -> list[str]:
             expanded.append(written)
             continue
         _refuse_programs(argument, written)
+        _refuse_unknown_prefixes(argument, written)
         for part in _parts(written):
             if len(expanded) + _count(part) > MAX_URLS:
                 raise ValueError(
@@ -100,6 +105,18 @@ def _parts(written: str) -> list[str]:
             parts.append(chain + piece)
             chain = ""
     return [*parts, chain.removesuffix("::")] if chain else parts
+
+
+def _refuse_unknown_prefixes(argument: str, written: str) -> None:
+    """Refuse a lone word before a remote url: as two urls, it would be a path that is not there."""
+    for word, following in pairwise(chain_links(written)):
+        if "://" in following and _WORD.fullmatch(word) and word not in _WRAPPERS:
+            known = difflib.get_close_matches(word.lower(), [COPYING[:-2], *sorted(_ARCHIVES)], 1)
+            meant = f"did you mean {known[0]}::?" if known else f"{COPYING} has files copied whole"
+            raise ValueError(
+                f"{argument} has the unknown prefix {word}:: in {_shown(written)}; {meant} (A folder of this name is "
+                f"written ./{word})"
+            )
 
 
 def _strings(urls: object) -> list[tuple[str, str]]:

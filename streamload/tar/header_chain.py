@@ -246,7 +246,7 @@ def _check_zeros(part: ArchivePart, start: int, url: str) -> None:
 
 def _cut_in_block(total: int, position: int, url: str) -> ShardFormatError:
     return ShardFormatError(
-        f"the shard ends in the middle of a block ({total} bytes, not a multiple of 512), so it was cut; "
+        f"the shard ends in the middle of a block ({counted(total, 'byte')}, not a multiple of 512), so it was cut; "
         "fetch or pack it again",
         url=url,
         offset=position // BLOCK_BYTES * BLOCK_BYTES,

@@ -310,8 +310,8 @@ class FeederLink:
             self.close()
             raise
         self._sampling = sampling
-        if len(self._listings) > 1:
-            own = (portion.transform for portion in self._portions.values())
+        own = [portion.transform for portion in self._portions.values()]
+        if any(each is not None for each in own):
             self._own_transforms = tuple(zip(self.edges, own, strict=False))
 
     def _selected(self) -> NDArray[np.bool_] | None:

@@ -12,7 +12,6 @@ from threading import RLock
 from typing import Any
 
 from streamload.decode.tasks import Job
-from streamload.errors import ShardChangedError
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Acknowledge, Answer, Call, Configure
 from streamload.feeder.pipeline import Pipeline
@@ -24,7 +23,6 @@ from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots
 from streamload.memory.unnamed import descriptor_limit, new_memory
 from streamload.order.epoch_start import EpochStart
-from streamload.storage.protocol import UNKNOWN_BYTES, same_etag
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor, compression_of
 from streamload.trainer.inbox import Inbox
@@ -62,8 +60,7 @@ class CopiedShards(ResidentShards):
         listed = self._listing.shard(shard)
         storage = self._storages.for_url(listed.url)
         found = storage.info(listed.url)
-        if listed.bytes not in (found.bytes, UNKNOWN_BYTES) or not same_etag(listed.etag, found.etag):
-            raise ShardChangedError("the shard was changed while it was in use; make a new loader", url=listed.url)
+        self._listing.pin(shard).check(listed.url, found.bytes, found.etag)
         content = storage.read_bytes(listed.url, most_bytes=_MOST_SHARD_BYTES)
         descriptor = new_memory(0)
         try:

@@ -83,7 +83,9 @@ class TaskRunner:
     def handle(
         self, message: Any, descriptors: Sequence[int], progress: Progress, waited_s: float = 0.0
     ) -> RowsDone | ScanDone | None:
-        """Do what one message says; the answer, if it is a task. Only exits and interrupts are raised.
+        """Do what one message says; the answer, if it is a task.
+
+        Only interrupts are raised, and in the caller's process exits.
 
         Args:
             message: from the pool.

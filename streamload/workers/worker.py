@@ -96,7 +96,7 @@ def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn
     try:
         setup, _ = channel.receive()
         lost: tuple[str, ...] = ()
-        with Attempt() as attempt:
+        with Attempt(exits=True) as attempt:
             lost = worker.start(setup)
         worker.send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error), lost))
         worker.serve()

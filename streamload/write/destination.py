@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Protocol
 
 from streamload.errors import StorageError, StreamloadError
@@ -79,10 +80,11 @@ class Destination(Protocol):
 
 
 class LocalFolder:
-    """A folder of the local file system, made with the first shard."""
+    """A folder of the local file system, made with the first shard, and removed again if none is published."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        self._made: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
         """See `Destination`."""
@@ -99,6 +101,10 @@ class LocalFolder:
 
     def create(self, name: str) -> GrowingShard:
         """See `Destination`."""
+        missing = os.path.abspath(self.folder)
+        while not os.path.isdir(missing):
+            self._made.append(missing)
+            missing = os.path.dirname(missing)
         os.makedirs(self.folder, exist_ok=True)
         return ShardFile(os.path.join(self.folder, name))
 
@@ -118,6 +124,10 @@ class LocalFolder:
 
     def close(self) -> None:
         """See `Destination`."""
+        made, self._made = self._made, []
+        with suppress(OSError):  # something is in it
+            for folder in made:
+                os.rmdir(folder)
 
 
 _WEB = ("http", "https")

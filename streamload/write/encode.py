@@ -67,7 +67,8 @@ def encode_field(field: str, value: object) -> bytes:
         return _encoder(extension)(value)
     except _UnsuitableError as exc:
         raise TypeError(
-            f"field {field!r} got a {type(value).__module__}.{type(value).__qualname__}, but .{extension} {exc}"
+            f"field {field!r} got a value of type {type(value).__module__}.{type(value).__qualname__}, but "
+            f".{extension} {exc}"
         ) from None
     except ImportError as exc:
         raise ImportError(f"field {field!r} needs a package that is not installed ({exc}); {_CODECS}") from exc

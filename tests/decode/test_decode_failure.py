@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import pickle
+import sys
 import threading
 import traceback
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamload import errors
-from streamload.decode.failure import Attempt, error_from, failure_of, in_words, sample_error
+from streamload.decode.failure import Attempt, SystemExitError, error_from, failure_of, in_words, sample_error
 from streamload.decode.tasks import Failure, RowFailure
 from streamload.tar.table import MISSING
 
@@ -215,6 +216,20 @@ def test_an_attempt_keeps_exceptions_and_lets_exits_pass() -> None:
     assert attempt.error is None
     with pytest.raises(KeyboardInterrupt), Attempt():
         raise KeyboardInterrupt
+
+
+def test_an_attempt_may_keep_exits_with_their_tracebacks() -> None:
+    with pytest.raises(SystemExit), Attempt():
+        sys.exit(3)
+    with pytest.raises(KeyboardInterrupt), Attempt(exits=True):
+        raise KeyboardInterrupt
+    with Attempt(exits=True) as attempt:
+        sys.exit(3)
+    assert isinstance(attempt.error, SystemExitError)
+    assert str(attempt.error).startswith("sys.exit(3) was called")
+    came = travelled(attempt.error)
+    assert isinstance(came, SystemExitError)
+    assert "    sys.exit(3)\n" in "\n".join(came.__notes__)
 
 
 def test_a_panic_of_a_library_in_rust_is_an_error_like_others() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,24 @@ def test_a_folder_that_cannot_be_written(server: FaultServer, tmp_path: Path, ca
     with loader_of(server, tmp_path) as loader:
         assert labels_of(loader) == LABELS
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("cache_size", [None, 100_000], ids=["disk", "cache_size"])
+def test_a_cache_that_has_room_for_no_shard_says_so_once(
+    server: FaultServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    cache_size: int | None,
+) -> None:
+    nearly_full = 4096
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=nearly_full))
+    with loader_of(server, tmp_path, cache_size=cache_size) as loader:
+        assert [labels_of(loader) for _ in range(2)] == [LABELS] * 2
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert f"{tmp_path}/streamload-shards may take {cache_size or nearly_full * 9 // 10:,} bytes" in warning
+    assert "free space on that disk, or give another cache_dir, or a larger cache_size" in warning
+    assert files_in(tmp_path) == (0, 0)
 
 
 # -- a disk that is slow ---------------------------------------------------------------------------------------------

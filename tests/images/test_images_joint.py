@@ -180,7 +180,7 @@ IMAGE = np.zeros((8, 9, 3), np.uint8)
     ("fields", "sample", "kind", "said"),
     [
         (("image", "mask"), (IMAGE,), TypeError, "2 items.*has 1"),
-        (("image",), {"jpg": IMAGE}, TypeError, "sequence for tuples.*is a dict"),
+        (("image",), {"jpg": IMAGE}, TypeError, "sequence for tuples.*is of type dict"),
         ({"jpg": "image"}, (IMAGE,), TypeError, "mapping for samples that are dicts"),
         ({"jpg": "image", "mask": "mask"}, {"jpg": IMAGE, "mask.png": IMAGE}, TypeError, "no field 'mask'; it has"),
         (("image", "mask"), (IMAGE, IMAGE), TypeError, r"mask 1 has 3 numbers.*images\.palette"),

@@ -35,12 +35,12 @@ def test_a_missing_name_is_named(name):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("seed", "1", "'seed' is '1', a str, and must be of type int"),
-        ("epoch", True, "'epoch' is True, a bool, and must be of type int"),
-        ("position", 1.0, "'position' is 1.0, a float, and must be of type int"),
-        ("position", None, "'position' is None, a NoneType"),
-        ("shuffle", 1, "'shuffle' is 1, a int, and must be of type bool"),
-        ("fingerprint", 5, "'fingerprint' is 5, a int, and must be of type str"),
+        ("seed", "1", "'seed' is '1', of type str, and must be of type int"),
+        ("epoch", True, "'epoch' is True, of type bool, and must be of type int"),
+        ("position", 1.0, "'position' is 1.0, of type float, and must be of type int"),
+        ("position", None, "'position' is None, of type NoneType"),
+        ("shuffle", 1, "'shuffle' is 1, of type int, and must be of type bool"),
+        ("fingerprint", 5, "'fingerprint' is 5, of type int, and must be of type str"),
         ("seed", -1, "'seed' is -1 and cannot be negative"),
         ("epoch", -1, "'epoch' is -1 and cannot be negative"),
         ("position", -5, "'position' is -5 and cannot be negative"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from matrix import exhaustive, matrix
-from places import COMPRESSORS, Place, write_datasets
+from places import COMPRESSORS, Place, in_memory, write_datasets
 from preloaded import Preloaded
 from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
@@ -130,15 +130,23 @@ def test_a_shard_that_is_swapped_while_it_is_read(tmp_path: Path, workers: int) 
             assert caught.value.url == url
 
 
-def test_a_shard_that_is_not_what_its_index_says(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "longer"])
+def test_a_shard_that_is_not_what_its_index_says(tmp_path: Path, cut: bool) -> None:
+    """A new loader would not help: the index is older than the shard."""
     write_datasets(tmp_path / "data", [[30_000] * 40], [])
     shard = next((tmp_path / "data" / "indexed").glob("*.tar"))
-    shard.write_bytes(shard.read_bytes()[:-20_000])
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-20_480] if cut else whole + bytes(10_240))
+    remedy = "rebuild the index with `streamload index`"
+    said = f"if it was cut, fetch or pack it again; if it was rewritten, {remedy}" if cut else f"now; {remedy}"
     with FaultServer(tmp_path / "data") as server:
-        url = Place(server.url).urls("indexed", [0])[0]
-        with loader_of(url) as loader, pytest.raises(ShardChangedError) as caught:
-            labels_of(loader)
-        assert caught.value.url == url
+        for place in (Place(server.url), in_memory(tmp_path / "data")):
+            url = place.urls("indexed", [0])[0]
+            with loader_of(url) as loader, pytest.raises(ShardChangedError, match="since it was indexed") as caught:
+                labels_of(loader)
+            assert caught.value.url == url
+            assert said in str(caught.value)
+            assert "new loader" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

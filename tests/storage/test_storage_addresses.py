@@ -109,6 +109,18 @@ def test_the_advice_for_a_certificate_that_is_not_trusted_helps(
             assert storage.read_bytes(url, most_bytes=1 << 20) == files["/set/0.tar"]
 
 
+@pytest.mark.parametrize("path", ["/set/0.tar", "/set"])
+def test_https_to_a_server_that_does_not_speak_tls_is_said_once(
+    files: dict[str, bytes], caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    with SmallWebServer(files) as server:
+        with pytest.raises(StorageError, match=r"^the server's certificate is not trusted, or it does not") as caught:
+            labels_of(f"https://{server.address}{path}", None)
+    assert caught.value.url == f"https://{server.address}{path}"
+    assert caught.value.__cause__ is None
+    assert not caplog.records
+
+
 def test_a_file_of_certificates_that_is_not_there_is_named() -> None:
     options = {"client_kwargs": {"verify": "/no/such.pem"}}
     with pytest.raises(ValueError, match=r"'/no/such\.pem', and there is no such file"):

@@ -16,7 +16,7 @@ import pytest
 from servers.rclone import free_port
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.errors import connection_error
+from streamload.storage.errors import UntrustedServerError, connection_error
 from streamload.storage.fsspec_errors import filesystem_error
 from streamload.storage.storages import Storages
 
@@ -116,7 +116,7 @@ async def test_what_may_pass_is_tried_again(kind: str, protocol: str, fault: str
 @pytest.mark.parametrize("fault", NEEDS_TLS)
 async def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, certificate: Path) -> None:
     error = await met(kind, "https", fault, certificate)
-    assert type(error) is StorageError
+    assert type(error) is UntrustedServerError
     assert "certificate is not trusted, or it does not speak TLS" in error.message
 
 

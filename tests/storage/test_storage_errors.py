@@ -77,6 +77,18 @@ async def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -
     assert not isinstance(caught.value, TransientStorageError), "it would be asked for again"
 
 
+async def test_a_failure_behind_s3fs_is_heard_of_at_once() -> None:
+    """Botocore would wait up to 15 s between tries of its own, before ours."""
+    with FaultServer({"bucket/set/a.tar": CONTENT}, Faults(status=500, status_share=1.0)) as server:
+        storages = Storages({"key": "k", "secret": "s", "endpoint_url": server.url, "config_kwargs": {}})
+        try:
+            with pytest.raises(TransientStorageError):
+                await storages.for_url("s3://bucket/set/a.tar").open_range("s3://bucket/set/a.tar", 0, 10, etag=None)
+        finally:
+            await storages.aclose()
+        assert [path for _, path, _ in server.report().log] == ["/bucket/set/a.tar"]
+
+
 @pytest.mark.parametrize("kind", ["s3", "http"])
 async def test_a_body_that_breaks_fails_after_what_has_come(kind: str) -> None:
     """Of the first one up to 256 KiB may be lost, of those after it nothing: so whoever continues comes to the end."""

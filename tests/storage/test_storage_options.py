@@ -36,9 +36,18 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("protocol", "options", "kind", "message"), WRONG)
 def test_the_option_is_named(protocol: str, options: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message) as raised:
-        Storages(options).check([f"{protocol}://place/a.tar"])
-    assert "secret-one" not in str(raised.value)
+    for url in (f"{protocol}://place/a.tar", f"simplecache::{protocol}://place/a.tar"):
+        with pytest.raises(kind, match=message) as raised:
+            Storages(options).check([url])
+        assert "secret-one" not in str(raised.value)
+
+
+@pytest.mark.parametrize("before", ["", "simplecache::"])
+def test_what_only_the_library_behind_a_filesystem_refuses_is_named(before: str) -> None:
+    options = {"client_kwargs": {"agent": "me"}}
+    with pytest.raises(ValueError, match="storage_options do not fit http://: .* argument 'agent'") as raised:
+        TarDataset(f"{before}http://127.0.0.1:1/a.tar", storage_options=options)
+    assert bare(raised.value)
 
 
 def test_what_is_right_passes(tmp_path: Path) -> None:

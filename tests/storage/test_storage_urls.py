@@ -27,6 +27,7 @@ from streamload.storage.urls import MAX_URLS, expand_urls
         ("{a,b{1..2},{c,d}}.tar", ["a.tar", "b1.tar", "b2.tar", "c.tar", "d.tar"]),
         ("b.tar::a.tar", ["b.tar", "a.tar"]),
         ("b{0..1}::a", ["b0", "b1", "a"]),
+        ("./a::s3://b/c.tar", ["./a", "s3://b/c.tar"]),
         (["c::b", "{0..1}", Path("a")], ["c", "b", "0", "1", "a"]),
         (("b", "a", "b"), ["b", "a", "b"]),
         ("s3://bucket/{a,b}.tar", ["s3://bucket/a.tar", "s3://bucket/b.tar"]),
@@ -82,6 +83,10 @@ def test_a_torch_dataset_is_refused_with_where_it_belongs() -> None:
         ("cat a.tar |", "program"),
         ("| cat", "program"),
         ("cmd:cat a", "program"),
+        ("simplcache::s3://b/a.tar", r"unknown prefix simplcache:: .*; did you mean simplecache::\?"),
+        (["a", "simplcache::s3://b/a.tar"], r"urls\[1\] has the unknown prefix simplcache::"),
+        ("Zip::s3://b/a.zip", r"unknown prefix Zip:: .*; did you mean zip::\?"),
+        ("train::s3://b/a.tar", r"simplecache:: has files copied whole \(A folder of this name is written \./train\)"),
     ],
 )
 def test_refuses_other_values(urls: str | list[str], reason: str) -> None:

@@ -181,7 +181,7 @@ def test_webdataset_reads_shards_and_sidecars_of_which_one_is_empty(source: Path
         (lambda sample: [sample, sample], {}, "it gave 2 samples for 1; for a sidecar it gives one for each"),
         (lambda samples: samples[:1], {"batch_size": 4}, "it gave 1 sample for 4"),
         (lambda sample: sample, {}, "has no field"),
-        (lambda _: "text", {}, "it gave a str"),
+        (lambda _: "text", {}, "it gave a value of type str"),
         (with_vector, {"max_count": 5}, "leave out max_bytes and max_count"),
     ],
 )

@@ -110,7 +110,7 @@ def _fails(number: int) -> Any:
     ("function", "message"),
     [
         (_fails, r"input 3 \(3\) cannot be packed: RuntimeError: no such sound.* at .*test_tools_pack.py:\d+"),
-        (lambda number: number, r"input 0 \(0\) cannot be packed: TypeError: it gave a int"),
+        (lambda number: number, r"input 0 \(0\) cannot be packed: TypeError: it gave a value of type int"),
         (lambda number: {"cls": number}, r"input 0 \(0\) .* needs a '__key__'"),
         (lambda number: {"__key__": str(number), "cls": 0.5}, r"input 0 \(0\) .* field 'cls'"),
         (lambda _: {"__key__": "same", "cls": 1}, "two samples have the key 'same'"),
@@ -128,6 +128,16 @@ def test_a_wrong_sample_names_its_input_and_publishes_nothing(
 def test_a_function_that_fails_in_a_worker_is_the_same_error(tmp_path: Path) -> None:
     with pytest.raises(StreamloadError, match=r"input 3 \(3\) cannot be packed: ZeroDivisionError"):
         pack(lambda number: {"__key__": str(number), "cls": 1 // (number - 3)}, range(5), tmp_path / "s", workers=2)
+
+
+def test_reading_what_a_failed_run_has_left_says_how_a_caller_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(StreamloadError):
+        pack(_fails, range(5), tmp_path / "shards", workers=1)
+    said = r"`pack` .*was interrupted.*to go on, or with --overwrite \(overwrite=True\) to start over"
+    with pytest.raises(StreamloadError, match=said):
+        TarDataset(str(tmp_path / "shards"))
+    pack(lambda number: {"__key__": str(number)} | {"cls": 1}, range(5), tmp_path / "shards", workers=1, overwrite=True)
+    assert len(TarDataset(str(tmp_path / "shards"))) == 5
 
 
 def test_other_inputs_are_not_mixed_with_those_of_a_killed_run(tmp_path: Path) -> None:

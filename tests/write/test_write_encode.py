@@ -123,7 +123,9 @@ def test_a_large_jpeg_stays_close_to_its_pixels() -> None:
     ],
 )
 def test_refuses_by_naming_field_and_type(field: str, value: object) -> None:
-    with pytest.raises(TypeError, match=rf"field '{field}' got a .*\.{type(value).__name__}, but \.{field} takes"):
+    with pytest.raises(
+        TypeError, match=rf"field '{field}' got a value of type .*\.{type(value).__name__}, but \.{field} takes"
+    ):
         encode_field(field, value)
 
 

@@ -176,3 +176,22 @@ def test_what_a_killed_writer_left_is_removed_and_what_others_write_is_not(tmp_p
         assert not left.exists()
         assert len(list(tmp_path.glob(".shard-*.partial"))) == 1, "its writer lives"
         raise KeyError
+
+
+def test_a_writer_that_fails_before_its_first_shard_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: str) -> None:
+        with pytest.raises(KeyError), ShardWriter(folder, max_count=1) as writer:
+            writer.write({"__key__": "a", "txt": "a"})
+            if folder == "published":
+                writer.write({"__key__": "b", "txt": "b"})
+            raise KeyError
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "before").mkdir()
+    for folder in ("new", "before", "before/new/deep", "published"):
+        fail(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["before", "published"]
+    assert not list((tmp_path / "before").iterdir())
+    assert list((tmp_path / "published").glob("*.tar"))

@@ -206,7 +206,7 @@ def _only_new(function: Function, given: Any, batch: Sequence[Sample]) -> Iterat
         if sample is None:
             continue
         if not isinstance(sample, Mapping):
-            raise TypeError(f"it gave a {type(sample).__name__}; give a dict, or None")
+            raise TypeError(f"it gave a value of type {type(sample).__name__}; give a dict, or None")
         key = before["__key__"]
         if sample.get("__key__", key) != key:
             raise ValueError(f"it gave the key {sample['__key__']!r} for {key!r}; in a sidecar keys stay as they are")
@@ -228,5 +228,5 @@ def _as_list(made: Any, *, of_one: bool = False) -> list[Any]:
     if made is None:
         return []
     if not isinstance(made, Iterable) or isinstance(made, str | bytes):
-        raise TypeError(f"it gave a {type(made).__name__}; give a dict, yield dicts, or give None")
+        raise TypeError(f"it gave a value of type {type(made).__name__}; give a dict, yield dicts, or give None")
     return list(made)

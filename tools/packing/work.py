@@ -277,7 +277,7 @@ def _samples_of(result: object) -> Iterable[Mapping[str, object]]:
     if isinstance(result, Mapping):
         return (result,)
     if not isinstance(result, Iterable) or isinstance(result, str | bytes):
-        raise TypeError(f"it gave a {type(result).__name__}; give a dict, yield dicts, or give None")
+        raise TypeError(f"it gave a value of type {type(result).__name__}; give a dict, yield dicts, or give None")
     return result
 
 

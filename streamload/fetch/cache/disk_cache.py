@@ -32,6 +32,7 @@ from streamload.fetch.cache.file_locks import LockBusyError, is_in_use, locked_f
 from streamload.fetch.cache.next_use import NextUse, Unforeseen
 from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name
 from streamload.storage.local_files import make_private_folder
+from streamload.text import counted
 
 __all__ = ["DiskCache", "shards_folder"]
 
@@ -47,7 +48,8 @@ class DiskCache:
     """A folder of shards that all processes of a node share.
 
     It never fails: where the disk refuses something, the cache takes nothing more from this process, which warns once.
-    Files that are whole are still read then, unless the disk cannot be read. May be used by several threads.
+    Files that are whole are still read then, unless the disk cannot be read. Of a shard that is larger than the cache
+    may be it warns once, too. May be used by several threads.
 
     Args:
         folder: made if it is not there; the files are in `streamload-shards` in it.
@@ -64,7 +66,8 @@ class DiskCache:
         self._next_use: NextUse = Unforeseen()
         self._writable = self._readable = True
         self._compared: set[tuple[int, int, int]] = set()
-        self._turning_off = Lock()
+        self._warned_of_size = False
+        self._warning = Lock()
         try:
             for made in (self._folder, self._partial_folder):
                 make_private_folder(made)
@@ -97,7 +100,7 @@ class DiskCache:
             self._next_use.begin(identity.file_name)
         try:
             file = self._open_whole(identity) if self._readable else None
-            if file is None and self._writable and 0 < self._file_bytes(identity) <= self._size_bytes:
+            if file is None and self._writable and self._fits(identity):
                 with locked_file(self._lock_file, _LOCK_WAIT_S):
                     self._remove_abandoned()
                     files = list(self._files())
@@ -119,7 +122,7 @@ class DiskCache:
 
     def turn_off(self, exc: OSError) -> None:
         """Take nothing any more, and warn if this is the first time; the disk refused something."""
-        with self._turning_off:
+        with self._warning:
             first, self._writable = self._writable, False
         self._readable = self._readable and exc.errno not in _UNREADABLE
         if first:
@@ -135,6 +138,22 @@ class DiskCache:
         return self._writable
 
     # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _fits(self, identity: ShardIdentity) -> bool:
+        """Whether the whole cache may be as large as this shard; warns of the first that is larger."""
+        needed_bytes = self._file_bytes(identity)
+        with self._warning:
+            first = needed_bytes > self._size_bytes and not self._warned_of_size
+            self._warned_of_size |= first
+        if first:
+            _log.warning(
+                "the disk cache in %s may take %s, and a shard needs %s there, so shards of this size are not cached: "
+                "free space on that disk, or give another cache_dir, or a larger cache_size where one is given",
+                self._folder,
+                counted(self._size_bytes, "byte"),
+                counted(needed_bytes, "byte"),
+            )
+        return 0 < needed_bytes <= self._size_bytes
 
     def _open_whole(self, identity: ShardIdentity) -> CacheFile | None:
         path = self._path(identity)
