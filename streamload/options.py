@@ -23,7 +23,7 @@ from streamload.decode.user_code import check_takes_one
 from streamload.environment.launchers import found_rank, local_ranks, processors_of_rank
 from streamload.environment.rendezvous import can_share
 from streamload.fetch.budget import default_budget, expansion_bytes
-from streamload.fetch.cache.disk_cache import shards_folder
+from streamload.fetch.cache.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.fetch_options import Fetching
 from streamload.limits import MOST_WORKERS_PER_PROCESSOR
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
@@ -190,7 +190,8 @@ class Options:
     def _cache_bytes(self, folder: str) -> int:
         if self.cache_size is not None:
             return parse_bytes("cache_size", self.cache_size)
-        return shutil.disk_usage(_existing_part(folder)).free * 9 // 10
+        free_bytes = shutil.disk_usage(_existing_part(folder)).free
+        return (free_bytes + bytes_in_cache(folder)) * 9 // 10  # else each run would evict what the last one has kept
 
     def job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> Job:
         """The part that concerns what is made of a sample.

@@ -136,6 +136,20 @@ def test_whole_files_are_still_read_where_the_disk_is_full(
     assert files_in(tmp_path) == (N_SHARDS - 1, 0)
 
 
+def test_what_a_run_has_kept_is_not_evicted_by_the_next_as_there_is_less_free(
+    server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loader_of(server, tmp_path) as loader:
+        labels_of(loader)
+    kept = list((tmp_path / "streamload-shards").glob("*.tar"))
+    free_bytes = sum(file.stat().st_size for file in kept)
+    kept[0].unlink()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_bytes))
+    with loader_of(server, tmp_path, cache_size=None) as loader:
+        labels_of(loader)
+    assert files_in(tmp_path) == (N_SHARDS, 0)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_folder_that_is_removed_meanwhile(server: FaultServer, tmp_path: Path, workers: int) -> None:
     with loader_of(server, tmp_path) as loader:

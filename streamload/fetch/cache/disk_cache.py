@@ -34,7 +34,7 @@ from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
-__all__ = ["DiskCache", "shards_folder"]
+__all__ = ["DiskCache", "bytes_in_cache", "shards_folder"]
 
 _log = logging.getLogger("streamload")
 
@@ -224,6 +224,13 @@ class DiskCache:
 def shards_folder(cache_dir: str) -> str:
     """The folder in a `cache_dir` that holds the files of a cache."""
     return os.path.join(cache_dir, "streamload-shards")
+
+
+def bytes_in_cache(cache_dir: str) -> int:
+    """What the whole files of the cache there take; 0 if there is none, or if it may not be looked at."""
+    with suppress(OSError):
+        return sum(found.st_size for _, _, found in _listed(shards_folder(cache_dir)))
+    return 0
 
 
 def _inode(found: os.stat_result) -> tuple[int, int, int]:
