@@ -1,6 +1,6 @@
 """Rows and where their fields lie: what the plan hands to whoever makes the rows.
 
-`ColumnKind` and `RowTable` travel between processes and have no `__slots__`, as in `tasks.py`.
+`RowTable` travels between processes and has no `__slots__`, with which a frozen dataclass is pickled by Python code.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ __all__ = ["Fetching"]
 
 
 class Fetching(NamedTuple):
-    """Travels to the feeder, and so has no `__slots__`.
+    """What a feeder is told of how shards are fetched.
 
     Attributes:
         storages: where shards lie.
