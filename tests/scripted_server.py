@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 CONTENT = bytes(range(256)) * 2000
+_HALVES = ("cut", "replaced", "unsized")
 _ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>told-secret</Message></Error>"
 
 
@@ -17,9 +18,10 @@ _ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>told-secret</M
 class Script:
     """What to answer: `faults` are used up one by one, and then the answers are right.
 
-    A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`, `unended` (chunks without the mark that
-    ends them), `unsized` (half of it, and nothing tells how much it is), `compressed` (although that was not
-    requested). An empty `etag` or `changed`, which is the time of the last modification, is not sent.
+    A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`, `replaced` (cut, and then there is another
+    version), `unended` (chunks without the mark that ends them), `unsized` (half of it, and nothing tells how much it
+    is), `compressed` (although that was not requested). An empty `etag` or `changed`, which is the time of the last
+    modification, is not sent.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -97,7 +99,9 @@ async def _answer(script: Script, head: str, writer: asyncio.StreamWriter) -> bo
     if fault == "unended":
         body = f"{len(body):x}\r\n".encode() + body + b"\r\n"
     status = "206 Partial" if found and fault != "whole" else "200 OK"
-    sent = b"" if head.startswith("HEAD") else body[: len(body) // 2] if fault in ("cut", "unsized") else body
+    sent = b"" if head.startswith("HEAD") else body[: len(body) // 2] if fault in _HALVES else body
     writer.write("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode() + sent)
     await writer.drain()
-    return fault not in ("cut", "unended", "unsized")
+    if fault == "replaced":
+        script.etag = '"v2"'
+    return fault not in (*_HALVES, "unended")

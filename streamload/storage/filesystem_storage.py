@@ -5,22 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from operator import methodcaller
 from time import monotonic
 from typing import Any, TypeVar
 
-from streamload.errors import ShardNotFoundError, StorageError
-from streamload.storage.errors import changed_error, check_small, close_matches, transient_error, unknown_length_error
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
+from streamload.storage.errors import (
+    WholeAnswerError,
+    changed_error,
+    check_small,
+    close_matches,
+    transient_error,
+    unknown_length_error,
+)
+from streamload.storage.filesystems import OpenFilesystem, layers, open_filesystem, path_in
 from streamload.storage.fsspec_errors import ReportsErrors, filesystem_error
-from streamload.storage.http_range import ServedParts, Wanted, http_pieces, open_http_range
+from streamload.storage.http_range import ServedParts, Wanted, open_http_file, open_http_range
 from streamload.storage.local_storage import LocalStorage
-from streamload.storage.options import filesystem_options
 from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
@@ -30,14 +35,13 @@ from streamload.storage.protocol import (
     is_pattern,
     matches,
     place_of,
-    protocol_of,
     quoted,
     same_etag,
     without_secrets,
 )
 from streamload.storage.retry_policy import Retries
 from streamload.storage.s3fs_range import open_s3fs_range
-from streamload.storage.urls import COPYING, chain_links
+from streamload.storage.urls import COPYING
 from streamload.storage.whole_copies import CopiedBody, UnnamedFile, WholeCopies, on_own_thread
 from streamload.text import counted
 
@@ -45,121 +49,6 @@ __all__ = ["FilesystemStorage"]
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFilesystem:
-    """A filesystem, and the mapping between its paths and our urls.
-
-    Attributes:
-        fs: the filesystem.
-        before: what stands before a path in a url, such as `simplecache::s3://`.
-        after: what stands behind it, as the archive in `zip://a.tar::s3://bucket/a.zip`.
-        drops_slash: whether urls leave out the slash that paths begin with.
-        is_async: whether its methods can be awaited on the running loop.
-        copies_whole: whether files are to be copied before they are read, as `simplecache::` asks for.
-    """
-
-    fs: Any
-    before: str
-    after: str
-    drops_slash: bool
-    is_async: bool
-    copies_whole: bool = False
-
-    async def call(self, method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
-        """Call one of fsspec's methods: on the loop where the filesystem can, else on a thread.
-
-        Args:
-            method: its name.
-            args: its arguments.
-            timeout_s: how long it may take on the loop; a call on a thread cannot be interrupted.
-            options: its keyword arguments.
-
-        Raises:
-            TransientStorageError: it took longer.
-        """
-        if not self.is_async:
-            return await asyncio.to_thread(getattr(self.fs, method), *args, **options)
-        deadline = asyncio.timeout(timeout_s)
-        try:
-            async with deadline:
-                return await getattr(self.fs, f"_{method}")(*args, **options)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise transient_error(self.url(str(args[0])), f"no answer within {timeout_s:g} s") from None
-
-    def url(self, path: str) -> str:
-        """The url of a path."""
-        if "://" in path:  # as paths on web servers are
-            chain, link, _ = self.before.rpartition("::")
-            return f"{chain}{link}{path}{self.after}"
-        path = path.rstrip("/")
-        return f"{self.before}{path.lstrip('/') if self.drops_slash else path}{self.after}"
-
-    async def aclose(self) -> None:
-        """Close the connections of an asynchronous filesystem."""
-        session = getattr(self.fs, "_session", None) or getattr(self.fs, "_s3", None)
-        if self.is_async and session is not None:
-            with contextlib.suppress(RuntimeError):  # of a loop that is closed already
-                await session.close()
-
-
-def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[OpenFilesystem, str]:
-    """Open the filesystem of a url, for the running loop if it is asynchronous.
-
-    Args:
-        url: the url, or a path of `filesystem`.
-        options: `storage_options` as the user gave them.
-        filesystem: what the user gave to read with; None to find it by the url.
-
-    Returns:
-        The filesystem, and the url's path in it.
-
-    Raises:
-        StorageError: the package for this protocol is missing, or its server cannot be reached or refuses: some
-            filesystems connect when they are made.
-        ValueError: the filesystem does not take these options.
-    """
-    try:
-        with ReportsErrors(url, passing=(ImportError, ValueError, FileNotFoundError)):
-            fs, path, is_async = _opened(url.removeprefix(COPYING), options, filesystem)
-    except ImportError as exc:
-        raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
-    except FileNotFoundError:
-        raise StorageError(
-            "this storage cannot be opened: a file that it needs is not there; check storage_options",
-            url=without_secrets(url),
-        ) from None
-    except TypeError as exc:
-        raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
-    before, body, after = _pieces(url)
-    head, drops_slash = _head(body.rstrip("/"), path.rstrip("/"))
-    return OpenFilesystem(fs, before + head, after, drops_slash, is_async, url.startswith(COPYING)), path
-
-
-def _opened(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[Any, str, bool]:
-    """The filesystem, the url's path in it, and whether it is asynchronous."""
-    import fsspec
-
-    if filesystem is not None:
-        fs, is_async = _on_loop(filesystem)
-        return fs, path_in(fs, url), is_async
-    if len(chain_links(url)) > 1:
-        fs, path = fsspec.url_to_fs(url, **options)
-        return fs, path, False
-    protocol = protocol_of(url)
-    made_by = fsspec.get_filesystem_class(protocol)
-    settings = methodcaller("_get_kwargs_from_urls", url)(made_by) | filesystem_options(protocol, options)
-    if made_by.async_impl:
-        settings |= {"asynchronous": True, "skip_instance_cache": True}
-    return made_by(**settings), path_in(made_by, url), made_by.async_impl
-
-
-def path_in(filesystem: Any, url: str) -> str:
-    """The path of a url as its filesystem, or the class of it, takes it."""
-    return str(methodcaller("_strip_protocol", url)(filesystem))
 
 
 def shard_info(url: str, found: Mapping[str, Any]) -> ShardInfo:
@@ -180,37 +69,6 @@ def _nanoseconds(time: object) -> int:
     if isinstance(time, datetime):
         time = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     return round(time * 1_000_000) * 1000 if isinstance(time, int | float) else 0
-
-
-def _on_loop(filesystem: Any) -> tuple[Any, bool]:
-    """The user's filesystem, or one like it for the running loop where it can be had."""
-    if not filesystem.async_impl or hasattr(filesystem, "fs"):  # one that wraps another is called on a thread
-        return filesystem, False
-    options = {**filesystem.storage_options, "asynchronous": True, "skip_instance_cache": True}
-    return type(filesystem)(*filesystem.storage_args, **options), True
-
-
-def _pieces(url: str) -> tuple[str, str, str]:
-    """A url as what stands before its path, the path, and what stands behind it."""
-    segments = chain_links(url)
-    first = next((number for number, segment in enumerate(segments) if "://" in segment), None)
-    if first is None:
-        return "", url, ""
-    protocol, body = segments[first].split("://", 1)
-    before = "::".join([*segments[:first], f"{protocol}://"])
-    return before, body, "".join(f"::{segment}" for segment in segments[first + 1 :])
-
-
-def _head(body: str, path: str) -> tuple[str, bool]:
-    """The part of a url that is not in the filesystem's path, such as the host of `sftp://host/path`.
-
-    Returns:
-        The part, and whether the path begins with a slash that the url does not have.
-    """
-    for tail, drops_slash in ((path, False), (path.lstrip("/"), True)):
-        if body.endswith(tail):
-            return body[: len(body) - len(tail)], drops_slash
-    return "", False
 
 
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
@@ -310,21 +168,18 @@ class FilesystemStorage:
         return self._alone(url, look)
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """See `Storage.read_bytes`."""
+        """See `Storage.read_bytes`. What has come is kept where an answer breaks off, as long as the version stays."""
+        small = _SmallFile(url, most_bytes)
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
-            if not _streams(opened):
-                whole: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
-                check_small(url, len(whole), most_bytes)
-                return whole
-            content = bytearray()
-            async with contextlib.aclosing(_whole_file(opened, path, url)) as pieces:
-                async for piece in pieces:
-                    content += piece
-                    check_small(url, len(content), most_bytes)
-            return bytes(content)
+            if _streams(opened):
+                await small.read_rest(opened, path)
+                return bytes(small.content)
+            whole: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
+            check_small(url, len(whole), most_bytes)
+            return whole
 
-        return self._alone(url, read)
+        return self._alone(url, read, came=lambda: len(small.content))
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`.
@@ -334,7 +189,7 @@ class FilesystemStorage:
         """
         opened, path = self._on_loop(url)
         wanted = Wanted(url, start, end, etag)
-        with ReportsErrors(url):
+        with self._reports_errors(url):
             if _streams(opened) and not opened.copies_whole:
                 return await self._served_parts.noted(place_of(url), _stream(opened, path, wanted))
             return await self._read(opened, path, wanted)
@@ -366,8 +221,9 @@ class FilesystemStorage:
     async def _copy(self, opened: OpenFilesystem, path: str, known: ShardInfo, file: UnnamedFile) -> None:
         """Copy a whole file to an empty one."""
         if _streams(opened):
-            async with contextlib.aclosing(_whole_file(opened, path, known.url, known.etag)) as pieces:
-                async for piece in pieces:
+            wanted = Wanted(known.url, 0, None, known.etag)
+            async with contextlib.aclosing(await _stream_file(opened, path, wanted)) as body:
+                async for piece in body.chunks():
                     await asyncio.to_thread(file.write, piece)
         elif opened.is_async:
             await opened.call("get_file", path, file.path)
@@ -423,6 +279,9 @@ class FilesystemStorage:
         for one in opened:
             await one.aclose()
 
+    def _reports_errors(self, url: str) -> ReportsErrors:
+        return ReportsErrors(url, by_options=bool(self._options) and self._filesystem is None)
+
     def _open(self, url: str) -> tuple[OpenFilesystem, str]:
         """A filesystem for a url, and the url's path in it."""
         return open_filesystem(url, self._options, self._filesystem)
@@ -448,23 +307,30 @@ class FilesystemStorage:
         self,
         url: str,
         act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]],
+        came: Callable[[], int] = lambda: 0,
     ) -> _Result:
-        """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
+        """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs.
+
+        `came` says how many bytes there are: more of them are progress.
+        """
         attempts = self._retries.begin(url)
 
         async def once(opened: OpenFilesystem, path: str) -> _Result:
-            with ReportsErrors(url):
+            with self._reports_errors(url):
                 return await act(opened, path)
 
         async def whole() -> _Result:
             opened, path = self._open(url)
             try:
                 while True:
+                    before = came()
                     try:
                         answer = await once(opened, path)
                         attempts.progressed()
                         return answer
                     except StorageError as exc:
+                        if came() > before:
+                            attempts.progressed()
                         if (wait_s := attempts.wait_s(exc)) is None:
                             raise
                     await asyncio.sleep(wait_s)
@@ -478,7 +344,7 @@ def _seeking(fs: Any) -> dict[str, bool]:
     """What `cat_file` of pyarrow's filesystems needs besides, which else cannot seek in a range that begins at 0."""
     from fsspec.implementations.arrow import ArrowFSWrapper
 
-    return {"seekable": True} if isinstance(fs, ArrowFSWrapper) else {}
+    return {"seekable": True} if any(isinstance(layer, ArrowFSWrapper) for layer in layers(fs)) else {}
 
 
 def _streams(opened: OpenFilesystem) -> bool:
@@ -493,22 +359,51 @@ async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBod
     return await open_http_range(session, address, wanted, passing=passing)
 
 
-async def _whole_file(
-    opened: OpenFilesystem, path: str, url: str, etag: str | None = None
-) -> AsyncGenerator[bytes, None]:
-    """All of a file as it arrives, also from servers that serve no ranges; of one version, if that is given."""
-    if not hasattr(opened.fs, "_call_s3"):
-        request = await _http_request(opened, path)
-        async with contextlib.aclosing(http_pieces(url, *request, etag=etag)) as pieces:
-            async for piece in pieces:
-                yield piece
-        return
-    body = await _stream(opened, path, Wanted(url, 0, None, etag))
-    try:
-        async for piece in body.chunks():
-            yield piece
-    finally:
-        await body.aclose()
+async def _stream_file(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
+    """All of a file as it arrives, also from servers that serve no ranges."""
+    if hasattr(opened.fs, "_call_s3"):
+        return await _stream(opened, path, wanted)
+    session, address, passing = await _http_request(opened, path)
+    return await open_http_file(session, address, wanted, passing=passing)
+
+
+class _SmallFile:
+    """A small file while it is read.
+
+    Attributes:
+        content: what has come. It is kept where an answer breaks off, for as long as the server gives the rest of the
+            same version.
+    """
+
+    def __init__(self, url: str, most_bytes: int) -> None:
+        self.content = bytearray()
+        self._url = url
+        self._most_bytes = most_bytes
+        self._version: str | None = None
+        self._continues = True
+
+    async def read_rest(self, opened: OpenFilesystem, path: str) -> None:
+        """Read what is missing."""
+        async with contextlib.aclosing(await self._open(opened, path)) as body:
+            check_small(self._url, body.total_bytes, self._most_bytes)
+            self._version = None if body.total_bytes == UNKNOWN_BYTES else body.etag
+            async for piece in body.chunks():
+                self.content += piece
+                check_small(self._url, len(self.content), self._most_bytes)
+
+    async def _open(self, opened: OpenFilesystem, path: str) -> RangeBody:
+        if self._version is None or not self._continues:
+            self.content.clear()
+        if not self.content:
+            return await _stream_file(opened, path, Wanted(self._url, 0, None, None))
+        try:
+            return await _stream(opened, path, Wanted(self._url, len(self.content), None, self._version))
+        except WholeAnswerError:
+            self._continues = False
+            raise
+        except ShardChangedError:
+            self._version = None
+            raise transient_error(self._url, "it was changed while it was read") from None
 
 
 async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, Any]]:

@@ -34,16 +34,18 @@ _BROKEN = (
 class ReportsErrors:
     """A block in which whatever a filesystem raises becomes a StorageError; mistakes in our own code do not.
 
-    The original is not kept as the cause, since its text may hold keys or signatures. An option that the library behind
-    a filesystem does not know is a ValueError.
+    The original is not kept as the cause, since its text may hold keys or signatures.
 
     Args:
         url: what is requested.
         passing: exceptions of these kinds pass as they are.
+        by_options: an unexpected keyword argument is an option that the library behind the filesystem does not know,
+            as the first request finds out; it is a ValueError.
     """
 
-    def __init__(self, url: str, passing: tuple[type[Exception], ...] = ()) -> None:
+    def __init__(self, url: str, passing: tuple[type[Exception], ...] = (), *, by_options: bool = False) -> None:
         self._url = url
+        self._by_options = by_options
         self._passing = (StorageError, TypeError, AssertionError, *passing)
 
     def __enter__(self) -> None:
@@ -52,7 +54,7 @@ class ReportsErrors:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(exc, TypeError) and "unexpected keyword argument" in str(exc):  # as the first request calls it
+        if self._by_options and isinstance(exc, TypeError) and "unexpected keyword argument" in str(exc):
             raise ValueError(f"storage_options do not fit {protocol_of(self._url)}://: {exc}") from None
         if isinstance(exc, Exception) and not isinstance(exc, self._passing):
             raise filesystem_error(self._url, exc) from None

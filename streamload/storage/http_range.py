@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -19,13 +19,13 @@ from streamload.storage.errors import (
     unknown_length_error,
     whole_answer_error,
 )
-from streamload.storage.protocol import EmptyBody, RangeBody, quoted, same_etag, version_of
+from streamload.storage.protocol import UNKNOWN_BYTES, EmptyBody, RangeBody, quoted, same_etag, version_of
 from streamload.text import counted
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["ServedParts", "Wanted", "covered_bytes", "http_pieces", "open_http_range", "strong_etag"]
+__all__ = ["ServedParts", "Wanted", "covered_bytes", "open_http_file", "open_http_range", "strong_etag"]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)\Z")
 _RANGE_OF_UNKNOWN = re.compile(r"bytes \d+-\d+/\*\Z")
@@ -92,71 +92,70 @@ async def open_http_range(
         passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
         on_close: awaited when the body was read or given up, or could not be had.
     """
-    import aiohttp
 
-    done = False
+    async def checked(response: aiohttp.ClientResponse) -> RangeBody:
+        if response.status == 412:
+            now = await _etag_now(session.head(address, **_request(passing, {})))
+            raise changed_error(wanted.url, wanted.etag, now)
+        return await _checked_range(response, wanted, on_close)
+
     try:
-        request = session.get(address, **_request(passing, _range_headers(wanted)))
-        response = await request
-        try:
-            if response.status == 412:
-                now = await _etag_now(session.head(address, **_request(passing, {})))
-                raise changed_error(wanted.url, wanted.etag, now)
-            body = await _checked(response, wanted, on_close)
-            done = True
-        finally:
-            if not done:
-                response.close()
-    except aiohttp.ClientConnectorError as exc:
-        raise connection_error(wanted.url, str(exc)) from None
-    except (aiohttp.ClientError, TimeoutError) as exc:
-        raise transient_error(wanted.url, f"no answer from the storage ({type(exc).__name__})") from None
-    finally:
-        if not done and on_close is not None:
+        return await _answered(session.get(address, **_request(passing, _range_headers(wanted))), wanted.url, checked)
+    except BaseException:
+        if on_close is not None:
             await on_close()
-    return body
+        raise
 
 
-async def http_pieces(
-    url: str,
+async def open_http_file(
     session: aiohttp.ClientSession,
     address: str,
-    passing: Mapping[str, Any] | None = None,
+    wanted: Wanted,
     *,
-    etag: str | None = None,
-) -> AsyncGenerator[bytes, None]:
-    """A file whole, in pieces as they arrive.
+    passing: Mapping[str, Any] | None = None,
+) -> RangeBody:
+    """Request a file whole, also from servers that serve no ranges.
 
     Args:
-        url: how errors name the file.
         session: what to request with.
         address: what to request, which may hold a signature.
+        wanted: all of the file.
         passing: more arguments of aiohttp's requests, as `headers` and `ssl`.
-        etag: the version that the file must have; None takes any.
+
+    Returns:
+        Its body; `total_bytes` is `UNKNOWN_BYTES` where the server does not say it, or compresses what it sends.
 
     Raises:
-        ShardChangedError: it has another one.
-        TransientStorageError: it broke off.
+        ShardChangedError: the file has another version.
         StorageError: see `Storage.read_bytes`.
     """
+
+    async def checked(response: aiohttp.ClientResponse) -> RangeBody:
+        return await _checked_file(response, wanted)
+
+    request = session.get(address, **_request(passing, {"Accept-Encoding": "identity"}))
+    return await _answered(request, wanted.url, checked)
+
+
+async def _answered(
+    request: Awaitable[aiohttp.ClientResponse],
+    url: str,
+    checked: Callable[[aiohttp.ClientResponse], Awaitable[RangeBody]],
+) -> RangeBody:
+    """The body of an answer that passes a check; any other is closed."""
     import aiohttp
 
     try:
-        async with session.get(address, **_request(passing, {"Accept-Encoding": "identity"})) as response:
-            if response.status != 200:
-                raise await _refusal(response, url)
-            _check_length(url, response.headers)
-            now = version_of(
-                response.headers.get("ETag"), _last_modified(response.headers), response.content_length or 0
-            )
-            if not same_etag(etag, now):
-                raise changed_error(url, etag, now)
-            async for piece in response.content.iter_any():
-                yield piece
+        response = await request
+        try:
+            return await checked(response)
+        except BaseException:
+            response.close()
+            raise
     except aiohttp.ClientConnectorError as exc:
         raise connection_error(url, str(exc)) from None
     except (aiohttp.ClientError, TimeoutError) as exc:
-        raise transient_error(url, f"the answer broke off ({type(exc).__name__})") from None
+        raise transient_error(url, f"no answer from the storage ({type(exc).__name__})") from None
 
 
 def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
@@ -178,16 +177,30 @@ def covered_bytes(wanted: Wanted, content_range: str | None) -> tuple[int, int]:
     return end - first, total_bytes
 
 
-def _check_length(url: str, headers: Mapping[str, str]) -> None:
-    if "Content-Length" not in headers and "chunked" not in headers.get("Transfer-Encoding", "").lower():
+def _file_bytes(url: str, headers: Mapping[str, str]) -> int:
+    """How long a whole file is; unknown where it comes in chunks, after which there is a mark, or compressed."""
+    if "chunked" in headers.get("Transfer-Encoding", "").lower():
+        return UNKNOWN_BYTES
+    if "Content-Length" not in headers:
         raise StorageError(
             "the server does not say how long its answer is, so that one which breaks off cannot be distinguished from "
             "a whole one; read from a server that sends Content-Length",
             url=url,
         )
+    return UNKNOWN_BYTES if "Content-Encoding" in headers else int(headers["Content-Length"])
 
 
-async def _checked(
+async def _checked_file(response: aiohttp.ClientResponse, wanted: Wanted) -> RangeBody:
+    if response.status != 200:
+        raise await _refusal(response, wanted.url)
+    total_bytes = _file_bytes(wanted.url, response.headers)
+    now = version_of(response.headers.get("ETag"), _last_modified(response.headers), response.content_length or 0)
+    if not same_etag(wanted.etag, now):
+        raise changed_error(wanted.url, wanted.etag, now)
+    return _HttpBody(response, wanted.url, total_bytes, total_bytes, now)
+
+
+async def _checked_range(
     response: aiohttp.ClientResponse,
     wanted: Wanted,
     on_close: Callable[[], Awaitable[None]] | None,
@@ -239,7 +252,7 @@ class _HttpBody:
         total_bytes: int,
         etag: str | None,
         *,
-        on_close: Callable[[], Awaitable[None]] | None,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.total_bytes = total_bytes
         self.etag = etag
@@ -251,19 +264,19 @@ class _HttpBody:
     async def chunks(self) -> AsyncIterator[bytes]:
         import aiohttp
 
-        left = self._range_bytes
+        expected, received = self._range_bytes, 0
         try:
             async for chunk in self._response.content.iter_any():
-                left -= len(chunk)
-                if left < 0:
+                received += len(chunk)
+                if received > expected != UNKNOWN_BYTES:
                     raise transient_error(self._url, "the server sent more bytes than its headers say")
                 yield chunk
         except (aiohttp.ClientError, TimeoutError) as exc:
             raise transient_error(self._url, f"the answer broke off ({type(exc).__name__})") from None
         finally:
             await self.aclose()
-        if left:
-            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
+        if received < expected:
+            raise transient_error(self._url, f"the answer ended {counted(expected - received, 'byte')} early")
 
     async def aclose(self) -> None:
         self._response.close()

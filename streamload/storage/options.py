@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from streamload.errors import without_secrets
+from streamload.limits import MOST_REQUESTS, SMALL_REQUESTS
+from streamload.storage.urls import COPYING
 
 __all__ = [
     "CLIENT_OPTIONS",
@@ -18,6 +20,7 @@ __all__ = [
     "RETRY",
     "ObjectConfig",
     "aws_endpoint",
+    "check_names",
     "client_settings",
     "filesystem_options",
     "object_config",
@@ -34,6 +37,13 @@ RETRY: dict[str, Any] = {
 
 NO_RETRY: dict[str, Any] = RETRY | {"max_retries": 0}
 """For reading and listing, where the caller must see each failure to send fewer requests when throttled."""
+
+_BOTOCORE: dict[str, Any] = {
+    "retries": {"max_attempts": 0},
+    "max_pool_connections": MOST_REQUESTS + SMALL_REQUESTS,
+}
+"""No retries of its own, which take up to 15 s before ours: what s3fs fails to write is written again whole. And a
+connection for each request: of 10, its default, copies of whole files would leave none to ask for the next one."""
 
 CLIENT_OPTIONS: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_timeout": "10s"}
 """Timeouts on progress; the default of 30 s for a whole request would end slow bodies that still progress."""
@@ -104,12 +114,12 @@ def options_of(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def filesystem_options(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options for one protocol as fsspec takes them.
 
-    Of `client_kwargs`, aiohttp does not know `verify`. Botocore's own retries, of up to 15 s before anyone hears of a
-    failure, are left out unless the user has set them.
+    Of `client_kwargs`, aiohttp does not know `verify`. See `_BOTOCORE` for what botocore is given unless the user has
+    set it.
     """
     given, family = options_of(protocol, options), _FAMILY.get(protocol, protocol)
     if family == "s3":
-        return given | {"config_kwargs": {"retries": {"max_attempts": 0}} | (given.get("config_kwargs") or {})}
+        return given | {"config_kwargs": _BOTOCORE | (given.get("config_kwargs") or {})}
     client_kwargs = dict(given.get("client_kwargs") or {})
     if family != "http" or "verify" not in client_kwargs:
         return given
@@ -152,7 +162,7 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
         return None
     unknown = [name for name in flat if not _is_known(family, name)]
     if unknown or not isinstance(flat.get("credential", ""), str):
-        _check_fsspec(family, protocol, given, unknown)
+        check_names(protocol, given, unknown, "and, without those that obstore lacks, obstore's own settings")
         return None
     for name, value in {**flat, "profile": profile or ""}.items():
         if not isinstance(value, str | bool):
@@ -205,24 +215,37 @@ def _takes_token(flat: dict[str, Any]) -> bool:
     return "token" not in flat or (isinstance(token, str) and os.path.exists(token))
 
 
-def _check_fsspec(family: str, protocol: str, given: Mapping[str, Any], unknown: list[str]) -> None:
-    """Refuse what fsspec's filesystem does not know, and would pass over, among options that obstore does not know."""
+def check_names(protocol: str, options: Mapping[str, Any], unknown: Sequence[str] = (), others: str = "") -> None:
+    """Refuse what fsspec's filesystem does not know, and would pass over.
+
+    Args:
+        protocol: of the url, as `s3` or `abfss`.
+        options: for this protocol, see `options_of`.
+        unknown: those that obstore does not know.
+        others: what else may be given, for the message.
+
+    Raises:
+        ValueError: the filesystem does not know one, or its package is missing.
+    """
     import fsspec
 
+    family = _FAMILY.get(protocol, protocol)
     try:
         takes = set(inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters)
     except ImportError as exc:
-        raise ValueError(f"storage_options names {_listed(unknown)}, which needs another package: {exc}") from None
-    takes |= _FSSPEC_KEYWORDS | _BESIDE[family]
-    if wrong := sorted(given.keys() - takes):
         raise ValueError(
-            f"storage_options names {_listed(wrong)}, which {protocol}:// does not know; it knows "
-            f"{', '.join(sorted((takes | _ALIASES[family].keys()) - {'self', 'kwargs', 'storage_options'}))}, and "
-            "without those that obstore lacks, obstore's own settings"
+            f"storage_options names {_listed(unknown or sorted(options))}, which needs another package: {exc}"
+        ) from None
+    takes |= _FSSPEC_KEYWORDS | _BESIDE[family]
+    if wrong := sorted({name for name, value in options.items() if value is not None} - takes):
+        known = sorted((takes | (_ALIASES[family].keys() if others else set())) - {"self", "kwargs", "storage_options"})
+        raise ValueError(
+            f"storage_options names {_listed(wrong)}, which {'' if others else COPYING}{protocol}:// does not know; it "
+            f"knows {', '.join(known)}{', ' + others if others else ''}"
         )
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamload.storage.filesystem_storage import FilesystemStorage
+from streamload.storage.filesystems import layers
 from streamload.storage.local_storage import LocalStorage, local_path
 from streamload.storage.object_storage import ObjectStorage
-from streamload.storage.options import object_config, options_of
+from streamload.storage.options import check_names, object_config, options_of
 from streamload.storage.protocol import Storage, protocol_of, without_secrets
 from streamload.storage.retry_policy import Retries
 from streamload.storage.urls import CACHING, COPYING, chain_links
@@ -52,7 +53,7 @@ class Storages:
                 raise TypeError(f"storage_options has the key {name!r}; keys are the names of options, as strings")
         if filesystem is not None and not hasattr(filesystem, "cat_file"):
             raise TypeError(f"filesystem must be one of fsspec's, not {type(filesystem).__name__}")
-        for layer in _layers(filesystem):
+        for layer in layers(filesystem):
             if CACHING & _protocols(layer):
                 raise ValueError(
                     f"filesystem: {type(layer).__name__} keeps copies that concurrent readers corrupt; give the "
@@ -91,14 +92,16 @@ class Storages:
             TypeError: the value of an option is of the wrong kind.
             ValueError: an option is not known, or its value cannot be.
         """
-        plain = []
+        plain: dict[tuple[str, bool], None] = {}
         for url in urls if self._filesystem is None else ():
             _check_copying(url, self._options)
             if len(chain_links(url.removeprefix(COPYING))) == 1:
-                plain.append(url)
-        for protocol in dict.fromkeys(map(protocol_of, plain)):
+                plain[protocol_of(url), url.startswith(COPYING)] = None
+        for protocol, copies in plain:
             if protocol in _OBJECTS:
                 object_config(protocol, options_of(protocol, self._options))
+                if copies:
+                    check_names(protocol, options_of(protocol, self._options))
 
     def is_local(self, url: str) -> bool:
         """Whether a url is a file that is opened by its path; none is where a filesystem was given.
@@ -117,8 +120,8 @@ class Storages:
     def is_process_local(self, url: str) -> bool:
         """Whether only this process can read the url: `memory://`, or by a filesystem of the script's own class."""
         if self._filesystem is not None:
-            layers = _layers(self._filesystem)
-            return any(_IN_MEMORY & _protocols(layer) or type(layer).__module__ == "__main__" for layer in layers)
+            read_by = layers(self._filesystem)
+            return any(_IN_MEMORY & _protocols(layer) or type(layer).__module__ == "__main__" for layer in read_by)
         return any(protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in chain_links(url))
 
     def copy(self) -> Storages:
@@ -151,13 +154,6 @@ class Storages:
         elif place != "fsspec":
             _check_protocol(place, url)
         return FilesystemStorage(self._options, self._filesystem, self.retries)
-
-
-def _layers(filesystem: Any) -> Iterator[Any]:
-    """A filesystem, if there is one, and those of fsspec that it wraps; one of pyarrow's is no layer."""
-    while hasattr(filesystem, "protocol"):
-        yield filesystem
-        filesystem = getattr(filesystem, "fs", None)
 
 
 def _protocols(filesystem: Any) -> frozenset[str]:

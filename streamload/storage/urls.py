@@ -112,10 +112,10 @@ def _refuse_unknown_prefixes(argument: str, written: str) -> None:
     for word, following in pairwise(chain_links(written)):
         if "://" in following and _WORD.fullmatch(word) and word not in _WRAPPERS:
             known = difflib.get_close_matches(word.lower(), [COPYING[:-2], *sorted(_ARCHIVES)], 1)
-            meant = f"did you mean {known[0]}::?" if known else f"{COPYING} has files copied whole"
+            meant = f"did you mean {known[0]}::?" if known else f"{COPYING} copies whole files"
             raise ValueError(
-                f"{argument} has the unknown prefix {word}:: in {_shown(written)}; {meant} (A folder of this name is "
-                f"written ./{word})"
+                f"{argument} has the unknown prefix {word}:: in {_shown(written)}; {meant} (if {word} is a folder, "
+                f"write ./{word})"
             )
 
 

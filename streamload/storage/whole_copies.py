@@ -238,7 +238,7 @@ class WholeCopies:
         Whoever reads one keeps it.
 
         Returns:
-            Whether any but the one that is being made have room, which they may leave.
+            Whether there are other copies, whose space may become free.
         """
         kept = [each for each in self._copies.values() if not each.failed]
         whole = [each for each in kept if each.whole]

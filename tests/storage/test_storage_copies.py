@@ -234,17 +234,67 @@ def test_a_copy_that_hangs_does_not_keep_a_program_from_its_end() -> None:
     subprocess.run([sys.executable, "-c", HANGING], check=True, timeout=60)
 
 
-async def test_a_copy_that_waits_for_a_connection_gets_on_with_the_others() -> None:
-    """Of s3fs's pool, which may be smaller than the number of copies."""
-    options = {"key": "k", "secret": "s", "config_kwargs": {"max_pool_connections": 1}}
-    policy = RetryPolicy(stall_timeout_s=1.0, give_up_timeout_s=1.5)
-    with FaultServer({f"b/{name}.tar": bytes(MIB) for name in "abc"}, Script(bytes_per_s=MIB / 2)) as server:
-        storages = Storages({"s3": {**options, "endpoint_url": server.url}}, retries=Retries(policy))
+async def test_copies_leave_a_connection_to_ask_for_the_next_file() -> None:
+    """More of them than botocore has connections by default."""
+    files = {f"b/{number}.tar": bytes(MIB) for number in range(12)}
+    with FaultServer(files, Script(bytes_per_s=MIB / 60)) as server:
+        storages = Storages({"s3": {"key": "k", "secret": "s", "endpoint_url": server.url}})
         try:
-            urls = [f"simplecache::s3://b/{name}.tar" for name in "abc"]
-            assert await asyncio.gather(*(fetched_by(storages, url) for url in urls)) == [bytes(MIB)] * 3
+            for number in range(12):
+                url = f"simplecache::s3://b/{number}.tar"
+                await storages.for_url(url).open_range(url, 0, MIB, etag=None)
+                while sum(method == "GET" for method, _, _ in server.report().log) <= number:
+                    await asyncio.sleep(0.01)
+            assert len(server.report().spans) == 12  # of the answers about the files: no file has come
         finally:
             await storages.aclose()
+
+
+async def test_a_copy_that_fails_leaves_no_file_to_the_next_one(
+    memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, temporary_folder: Path
+) -> None:
+    """Nor does one that gets further each time end: two in a row that do not would."""
+    get_file, open_copies = MemoryFileSystem.get_file, []
+
+    def broken(memory: MemoryFileSystem, path: str, target: str) -> None:
+        open_copies.append(len(copies_in(temporary_folder)))
+        if len(open_copies) == 6:
+            get_file(memory, path, target)
+            return
+        Path(target).write_bytes(bytes(len(open_copies)))
+        raise ConnectionError
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", broken)
+    memory.pipe_file("/copied/a.tar", b"1234567")
+    storages = Storages(retries=Retries(RetryPolicy(tries=2, first_backoff_s=0.0)))
+    gc.disable()
+    try:
+        assert await fetched_by(storages, "simplecache::memory://copied/a.tar") == b"1234567"
+        assert (len(open_copies), max(open_copies) <= 2) == (6, True), open_copies  # a thread may be about to end
+    finally:
+        gc.enable()
+        await storages.aclose()
+
+
+async def test_a_copy_that_fails_takes_no_room_until_it_is_made_again(
+    memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, temporary_folder: Path
+) -> None:
+    failed = threading.Event()
+
+    def broken(memory: MemoryFileSystem, path: str, target: str) -> None:
+        failed.set()
+        raise ConnectionError
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", broken)
+    memory.pipe_file("/copied/a.tar", b"1234567")
+    url, storages = "simplecache::memory://copied/a.tar", Storages(retries=Retries(RetryPolicy(first_backoff_s=600.0)))
+    try:
+        await storages.for_url(url).open_range(url, 0, 5, etag=None)
+        async with asyncio.timeout(60):
+            while not failed.is_set() or copies_in(temporary_folder):
+                await asyncio.sleep(0.01)
+    finally:
+        await storages.aclose()
 
 
 async def test_copies_take_no_threads_from_those_who_read(

@@ -32,6 +32,7 @@ from streamload.storage.download import Pin, download
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import RangeBody, without_secrets
+from streamload.storage.retry_policy import Retries
 from streamload.storage.storages import Storages
 from streamload.storage.urls import expand_urls
 
@@ -39,15 +40,15 @@ OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
 KINDS = ["s3", "http", "s3fs", "fsspec-http"]
 
 
-def storages_of(kind: str, script: Script) -> tuple[Storages, str]:
+def storages_of(kind: str, script: Script, retries: Retries | None = None) -> tuple[Storages, str]:
     if kind == "http":
-        return Storages(), f"{script.address}/set/a.tar"
+        return Storages(retries=retries), f"{script.address}/set/a.tar"
     if kind == "fsspec-http":
-        return Storages({"block_size": 1}), f"{script.address}/set/a.tar"
+        return Storages({"block_size": 1}, retries=retries), f"{script.address}/set/a.tar"
     options = {**OPTIONS, "endpoint_url": script.address, "client_kwargs": {"region_name": "us-east-1"}}
     if kind == "s3fs":
         options["config_kwargs"] = {"retries": {"max_attempts": 0}, "request_checksum_calculation": "when_required"}
-    return Storages(options), "s3://bucket/set/a.tar"
+    return Storages(options, retries=retries), "s3://bucket/set/a.tar"
 
 
 async def read(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.errors import StorageError
@@ -72,6 +76,24 @@ def test_those_of_files_that_fsspec_reads_are_checked_too(url: str) -> None:
             Storages(options).check([url])
 
 
+def test_obstores_own_names_are_refused_where_s3fs_would_pass_them_over() -> None:
+    for name in ("region", "access_key_id", "AWS_ENDPOINT_URL"):
+        Storages({name: "http://here"}).check(["s3://b/a.tar"])
+        with pytest.raises(ValueError, match=f"names '{name}', which simplecache::s3:// does not know; it knows"):
+            Storages({name: "http://here", "token": None}).check(["simplecache::s3://b/a.tar"])
+
+
+async def test_a_mistake_in_a_filesystem_is_not_blamed_on_options() -> None:
+    class Mistaken(MemoryFileSystem):
+        cachable = False
+
+        def info(self, path: str, **kwargs: Any) -> Any:
+            return self.created(pth=path)  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match="unexpected keyword argument 'pth'"):
+        Storages({"memory": {}}, Mistaken()).for_url("memory://a.tar").info("memory://a.tar")
+
+
 @pytest.mark.parametrize(
     ("given", "protocol", "option"),
     [("http", "https", "headers"), ("gcs", "gs", "endpoint_url"), ("s3", "s3a", "key"), ("abfs", "az", "account_name")],
@@ -107,3 +129,25 @@ def test_a_profile_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(StorageError, match="there is no profile 'nobody'") as raised:
         StreamLoader("s3://b/a.tar", num_workers=1, storage_options={"profile": "nobody"})
     assert bare(raised.value)
+
+
+@pytest.mark.parametrize("from_object", [False, True])
+async def test_s3fs_has_a_connection_for_each_request(from_object: bool) -> None:
+    """More of them than botocore has by default."""
+    with FaultServer({"b/a.tar": bytes(1 << 24)}) as server:
+        options: dict[str, Any] = {"key": "k", "secret": "s", "endpoint_url": server.url}
+        if from_object:
+            storages = Storages(
+                filesystem=fsspec.filesystem("s3", **options, asynchronous=True, skip_instance_cache=True)
+            )
+        else:
+            storages = Storages(options | {"config_kwargs": {}})
+        storage, bodies = storages.for_url("s3://b/a.tar"), []
+        try:
+            async with asyncio.timeout(60):
+                for _ in range(12):
+                    bodies.append(await storage.open_range("s3://b/a.tar", 0, None, etag=None))
+        finally:
+            for body in bodies:
+                await body.aclose()
+            await storages.aclose()

@@ -86,7 +86,7 @@ def test_a_torch_dataset_is_refused_with_where_it_belongs() -> None:
         ("simplcache::s3://b/a.tar", r"unknown prefix simplcache:: .*; did you mean simplecache::\?"),
         (["a", "simplcache::s3://b/a.tar"], r"urls\[1\] has the unknown prefix simplcache::"),
         ("Zip::s3://b/a.zip", r"unknown prefix Zip:: .*; did you mean zip::\?"),
-        ("train::s3://b/a.tar", r"simplecache:: has files copied whole \(A folder of this name is written \./train\)"),
+        ("train::s3://b/a.tar", r"simplecache:: copies whole files \(if train is a folder, write \./train\)"),
     ],
 )
 def test_refuses_other_values(urls: str | list[str], reason: str) -> None:
