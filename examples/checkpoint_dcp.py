@@ -1,7 +1,7 @@
 """Checkpoints of torch.distributed.checkpoint, saved by some processes and loaded by more or fewer.
 
-    torchrun --nproc-per-node 2 examples/checkpoint_dcp.py .demo/dcp --stop-behind-step 3
-    torchrun --nproc-per-node 3 examples/checkpoint_dcp.py .demo/dcp
+    torchrun --nproc-per-node 2 examples/checkpoint_dcp.py .runs/dcp --stop-behind-step 3
+    torchrun --nproc-per-node 3 examples/checkpoint_dcp.py .runs/dcp
 
 The first argument is the folder of the run. A loader is saved like a model, under a name in the dict that is saved. The
 run goes on in the middle of the epoch with the same global batches as before, whatever the number of processes

@@ -1,7 +1,7 @@
 """Train with Accelerate, which saves and loads the loader's state with its own, also in the middle of an epoch.
 
-    python examples/train_accelerate.py .demo/accelerate --stop-behind-step 7
-    accelerate launch --num-processes 2 examples/train_accelerate.py .demo/accelerate
+    python examples/train_accelerate.py .runs/accelerate --stop-behind-step 7
+    accelerate launch --num-processes 2 examples/train_accelerate.py .runs/accelerate
 
 The loader is registered for checkpoints and not given to `prepare`: it divides the samples among the processes itself.
 So batches are moved to the device by hand.

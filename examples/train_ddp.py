@@ -1,7 +1,7 @@
 """Train a small network on images with DistributedDataParallel, on any number of processes, from shards anywhere.
 
-    torchrun --nproc-per-node 2 examples/train_ddp.py .demo/ddp .demo/shards/train
-    torchrun --nproc-per-node 3 examples/train_ddp.py .demo/ddp s3://bucket/train --endpoint http://127.0.0.1:9000
+    torchrun --nproc-per-node 2 examples/train_ddp.py .runs/ddp .demo/shards/train
+    torchrun --nproc-per-node 3 examples/train_ddp.py .runs/ddp s3://bucket/train --endpoint http://127.0.0.1:9000
 
 The first argument is the folder of the run. If it holds a checkpoint, the run goes on behind that, with the same
 global batches as before, whatever the number of processes is now: the batch of a process is the global one divided by

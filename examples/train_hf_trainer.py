@@ -1,7 +1,7 @@
 """Train with the Trainer of Hugging Face's transformers, and go on in the middle of an epoch.
 
-    python examples/train_hf_trainer.py .demo/hf_trainer --stop-behind-step 7
-    python examples/train_hf_trainer.py .demo/hf_trainer
+    python examples/train_hf_trainer.py .runs/hf_trainer --stop-behind-step 7
+    python examples/train_hf_trainer.py .runs/hf_trainer
 
 By itself, the Trainer would resume by reading all batches again that were used already. With `ignore_data_skip=True`
 it does not, and a callback saves the loader's state into each checkpoint, and loads it.

@@ -1,7 +1,7 @@
 """Train with Lightning: its checkpoints hold where the loader stands, so a run goes on in the middle of an epoch.
 
-    python examples/train_lightning.py .demo/lightning --stop-behind-step 7
-    python examples/train_lightning.py .demo/lightning
+    python examples/train_lightning.py .runs/lightning --stop-behind-step 7
+    python examples/train_lightning.py .runs/lightning
 
 Lightning saves the state of every loader that has `state_dict` and `load_state_dict`, and loads it where a checkpoint
 was made within an epoch. `LightningLoader` also goes on rightly from checkpoints at an epoch's end.

@@ -1,7 +1,7 @@
 """Train with Ray Train: its checkpoints hold where the loader stands, so a run goes on with more or fewer workers.
 
-    python examples/train_ray.py .demo/ray --ray-workers 2 --stop-behind-step 3
-    python examples/train_ray.py .demo/ray --ray-workers 1
+    python examples/train_ray.py .runs/ray --ray-workers 2 --stop-behind-step 3
+    python examples/train_ray.py .runs/ray --ray-workers 1
 
 The first argument is the folder of the run, which all nodes have to see. If it holds a checkpoint, the run goes on
 behind that, in the middle of an epoch too, with the same global batches as before: the batch of a worker is the global

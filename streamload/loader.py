@@ -144,8 +144,8 @@ class StreamLoader(NamedClasses):
             protocol; others are refused.
         cache_dir: keep remote shards in this local folder, which all ranks of a machine may share if they are one
             user's.
-        cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of what is free
-            without it.
+        cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of the
+            space that is free or that the cache holds already.
         memory_budget: what shards, batches and requests may take in memory, likewise; "auto" is a quarter of the free
             memory, divided among the ranks of a machine. Local uncompressed shards take none of it. Where
             fields are read that are compressed or repeat their values (`gz`, `npz`, `pt`), a quarter of it is for what

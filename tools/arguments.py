@@ -63,7 +63,8 @@ StorageOption = Annotated[
 
 
 class PlainUsage(TyperCommand):
-    """A command whose usage line is `ls [OPTIONS] URLS...`; some versions of typer put arguments in braces.
+    """A command whose usage line is `ls [OPTIONS] URLS...`; some versions of typer put arguments in braces, and their
+    types behind their names.
 
     Its help ends with the examples, which stand last in the docstring, line by line, and the exit status.
     """
@@ -77,6 +78,17 @@ class PlainUsage(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The options and arguments, in their order."""
         return [piece.removeprefix("{").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The arguments and the options, each with its help."""
+        records = [(param, param.get_help_record(ctx)) for param in self.get_params(ctx)]
+        shown = [(param.param_type_name, record) for param, record in records if record is not None]
+        arguments = [(name.partition(" ")[0], text) for kind, (name, text) in shown if kind == "argument"]
+        options = [record for kind, record in shown if kind != "argument"]
+        for title, lines in (("Arguments", arguments), ("Options", options)):
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
 
 
 def show_version(command: str) -> Callable[[bool], None]:

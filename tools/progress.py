@@ -82,7 +82,7 @@ class LineProgress:
 
 
 def _shown_rates(items_per_s: float, unit: str, bytes_per_s: float) -> str:
-    """That of the bytes only where some are counted: whoever reads an index alone has none."""
+    """The rate of bytes is left out where none are counted, as when only an index is read."""
     return f"{items_per_s:,.0f} {unit}/s" + (f", {shown_bytes(bytes_per_s)}/s" if bytes_per_s else "")
 
 

@@ -42,7 +42,7 @@ class SystemExitError(Exception):
         self.__traceback__ = raised.__traceback__
 
     def __str__(self) -> str:
-        return f"sys.exit({self.raised.code!r}) was called, which ends nothing but a worker; raise another exception"
+        return f"sys.exit({self.raised.code!r}) would end only a worker process; raise an ordinary exception"
 
 
 class Attempt:

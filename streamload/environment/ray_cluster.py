@@ -13,6 +13,7 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -32,8 +33,11 @@ _NONE_RUNS = (
 )
 
 
-class Versions(NamedTuple):
+@dataclass(frozen=True)
+class Versions:
     """What has to be equal wherever one run works, since it decides which bytes are written and what can be unpickled.
+
+    A named tuple of a release with other fields could not be unpickled, and so not be compared.
 
     Attributes:
         streamload: its version; None where it is not installed.

@@ -316,7 +316,7 @@ def _hint(name: str, file: _File | None) -> str:
     if field != name and field in fields:
         return f"did you mean {SIZE + field!r}?"
     if (place := _place_in_json(name, file)) is not None:
-        return f"write {place[1]}: a column of the field {place[0]} is called by its path in that"
+        return f"write {place[1]}: a column from {place[0]} is named by its path within that field"
     names = () if file is None else (*file.names, *(f"{SIZE}{each}" for each in fields))
     alike = difflib.get_close_matches(name, [*names, *_BUILT_IN], 1)
     return f"did you mean {alike[0]!r}?" if alike else ""

@@ -46,8 +46,8 @@ PACKING = f"{INDEX_FOLDER}/packing/run.json"
 """The file in a remote destination that exists while `shardify` runs."""
 
 SHARDIFY_ADVICE = (
-    "a `shardify`, `pack` or `map_shards` into this folder was interrupted, or is still at work; run it again with "
-    "--resume (a call: resume=True) to go on, or with --overwrite (overwrite=True) to start over"
+    "a `shardify` or `streamload map` (a call: `pack` or `map_shards`) into this folder was interrupted, or is still "
+    "at work; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to start over"
 )
 
 _FILE = ".streamload-unfinished.json"

@@ -8,6 +8,7 @@ import platform
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -41,8 +42,9 @@ _MOST_FRAME_BYTES = 8 << 20
 """Small batches go together, up to so many bytes."""
 
 
-class Greeting(NamedTuple):
-    """What an actor says of itself.
+@dataclass(frozen=True)
+class Greeting:
+    """What an actor says of itself; no named tuple, see `Versions`.
 
     Attributes:
         versions: of what must be the same everywhere: trainer and actors send each other pickles.

@@ -226,7 +226,7 @@ def test_an_attempt_may_keep_exits_with_their_tracebacks() -> None:
     with Attempt(exits=True) as attempt:
         sys.exit(3)
     assert isinstance(attempt.error, SystemExitError)
-    assert str(attempt.error).startswith("sys.exit(3) was called")
+    assert str(attempt.error).startswith("sys.exit(3) would end only a worker")
     came = travelled(attempt.error)
     assert isinstance(came, SystemExitError)
     assert "    sys.exit(3)\n" in "\n".join(came.__notes__)

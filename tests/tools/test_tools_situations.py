@@ -238,7 +238,7 @@ def test_the_help_ends_with_examples_of_options_that_exist_and_the_exit_status(c
     status, out, _ = run(app, *arguments[: app is main.app], "--help")
     text, _, end = out.partition("  Examples:\n")
     assert status == 0
-    assert re.search(r"\] [a-z]|^  [a-z]+ <|--\S+ <", text, re.MULTILINE) is None, "types in the place of names"
+    assert re.search(r"\] [a-z]|^  \S+ <|--\S+ <", text, re.MULTILINE) is None, "types in the place of names"
     assert " ".join(end.split()).endswith(EXIT_STATUS)
     lines = [line.strip() for line in end.splitlines() if line.startswith(("    streamload ", "    shardify "))]
     assert len(lines) >= 3
