@@ -117,19 +117,17 @@ class BatchMaker:
             self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
         return self._randomness[1]
 
-    def _places(self, task: RowTask, layout: Layout, child: int | str, least_bytes: int) -> list[NDArray[Any]] | None:
-        """Where one value of each row will lie in its slot; see `Places`."""
+    def _places(self, task: RowTask, layout: Layout, child: int | str) -> list[NDArray[Any]] | None:
+        """Where one value of each row will lie in the slots; see `Places`."""
         leaf = _child(layout.tree, child)
         if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None or not leaf.shape:
             return None
-        if leaf.row_bytes < least_bytes:
-            return None
-        places: list[NDArray[Any]] = []
+        blocks: list[NDArray[Any]] = []
         for piece in task.pieces:
             memory = self._slots.at_least(piece.slot, layout.offsets()[1])
             view = slot_views(layout, memory, layout.capacity)[leaf.number]
-            places.extend(view[piece.first_row : piece.first_row + piece.rows])
-        return places
+            blocks.append(view[piece.first_row : piece.first_row + piece.rows])
+        return blocks
 
     def _collate(
         self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: RowRandomness
@@ -139,7 +137,7 @@ class BatchMaker:
         for piece in task.pieces:
             end = start + piece.rows
             failed = {row - start: each for row, each in failures.items() if start <= row < end} if failures else {}
-            part = rows if piece.rows == rows.count else rows.slice(start, end)
+            part = rows.slice(start, end)
             if task.whole:
                 done.append(self._whole_batch(task, start, piece, part, failed, randomness=randomness))
             else:

@@ -26,7 +26,7 @@ from streamload.decode.batch_layout import (
     is_tensor_class,
     slot_views,
 )
-from streamload.decode.columns import PlacedRows, Rows, StoredBytes, StoredRows
+from streamload.decode.columns import PlacedRows, Rows, StoredBytes, StoredRows, copied_together
 from streamload.memory.mapped import Bytes
 
 __all__ = [
@@ -112,7 +112,8 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
     if isinstance(column, np.ndarray):
         if column.dtype != out.dtype or column.shape != out.shape:
             raise LayoutMismatchError
-        out[...] = column
+        if column.ctypes.data != out.ctypes.data:
+            out[...] = column
         return
     if isinstance(column, StoredRows):
         if column.dtype != out.dtype or column.shape != out.shape[1:] or not out.flags.c_contiguous:
@@ -139,23 +140,13 @@ def _write_values(leaf: ArrayLeaf, column: list[Any], out: NDArray[Any]) -> None
         raise LayoutMismatchError
     shape, dtype = out.shape[1:], out.dtype
     if shape and out.flags.c_contiguous:
-        _concatenate(column, out)
+        if not copied_together(column, out):
+            raise LayoutMismatchError
         return
     for number, value in enumerate(column):
         if value.dtype != dtype or value.shape != shape:
             raise LayoutMismatchError
         out[number] = value
-
-
-def _concatenate(arrays: list[NDArray[Any]], out: NDArray[Any]) -> None:
-    """Copy arrays to the entries of `out`; NumPy compares dtypes, and all but the length of the first axis."""
-    length, *rest = out.shape[1:]
-    try:
-        if set(map(len, arrays)) != {length}:
-            raise LayoutMismatchError
-        np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="no")
-    except (TypeError, ValueError) as error:
-        raise LayoutMismatchError from error
 
 
 _SCALARS_OF: dict[str, frozenset[type]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,16 @@ from numpy.typing import NDArray
 
 from streamload.decode.row_table import by_shard
 
-__all__ = ["PlacedRows", "Rows", "StoredBytes", "StoredRows", "UnreadableError", "windows"]
+__all__ = [
+    "PlacedBlocks",
+    "PlacedRows",
+    "Rows",
+    "StoredBytes",
+    "StoredRows",
+    "UnreadableError",
+    "copied_together",
+    "windows",
+]
 
 _ROW_BY_ROW_BYTES = 1024
 """Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
@@ -201,6 +211,58 @@ class PlacedRows:
         return all(map(operator.is_, self._values, self._places))
 
 
+class PlacedBlocks:
+    """A column of small arrays, copied to their batches' memory together, as soon as those of one batch are made.
+
+    Copied one by one, each would cost a view; after all of a task's batches, they would have left the caches.
+
+    Args:
+        blocks: consecutive rows of each batch in turn: the memory for their values.
+    """
+
+    __slots__ = ("_blocks", "_ends", "_values")
+
+    def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
+        ends = accumulate(map(len, blocks))
+        self._ends = {end - 1: (end - len(block), block) for end, block in zip(ends, blocks, strict=True)}
+        self._blocks: dict[int, NDArray[Any]] = {}
+        self._values: list[Any] = [None] * sum(map(len, blocks))
+
+    def __setitem__(self, row: int, value: Any) -> None:
+        """Set a value; rows come in their order, and may be left out."""
+        self._values[row] = value
+        if row in self._ends:
+            self._copy(row)
+
+    def _copy(self, last: int) -> None:
+        start, block = self._ends[last]
+        values = self._values[start : last + 1]
+        if set(map(type, values)) == {np.ndarray} and copied_together(values, block):
+            self._blocks[start] = block
+            self._values[start : last + 1] = [None] * len(block)
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.slice(start, last + 1) for last, (start, _) in self._ends.items())
+
+    def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
+        """The rows of one batch: their memory, or where they do not fit there the values."""
+        block = self._blocks.get(start)
+        return self._values[start:end] if block is None else block
+
+
+def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
+    """Copy arrays to the entries of `out`; False where one has another dtype or shape."""
+    length, *rest = out.shape[1:]
+    try:
+        if set(map(len, arrays)) != {length}:
+            return False
+        # NumPy compares dtypes, and all but the length of the first axis.
+        np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="no")
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 @dataclass(slots=True)
 class Rows:
     """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
@@ -208,8 +270,8 @@ class Rows:
     Attributes:
         count: the number of rows.
         values: the rows themselves, where they are not kept as columns.
-        columns: the values of each field: a list, an array with a leading axis of rows, `PlacedRows`, `StoredRows` or
-            `StoredBytes`.
+        columns: the values of each field: a list, an array with a leading axis of rows, `PlacedRows`, `PlacedBlocks`,
+            `StoredRows` or `StoredBytes`.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
         optional: the numbers of the columns whose values may be None, where a sample lacks an optional field.
@@ -254,7 +316,7 @@ class Rows:
             assert self.values is not None
             return Rows(end - start, values=self.values[start:end])
         columns = [
-            column.slice(start, end) if isinstance(column, StoredRows | StoredBytes | PlacedRows) else column[start:end]
+            column[start:end] if isinstance(column, list | np.ndarray) else column.slice(start, end)
             for column in self.columns
         ]
         return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys, optional=self.optional)

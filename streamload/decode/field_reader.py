@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout
 from streamload.decode.column_decoding import decode_integers, may_be_integers, may_share_layout, shared_npy_layout
-from streamload.decode.columns import PlacedRows, StoredBytes, StoredRows, windows
+from streamload.decode.columns import PlacedBlocks, PlacedRows, StoredBytes, StoredRows, windows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.row_table import Column, RowTable, by_shard
@@ -94,7 +94,7 @@ class ShardReader(ABC):
         return None
 
 
-Values = list[Any] | PlacedRows
+Values = list[Any] | PlacedRows | PlacedBlocks
 
 Progress = memoryview | list[int]
 """Its first item is the number of the current row; a memoryview is shared memory that survives a crash."""
@@ -311,7 +311,7 @@ class FieldReader:
         work: Work,
         column: Column,
         failed: Callable[[int, Exception], RowFailure],
-        places: Callable[[], list[NDArray[Any]] | None] = lambda: None,
+        target: Callable[[], Values] | None = None,
     ) -> Any:
         """A field's values for all rows, in a column of any kind that `Rows` may have.
 
@@ -319,7 +319,7 @@ class FieldReader:
             work: the rows.
             column: the field.
             failed: makes the failure of a row.
-            places: for each row an array to copy its value to, or None.
+            target: makes what the values are put into one by one; by default a list.
         """
         missing = bool((column.offsets == MISSING).any())
         first_only = column.which is None or not column.which.any()
@@ -328,8 +328,7 @@ class FieldReader:
             whole = self._read_at_once(work, column)
             if whole is not None:
                 return whole
-        places_here = places()
-        values = [None] * work.count if places_here is None else PlacedRows(places_here)
+        values = [None] * work.count if target is None else target()
         read = self._read_plain(work, column, values) if plain else self._read_checked(work, column, values)
         work.each_row(read, failed)
         return values

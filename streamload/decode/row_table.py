@@ -1,13 +1,10 @@
-"""Rows and where their fields lie: what the plan hands to whoever makes the rows.
-
-`RowTable` travels between processes and has no `__slots__`, with which a frozen dataclass is pickled by Python code.
-"""
+"""Rows and where their fields lie: what the plan hands to whoever makes the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +12,10 @@ from numpy.typing import NDArray
 from streamload.order.distinct import distinct
 
 __all__ = ["Column", "ColumnKind", "RowTable", "by_shard"]
+
+_PACKED_ROWS = 256
+"""Longer tables are packed when they are sent: what does not fit into a socket's buffer waits there until the worker
+reads it, which it does only when it has nothing else to do, and then it waits for the sender."""
 
 _SORTED_BY_RADIX = np.iinfo(np.uint16).max
 """NumPy sorts 16-bit integers by radix, in a fraction of the time."""
@@ -66,7 +67,7 @@ class Column:
     shards: NDArray[np.int64] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowTable:
     """Rows and where their fields lie, in one array, because each array of a message costs microseconds.
 
@@ -135,6 +136,25 @@ class RowTable:
     def rows(self, start: int, end: int) -> RowTable:
         """Consecutive rows, as a view."""
         return RowTable(self.values[start:end], self.kinds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if len(self) < _PACKED_ROWS:
+            return RowTable, (self.values, self.kinds)
+        return _unpacked, (len(self), self.kinds, [_packed(column) for column in self.values.T])
+
+
+def _packed(column: NDArray[np.int64]) -> tuple[int, str, bytes]:
+    """The least of a column's integers, and what they have more than that, in the narrowest type."""
+    least = int(column.min())
+    narrowest = np.min_scalar_type(int(column.max()) - least)
+    return least, narrowest.str, (column - least).astype(narrowest).tobytes()
+
+
+def _unpacked(rows: int, kinds: tuple[ColumnKind, ...], columns: list[tuple[int, str, bytes]]) -> RowTable:
+    table = RowTable(np.empty((rows, len(columns)), np.int64), kinds)
+    for column, (least, narrowest, packed) in zip(table.values.T, columns, strict=True):
+        np.add(np.frombuffer(packed, narrowest), least, out=column, dtype=np.int64, casting="unsafe")
+    return table
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

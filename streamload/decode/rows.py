@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
-from streamload.decode.columns import PlacedRows, Rows
+from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Values, Work, field_of
 from streamload.decode.row_table import Column, RowTable
@@ -112,14 +112,18 @@ class _Transformed:
         return [function for functions in self.functions for function in functions.values()]
 
 
-_COPIED_AT_ONCE_BYTES = 4 << 10
-"""Smaller values of decoders are copied to their batch all at once, which takes less time for each."""
+_COPIED_TOGETHER_BYTES = 4 << 10
+"""Smaller values of decoders are copied to their batch together, which takes less time for each."""
 
-Places = Callable[[int | str, int], list[NDArray[Any]] | None]
-"""For a value that rows are made of (its number in a tuple, its key in a dict) a writable array for each row.
+Places = Callable[[int | str], list[NDArray[Any]] | None]
+"""For a value that rows are made of (its number in a tuple, its key in a dict) the memory of each batch, writable, with
+an entry for each row.
 
-Values are copied there, or made there by functions that write to memory given to them. None where it cannot be said,
-and where values take fewer bytes than the second argument."""
+Values are copied there, or made there by functions that write to memory given to them. None where it cannot be said."""
+
+
+def _rows_in(blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    return [row for block in blocks for row in block]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,16 +225,16 @@ class RowMaker:
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
             functions = [each.of_column(column.alternatives) for each in self._transforms.all]
-            places_here = partial(self._places, work, number, places)
             if any(functions):
-                found = places_here(0)
-                columns.append([None] * work.count if found is None else PlacedRows(found))
-                transformed.append(_Transformed(column, functions, columns[-1], found))
+                found = self._places(work, number, places)
+                each = None if found is None else _rows_in(found)
+                columns.append([None] * work.count if each is None else PlacedRows(each))
+                transformed.append(_Transformed(column, functions, columns[-1], each))
                 continue
             started = perf_counter()
             stored = self._reader.stored_bytes(work, column) if may_stay_stored else None
-            at_once = partial(places_here, _COPIED_AT_ONCE_BYTES)
-            columns.append(stored or self._reader.read(work, column, self._failed(work, column), at_once))
+            target = partial(self._target, work, number, places)
+            columns.append(stored or self._reader.read(work, column, self._failed(work, column), target))
             work.decoded(column.name, perf_counter() - started)
         if transformed:
             self._transform_fields(work, transformed)
@@ -263,15 +267,24 @@ class RowMaker:
             work.decoded(name, field.decode_s)
             work.transformed(f"{name}: {_shown(field.every_function)}", field.transform_s)
 
-    def _places(self, work: Work, number: int, places: Places | None, least_bytes: int) -> list[NDArray[Any]] | None:
-        """Where the values of a column are wanted."""
+    def _target(self, work: Work, number: int, places: Places | None) -> Values:
+        """What takes the values of a column as they are made."""
+        blocks = self._places(work, number, places)
+        if blocks is None:
+            return [None] * work.count
+        if blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
+            return PlacedBlocks(blocks)
+        return PlacedRows(_rows_in(blocks))
+
+    def _places(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
+        """Where the values of a column are wanted; see `Places`."""
         if places is None or self._transforms.any_on_sample:
             return None
         fields = self._job.fields
         if fields is None:
-            return places(work.columns[number].name, least_bytes)
+            return places(work.columns[number].name)
         stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
-        return places(stored[number], least_bytes)
+        return places(stored[number])
 
     def _transformed_value(
         self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tasks_by_hand import Sample, Shelf, job, npy
 
+from streamload.decode import field_reader
 from streamload.decode.batch_layout import Layout
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.collate import build_batch
@@ -99,6 +103,59 @@ def test_values_are_in_their_slots_as_soon_as_they_are_made(role: str) -> None:
     done = work.run(range(7), batches=[4, 3], capacity=7)
     for piece, numbers in zip(done.pieces, ([0, 1, 2, 3], [4, 5, 6]), strict=True):
         assert work.batch(piece)[0][:, 0].tolist() == numbers
+
+
+SMALL = [{"npy": npy(np.full(3, number))} for number in range(9)]
+
+
+def test_small_values_are_in_their_slot_as_soon_as_those_of_a_batch_are_made() -> None:
+    """So that those of a batch are all that there are, however many batches a task has."""
+    made: list[weakref.ref[NDArray[Any]]] = []
+    most = 0
+
+    def decode(data: bytes) -> NDArray[Any]:
+        nonlocal most
+        value = np.load(BytesIO(data))
+        made.append(weakref.ref(value))
+        most = max(most, sum(each() is not None for each in made))
+        return value
+
+    work = Work(job(fields=("npy",), decode={"npy": decode}), SMALL, ("npy",))
+    done = work.run(range(9), batches=[4, 2, 3], capacity=9)
+    for piece, numbers in zip(done.pieces, ([0, 1, 2, 3], [4, 5], [6, 7, 8]), strict=True):
+        assert work.batch(piece)[0][:, 0].tolist() == numbers
+    assert most <= 5
+
+
+@pytest.mark.parametrize("bad", [2, 5, 6])
+@pytest.mark.parametrize("by_shard", [False, True])
+def test_small_values_beside_one_that_fails(bad: int, by_shard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(field_reader, "_ARRAYS_PER_SHARD", 1 if by_shard else 100)
+
+    def decode(data: bytes) -> NDArray[Any]:
+        value = np.load(BytesIO(data))
+        if value[0] == bad:
+            raise ValueError
+        return value
+
+    work = Work(job(fields=("npy",), decode={"npy": decode}, on_error="skip"), SMALL, ("npy",))
+    done = work.run(range(9), batches=[4, 2, 3], capacity=9)
+    for piece, numbers in zip(done.pieces, ([0, 1, 2, 3], [4, 5], [6, 7, 8]), strict=True):
+        assert [numbers[failure.row] for failure in piece.failures] == [bad] * (bad in numbers)
+        found = work.batch(piece)[0][:, 0].tolist()
+        assert [number for number in found if number != bad] == found
+        assert [number for number in numbers if number not in found] == [bad] * (bad in numbers)
+
+
+@pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.zeros(4, np.int64), [0, 0, 0]])
+def test_small_values_unlike_their_places_are_a_layout_mismatch(value: Any) -> None:
+    def decode(data: bytes) -> Any:
+        found = np.load(BytesIO(data))
+        return value if found[0] == 5 else found
+
+    work = Work(job(fields=("npy",), decode={"npy": decode}), SMALL, ("npy",))
+    done = work.run(range(9), batches=[4, 2, 3], capacity=9)
+    assert [piece.layout_mismatch for piece in done.pieces] == [False, True, False]
 
 
 @pytest.mark.parametrize("value", [np.zeros(SIZE, np.float32), np.zeros(SIZE + 1), np.zeros(SIZE).tolist()])
