@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 from tasks_by_hand import Sample, Shelf, job, npy
 
-from streamload.decode import field_reader
 from streamload.decode.batch_layout import Layout
 from streamload.decode.batch_maker import BatchMaker
 from streamload.decode.collate import build_batch
@@ -128,9 +127,9 @@ def test_small_values_are_in_their_slot_as_soon_as_those_of_a_batch_are_made() -
 
 
 @pytest.mark.parametrize("bad", [2, 5, 6])
-@pytest.mark.parametrize("by_shard", [False, True])
-def test_small_values_beside_one_that_fails(bad: int, by_shard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(field_reader, "_ARRAYS_PER_SHARD", 1 if by_shard else 100)
+@pytest.mark.parametrize("of_one_size", [False, True])
+def test_small_values_beside_one_that_fails(bad: int, of_one_size: bool) -> None:
+    samples = SMALL if of_one_size else [{"npy": sample["npy"] + bytes(at)} for at, sample in enumerate(SMALL)]
 
     def decode(data: bytes) -> NDArray[Any]:
         value = np.load(BytesIO(data))
@@ -138,7 +137,7 @@ def test_small_values_beside_one_that_fails(bad: int, by_shard: bool, monkeypatc
             raise ValueError
         return value
 
-    work = Work(job(fields=("npy",), decode={"npy": decode}, on_error="skip"), SMALL, ("npy",))
+    work = Work(job(fields=("npy",), decode={"npy": decode}, on_error="skip"), samples, ("npy",))
     done = work.run(range(9), batches=[4, 2, 3], capacity=9)
     for piece, numbers in zip(done.pieces, ([0, 1, 2, 3], [4, 5], [6, 7, 8]), strict=True):
         assert [numbers[failure.row] for failure in piece.failures] == [bad] * (bad in numbers)
