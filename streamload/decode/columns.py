@@ -214,25 +214,37 @@ class PlacedRows:
 class PlacedBlocks:
     """A column of small arrays, copied to their batches' memory together, as soon as those of one batch are made.
 
-    Copied one by one, each would cost a view; after all of a task's batches, they would have left the caches.
+    Copied one by one, each would cost a view; after all of a task's batches, they would have left the caches. Until two
+    values in a row do not share memory, each is copied at once too: a function may return the same array every time.
 
     Args:
         blocks: consecutive rows of each batch in turn: the memory for their values.
     """
 
-    __slots__ = ("_blocks", "_ends", "_values")
+    __slots__ = ("_are_apart", "_blocks", "_ends", "_previous", "_values")
 
     def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
         ends = accumulate(map(len, blocks))
         self._ends = {end - 1: (end - len(block), block) for end, block in zip(ends, blocks, strict=True)}
         self._blocks: dict[int, NDArray[Any]] = {}
         self._values: list[Any] = [None] * sum(map(len, blocks))
+        self._previous: NDArray[Any] | None = None
+        self._are_apart = False
 
     def __setitem__(self, row: int, value: Any) -> None:
         """Set a value; rows come in their order, and may be left out."""
+        if not self._are_apart and type(value) is np.ndarray:
+            value = self._own(value)
         self._values[row] = value
         if row in self._ends:
             self._copy(row)
+
+    def _own(self, value: NDArray[Any]) -> NDArray[Any]:
+        if self._previous is not None and not np.may_share_memory(self._previous, value):
+            self._previous, self._are_apart = None, True
+            return value
+        self._previous = value
+        return value.copy()
 
     def _copy(self, last: int) -> None:
         start, block = self._ends[last]

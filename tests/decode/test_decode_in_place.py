@@ -107,6 +107,24 @@ def test_values_are_in_their_slots_as_soon_as_they_are_made(role: str) -> None:
 SMALL = [{"npy": npy(np.full(3, number))} for number in range(9)]
 
 
+@pytest.mark.parametrize("bad", [(), (1,), (3, 5), (4, 5, 6)])
+def test_a_function_may_return_the_same_small_array_every_time(bad: tuple[int, ...]) -> None:
+    memory = np.empty(3, np.int64)
+
+    def decode(data: bytes) -> NDArray[Any]:
+        memory[:] = np.load(BytesIO(data))
+        if memory[0] in bad:
+            raise ValueError
+        return memory[:]
+
+    work = Work(job(fields=("npy",), decode={"npy": decode}, on_error="skip"), SMALL, ("npy",))
+    done = work.run(range(9), batches=[4, 2, 3], capacity=9)
+    for piece, numbers in zip(done.pieces, ([0, 1, 2, 3], [4, 5], [6, 7, 8]), strict=True):
+        good = [number for number in numbers if number not in bad]
+        found = work.batch(piece)[0][:, 0].tolist() if good else []
+        assert set(found) == set(good)
+
+
 def test_small_values_are_in_their_slot_as_soon_as_those_of_a_batch_are_made() -> None:
     """So that those of a batch are all that there are, however many batches a task has."""
     made: list[weakref.ref[NDArray[Any]]] = []
@@ -144,6 +162,16 @@ def test_small_values_beside_one_that_fails(bad: int, of_one_size: bool) -> None
         found = work.batch(piece)[0][:, 0].tolist()
         assert [number for number in found if number != bad] == found
         assert [number for number in numbers if number not in found] == [bad] * (bad in numbers)
+
+
+def test_small_values_of_other_lengths_that_would_fill_their_places_are_a_layout_mismatch() -> None:
+    def decode(data: bytes) -> NDArray[Any]:
+        value = np.load(BytesIO(data))
+        return value[: {6: 2}.get(value[0], 3)] if value[0] != 7 else np.repeat(value, 2)[:4]
+
+    work = Work(job(fields=("npy",), decode={"npy": decode}), SMALL, ("npy",))
+    done = work.run(range(9), batches=[4, 2, 3], capacity=9)
+    assert [piece.layout_mismatch for piece in done.pieces] == [False, False, True]
 
 
 @pytest.mark.parametrize("value", [np.zeros(3, np.float32), np.zeros(4, np.int64), [0, 0, 0]])
