@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib
-from peers import CEILINGS, STREAMLOAD
+from peers import CEILINGS, OWN_FUNCTIONS, STREAMLOAD
 from results import Results
 
 matplotlib.use("Agg")
@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 OURS, THEIRS, LIMIT = "#1a6e9e", "#b9c3ca", "#e8a33d"
-COLOURS = {STREAMLOAD: OURS} | dict.fromkeys(CEILINGS, LIMIT)
+COLOURS = {STREAMLOAD: OURS, OWN_FUNCTIONS: OURS} | dict.fromkeys(CEILINGS, LIMIT)
 
 
 def plot(results: Results, path: Path) -> None:
