@@ -79,10 +79,10 @@ def parse_class_names(content: bytes, url: str) -> tuple[str, ...]:
 def unknown_class(name: str, names: Sequence[str]) -> str:
     """The end of a message on a class that is not among the names: which are like it, or which there are."""
     missing = f"{name!r}, which classes.json does not have;"
-    near = difflib.get_close_matches(name, names, _NEAR)
-    if not near:
+    alike = difflib.get_close_matches(name, names, _NEAR)
+    if not alike:
         lowered = {other.lower(): other for other in names}
-        near = [lowered[found] for found in difflib.get_close_matches(name.lower(), list(lowered), _NEAR)]
-    if near:
-        return f"{missing} did you mean {' or '.join(map(repr, near))}?"
+        alike = [lowered[found] for found in difflib.get_close_matches(name.lower(), list(lowered), _NEAR)]
+    if alike:
+        return f"{missing} did you mean {' or '.join(map(repr, alike))}?"
     return f"{missing} the classes are {', '.join(map(repr, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''}"

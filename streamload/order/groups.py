@@ -57,9 +57,9 @@ def first_of_groups(
         below = drawn < low[of]
         chosen[start : start + _CHUNK] = below
         np.add.at(taken, of[below], 1)
-        near = np.flatnonzero(~below & (drawn <= high[of]))
-        open_samples.append(start + near)
-        open_words.append(drawn[near])
+        undecided = np.flatnonzero(~below & (drawn <= high[of]))
+        open_samples.append(start + undecided)
+        open_words.append(drawn[undecided])
     samples = np.concatenate([np.empty(0, np.int64), *open_samples])
     found = _settled(samples, np.concatenate([np.empty(0, np.uint64), *open_words]), group[samples], wanted - taken)
     if found is None:

@@ -119,11 +119,12 @@ def _as_parts(fractions: NDArray[np.float64], total: int) -> tuple[int, IntArray
 def _step(period: int) -> int:
     """A step that visits everything below the period, and all regions of it early.
 
-    That is one near the golden section of the period whose quotient with it has a continued fraction of small numbers.
+    That is one close to the golden section of the period, whose quotient with it has a continued fraction of small
+    numbers.
     """
     golden = round(period * _GOLDEN)
-    near = [step for step in range(max(1, golden - 40), golden + 41) if gcd(step, period) == 1]
-    return min(near, key=lambda step: (max(_continued_fraction(step, period)), abs(step - golden)))
+    candidates = [step for step in range(max(1, golden - 40), golden + 41) if gcd(step, period) == 1]
+    return min(candidates, key=lambda step: (max(_continued_fraction(step, period)), abs(step - golden)))
 
 
 def _continued_fraction(numerator: int, denominator: int) -> list[int]:
