@@ -28,7 +28,9 @@ class TreeMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.02):
+        ended = False
+        while not ended:  # what is there at the end counts too: a short pass ends before the first look
+            ended = self._stop.wait(0.02)
             self.peak_bytes = max(self.peak_bytes, tree_bytes())
 
 
