@@ -6,12 +6,13 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -66,26 +67,30 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: list[str], port: int) -> Iterator[None]:
-    """Run a server until the block ends; the block starts when it answers on its port."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    try:
-        _wait_for(process, port)
-        yield
-    finally:
-        process.terminate()
+    """Run a server until the block ends; the block starts when it answers on its port.
+
+    What it logs goes into a file: a pipe that nobody reads holds the server up once it is full.
+    """
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
         try:
-            process.communicate(timeout=_WAIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            _wait_for(process, port, log)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(_WAIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_for(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
     deadline = time.monotonic() + _WAIT_S
     while True:
         if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            pytest.fail(f"{process.args!r} did not start: {process.communicate()[1].decode()[-2000:]}")
+            log.seek(0)
+            pytest.fail(f"{process.args!r} did not start: {log.read().decode()[-2000:]}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.02)
