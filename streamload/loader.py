@@ -267,7 +267,7 @@ class StreamLoader(NamedClasses):
             if name in _FIXED:
                 what = f"{name}= is an argument of the constructor: make a new loader"
             raise AttributeError(
-                f"a StreamLoader's {name!r} cannot be set ({what}); only `transform` and `feeders` can, for the next",
+                f"a StreamLoader's {name!r} cannot be set ({what}); for the next pass `transform` and `feeders` can",
                 name=name,
                 obj=self,
             )

@@ -18,6 +18,7 @@ import pytest
 from make_shards import write_numbers
 from matrix import exhaustive
 from PIL import Image
+from servers.rclone import S3Server
 from transforms import raise_on_33
 
 from streamload import ShardWriter, StreamLoader, TarDataset
@@ -581,3 +582,17 @@ def test_resizing_takes_no_more_on_the_way_than_an_image_may_have() -> None:
     thin = np.zeros((2_000_000, 1, 3), np.uint8)
     with pytest.raises(ValueError, match=r"2000000 x 1 pixels.*100 x 100.*178956970"):
         Resize((100, 100))(thin)
+
+
+@pytest.mark.usefixtures("feeders_in_threads")
+def test_braces_of_a_bucket_reach_the_listing_as_they_are_written(tmp_path: Path, rclone_s3: S3Server) -> None:
+    bucket = rclone_s3.folder / tmp_path.name.replace("_", "-")
+    bucket.mkdir()
+    write_numbers(tmp_path / "data", [3])
+    shutil.copy(tmp_path / "data" / "part000-000000.tar", bucket / "{a,b}.tar")
+    shutil.copy(tmp_path / "data" / "part000-000000.tar", bucket / "0.tar")
+    options: dict[str, Any] = {"num_workers": 0, "storage_options": rclone_s3.options}
+    with StreamLoader(f"s3://{bucket.name}/\\{{a,b\\}}.tar", 3, **options) as loader:
+        assert len(list(loader)) == 1
+    with pytest.raises(ShardNotFoundError, match=r"\{0\.\.3\}.tar' names 4 shards, and 1 of them exist"):
+        StreamLoader(f"s3://{bucket.name}/{{0..3}}.tar", 3, **options)

@@ -263,7 +263,10 @@ class FieldReader:
                 "loader, and give every version of a dataset a folder of its own",
             )
         if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
-            raise RowError("DecodeError", f"the bytes of field {column.name!r} are damaged: their crc32 differs")
+            raise RowError(
+                "DecodeError",
+                f"the bytes of field {column.name!r} are damaged: their crc32 differs; fetch the shard again",
+            )
         return data
 
     def _read_bytes(self, shards: ShardReader, shard: int, start: int, size: int, name: str) -> Encoded:

@@ -42,7 +42,7 @@ def difference_between(rows: Rows) -> str:
     place, outline = strange
     return (
         f"its samples hold {outline}{_in(place)}, of which no tensor is made; "
-        "convert it in transform=, leave it out of fields=, or give a collate_fn="
+        "convert it in decode= or transform=, leave it out of fields=, or give a collate_fn="
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -301,23 +301,28 @@ class _Download:
 
     def _given_up(self) -> StorageError:
         failures = self._attempts.failures
-        throttled = sum(isinstance(exc, TransientStorageError) and exc.throttled for exc in failures)
-        stalled = sum(isinstance(exc, _StalledError) for exc in failures)
-        failed = len(failures) - throttled - stalled
-        happened = (
-            (throttled, "refused because there were too many"),
-            (stalled, f"without a byte for up to {self._policy.stall_timeout_s:g} s"),
-            (failed, "failed"),
-        )
-        advice = max(
-            (throttled, "use fewer ranks at once, or ask for a higher rate limit"),
-            (stalled, "check the network, the endpoint and whether the server is overloaded"),
-            (failed, "check whether the server is healthy, and run again"),
-        )[1]
+        throttled = [exc for exc in failures if isinstance(exc, TransientStorageError) and exc.throttled]
+        stalled = [exc for exc in failures if isinstance(exc, _StalledError)]
+        failed = [exc for exc in failures if exc not in throttled and exc not in stalled]
+        kinds: list[tuple[Sequence[StorageError], str, str]] = [
+            (
+                throttled,
+                "refused because there were too many",
+                "use fewer ranks at once, or ask for a higher rate limit",
+            ),
+            (
+                stalled,
+                f"without a byte for up to {self._policy.stall_timeout_s:g} s",
+                "check the network, the endpoint and whether the server is overloaded",
+            ),
+            (failed, "failed", "check whether the server is healthy, and run again"),
+        ]
+        kinds.sort(key=lambda kind: len(kind[0]))
+        most, _, advice = kinds[-1]
+        happened = ", ".join(f"{len(alike)} {how}" for alike, how, _ in kinds if alike)
         return StorageError(
             f"cannot be read: {counted(len(failures), 'request')} in a row brought no byte, over "
-            f"{self._attempts.spent_s:.1f} s ({', '.join(f'{count} {how}' for count, how in happened if count)}; the "
-            f"last: {failures[-1].message}); {advice}",
+            f"{self._attempts.spent_s:.1f} s ({happened}; the last: {most[-1].message}); {advice}",
             url=self._url,
             offset=self._watch.position,
         )

@@ -16,7 +16,7 @@ from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
 
-__all__ = ["CACHING", "COPYING", "Urls", "chain_links", "expand_urls"]
+__all__ = ["CACHING", "COPYING", "Urls", "as_strings", "chain_links", "expand_urls"]
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -87,6 +87,11 @@ def expand_urls(urls: Urls) -> list[str]:
                     )
                 expanded.append(url)
     return expanded
+
+
+def as_strings(urls: Urls) -> tuple[str, ...]:
+    """What was given, as it is written; raises what `expand_urls` raises for what is no string and no path."""
+    return tuple(written for _, written in _strings(urls))
 
 
 def chain_links(url: str) -> list[str]:

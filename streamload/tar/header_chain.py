@@ -245,8 +245,9 @@ def _check_zeros(part: ArchivePart, start: int, url: str) -> None:
 
 
 def _cut_in_block(total: int, position: int, url: str) -> ShardFormatError:
+    what = "this is not a tar archive, or was cut in its first block" if total < BLOCK_BYTES else "the shard was cut"
     return ShardFormatError(
-        f"the shard ends in the middle of a block ({counted(total, 'byte')}, not a multiple of 512), so it was cut; "
+        f"{what}: it ends in the middle of a block ({counted(total, 'byte')}, not a multiple of 512); "
         "fetch or pack it again",
         url=url,
         offset=position // BLOCK_BYTES * BLOCK_BYTES,

@@ -27,7 +27,7 @@ from streamload.options import Options
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import ColumnsOf, Selection
 from streamload.storage.storages import Storages
-from streamload.storage.urls import Urls, expand_urls
+from streamload.storage.urls import Urls, as_strings, expand_urls
 from streamload.trainer.connection import Connection, FeederProcess, with_another_feeder
 
 __all__ = ["FeederClient", "NamedClasses", "call_feeder", "listing_places", "named_places", "what_holds_up"]
@@ -169,8 +169,8 @@ class FeederClient:
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
         """See `list_shards`, and what it raises."""
         if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
-            urls, index = tuple(expand_urls(urls)), None if index is None else os.fspath(index)
-            sidecars = tuple(tuple(expand_urls(sidecar)) for sidecar in sidecars)
+            urls, index = as_strings(urls), None if index is None else os.fspath(index)
+            sidecars = tuple(map(as_strings, sidecars))
         listing: Listing = self.call("list_shards", urls, index, self.storages, sidecars)
         return listing
 

@@ -136,6 +136,12 @@ def test_after_so_many_fruitless_tries_it_says_what_happened_how_often_and_what_
     assert len(fetching.storage.requested) == 5
 
 
+def test_what_it_says_last_is_of_what_happened_most_often() -> None:
+    fetching = Fetching(lambda number: Answer(error=RESET if number < 4 else SLOW_DOWN))
+    with pytest.raises(StorageError, match="1 refused .*, 4 failed; the last: connection reset.*; check whether"):
+        fetching.get(0, 10, tries=5)
+
+
 def test_a_byte_resets_the_count_of_tries() -> None:
     fetching = Fetching(lambda n: Answer(breaks_after=1, error=RESET) if n in (4, 9) else Answer(error=RESET))
     with pytest.raises(StorageError, match="5 requests in a row"):

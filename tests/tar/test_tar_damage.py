@@ -91,6 +91,11 @@ def test_a_cut_at_any_byte_is_an_error(dialect: str, every: int) -> None:
         assert 0 <= error.offset <= length
 
 
+@pytest.mark.parametrize("content", [b"hello, this is a short note\n", DIALECTS["gnu"].whole()[:511]])
+def test_what_is_shorter_than_a_block_is_no_archive_or_was_cut(content: bytes) -> None:
+    assert "is not a tar archive, or was cut in its first block" in error_of(content).message
+
+
 def test_a_cut_in_the_zeros_behind_the_end_mark_must_be_between_blocks() -> None:
     content = DIALECTS["gnu"].whole(bytes(5 * 512))
     mark_end = len(content) - 3 * 512
