@@ -70,17 +70,14 @@ test-all: check
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
 	$(BIN)/python benchmarks/bench_decode.py
-	$(BIN)/python benchmarks/bench_processes.py
 	$(BIN)/python benchmarks/bench_gpu.py
 	$(BIN)/python benchmarks/bench_shardify.py
 	$(BIN)/python benchmarks/bench_map.py
-	$(BIN)/python benchmarks/bench_epochs.py
 	$(BIN)/python benchmarks/bench_many.py
 	$(BIN)/python benchmarks/bench_remote.py
 	$(BIN)/python benchmarks/bench_cache.py
 	$(BIN)/python benchmarks/bench_node.py
 	$(BIN)/python benchmarks/bench_ray.py
-	$(BIN)/python benchmarks/scale.py
 
 clean:
 	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
