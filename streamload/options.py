@@ -501,7 +501,8 @@ def _check_can_be_used(name: str, folder: str) -> None:
     """
     if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
-            f"{name}={folder!r} cannot be used: {foreign}, who could put other samples there; name a folder of your own"
+            f"{name}={folder!r} cannot be used: {foreign}, so it may hold what is not of this cache; name a folder of "
+            "your own"
         )
     there = _existing_part(folder)
     if not os.path.isdir(there):

@@ -95,14 +95,16 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
 
 
 def why_not_private(folder: str) -> str | None:
-    """Why what lies in a folder may be another user's, or None: it is not there, or is this user's or root's.
+    """Return why a folder may hold what another user or program put there; None if it is missing or private.
 
-    One of this user's that others may write to is no reason: `make_private_folder` closes it.
+    A folder of this user that others may write to is no reason: `make_private_folder` closes it.
     """
     try:
-        found = os.stat(folder)
+        found = os.lstat(folder)
     except OSError:
         return None
+    if stat.S_ISLNK(found.st_mode):
+        return f"{folder!r} is a symbolic link"
     if found.st_uid not in (os.geteuid(), _ROOT):
         return f"{folder!r} belongs to another user (uid {found.st_uid})"
     if found.st_uid != os.geteuid() and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -111,12 +113,13 @@ def why_not_private(folder: str) -> str | None:
 
 
 def make_private_folder(folder: str) -> None:
-    """Make a folder for this user alone, or see that one is.
+    """Make a folder for this user alone, or check that an existing one is.
 
     Raises:
-        OSError: it cannot be made, or what is in it may be another user's.
+        OSError: it cannot be made, is a link, or may hold what another user put there.
     """
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.islink(folder):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
     if (why := why_not_private(folder)) is not None:
         raise PermissionError(f"{why}; name a folder of your own")
     found = os.stat(folder)

@@ -316,6 +316,32 @@ def test_a_whole_file_that_has_not_the_right_size_is_not_believed(cache: DiskCac
     assert not read_through(cache, identity_of(1))
 
 
+def test_files_that_the_cache_did_not_make_are_neither_counted_nor_removed(folder: str) -> None:
+    """Its folder has the name that a user may give to a folder of shards."""
+    theirs = [Path(folder, FILE_NAMES_AT, name) for name in ("train-000000.tar", "partial/notes.txt")]
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(ROOM))
+    cache = cache_of(folder, 2)
+    one, two, three = (identity_of(number) for number in (1, 2, 3))
+    cache.expect(Listed(one, two, three, three, two, one))
+    keep(cache, one, two, three)
+    assert cached_names(folder) == {two.file_name, three.file_name, theirs[0].name}
+    assert all(path.exists() for path in theirs)
+
+
+@pytest.mark.parametrize("linked", [FILE_NAMES_AT, f"{FILE_NAMES_AT}/partial"])
+def test_a_folder_that_is_a_link_is_not_used(folder: str, tmp_path: Path, linked: str) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / f"{identity_of(2).file_name}.0.part").write_bytes(b"of another cache")
+    link = Path(folder, linked)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path / "theirs")
+    cache = cache_of(folder)
+    assert not cache.is_on
+    assert len(os.listdir(tmp_path / "theirs")) == 1
+
+
 def test_files_are_for_their_owner_alone(folder: str) -> None:
     os.makedirs(os.path.join(folder, FILE_NAMES_AT), mode=0o777)
     os.chmod(os.path.join(folder, FILE_NAMES_AT), 0o777)

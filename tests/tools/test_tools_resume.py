@@ -118,6 +118,7 @@ def test_a_kept_shard_that_was_damaged_is_packed_again(tmp_path: Path, monkeypat
 def test_resuming_where_there_is_nothing_to_resume(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
     (dest / STAGING / "shards" / "all").mkdir(parents=True)
+    (dest / STAGING / "made-by-a-run").touch()
     (dest / STAGING / "shards" / "all" / ".shard-000000.tar.1-1.partial").write_bytes(b"half")
     status, _, err = pack(source, dest, "--resume")
     assert status == 0
@@ -145,6 +146,43 @@ def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path, monkeypatch: pytest.
     assert seen[0][0] == 2
     assert "another shardify is writing" in seen[0][2]
     assert len(packed_samples(dest)) == 12
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link to a run's folder", "files of the user"])
+@pytest.mark.parametrize("option", [(), ("--overwrite",), ("--resume",)])
+def test_a_folder_that_no_run_made_is_neither_cleared_nor_packed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, option: tuple[str, ...]
+) -> None:
+    source, dest, theirs = images(tmp_path), tmp_path / "dest", tmp_path / "theirs"
+    if kind == "a link to a run's folder":
+        stopped_in_the_middle(source, theirs, monkeypatch)
+        theirs /= STAGING
+    else:
+        theirs.mkdir()
+        (theirs / "shards").mkdir()
+        (theirs / "shards" / "thesis.txt").write_text("all of it")
+    dest.mkdir()
+    if kind == "files of the user":
+        theirs = theirs.rename(dest / STAGING)
+    else:
+        (dest / STAGING).symlink_to(theirs)
+    before = files_below(theirs)
+    status, _, err = pack(source, dest, "--max-count", 2, *option)
+    assert (status, files_below(theirs)) == (2, before)
+    assert (
+        f"{str(dest / STAGING)!r} {'is a symbolic link' if kind != 'files of the user' else 'was not made by'}" in err
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to others")
+def test_the_folder_of_another_users_run_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, dest = images(tmp_path), tmp_path / "dest"
+    stopped_in_the_middle(source, dest, monkeypatch)
+    os.chown(dest / STAGING, 12345, 12345)
+    before = files_below(dest)
+    status, _, err = pack(source, dest, "--max-count", 2, "--overwrite")
+    assert (status, files_below(dest)) == (2, before)
+    assert "was not made by a run of this user" in err
 
 
 def test_what_was_begun_to_be_published_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

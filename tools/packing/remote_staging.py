@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from streamload_tools.failures import UsageError
 from streamload_tools.output import shown_bytes
 from streamload_tools.packing.finished_options import options_content, options_path
 from streamload_tools.packing.node_work import BucketTask
@@ -290,19 +289,12 @@ def local_folder(destination: str, base: str | None) -> str:
 
     Args:
         destination: url of the destination.
-        base: the parent folder; None is the system's folder for temporary files.
+        base: the parent folder, which is created; None is the system's folder for temporary files.
 
     Raises:
-        UsageError: the folder is another user's.
-        OSError: it cannot be created.
+        OSError: the parent folder cannot be created.
     """
     parent = tempfile.gettempdir() if base is None else base
     digest = hashlib.sha256(destination.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    folder = os.path.join(parent, f"streamload-shardify-{os.geteuid()}-{digest}")
     os.makedirs(parent, exist_ok=True)
-    with suppress(FileExistsError):
-        os.mkdir(folder, mode=0o700)
-    status = os.lstat(folder)
-    if status.st_uid != os.geteuid() or not os.path.isdir(folder) or os.path.islink(folder):
-        raise UsageError(f"{folder!r} is another user's; name another folder with --staging")
-    return folder
+    return os.path.join(parent, f"streamload-shardify-{os.geteuid()}-{digest}")

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +48,7 @@ LISTING = "source.npz"
 """The name of the listing of its files."""
 
 _PUBLISHING = "publishing"
+_MADE_BY_A_RUN = "made-by-a-run"
 _FORMAT = 4
 _LOCK_TIMEOUT_S = 0.5  # the workers of a killed run hold its lock too, until they have ended
 
@@ -210,9 +212,7 @@ class Staging:
 
     def remove(self) -> None:
         """Remove everything, starting with what makes it a run that can be resumed. Raises OSError."""
-        with suppress(FileNotFoundError):
-            os.unlink(self.path(RUN))
-        shutil.rmtree(self.folder)
+        _remove(self.folder)
 
     def finish(self) -> None:
         """Remove the folder and all records, since everything is published. Raises OSError, StorageError."""
@@ -352,18 +352,30 @@ def remove_remains(folder: str, destination: str) -> None:
     if os.path.isdir(folder):
         with _locked_folder(folder, destination):
             if _earlier(folder) is None:
-                shutil.rmtree(folder)
+                _remove(folder)
 
 
 @contextmanager
 def _locked_folder(folder: str, destination: str) -> Iterator[int]:
-    """Create the folder and hold its lock."""
+    """Create the folder and hold its lock; refuse a folder that no run of this user made."""
+    parent = os.path.dirname(folder)
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryFile(dir=parent) as file:  # some mounts give all files to another user than this process's
+        user = os.fstat(file.fileno()).st_uid
     while True:
-        os.makedirs(folder, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with suppress(FileExistsError):
+            os.mkdir(folder, mode=0o700)
+        if os.path.islink(folder):
+            raise UsageError(f"{folder!r} is a symbolic link, and is left as it is; remove it")
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             _lock(lock, destination)
             if _is_at(lock, folder):  # else the run that had the lock has ended and removed the folder
+                names = os.listdir(lock)
+                if os.fstat(lock).st_uid != user or (names and _MADE_BY_A_RUN not in names):
+                    raise UsageError(f"{folder!r} was not made by a run of this user, and is left as it is; remove it")
+                with open(os.path.join(folder, _MADE_BY_A_RUN), "wb"):
+                    pass
                 yield lock
                 return
         finally:
@@ -437,5 +449,12 @@ def clear(folder: str) -> None:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
-            else:
+            elif entry.name != _MADE_BY_A_RUN:
                 os.unlink(entry.path)
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder, the mark that a run made it last. Raises OSError."""
+    clear(folder)
+    os.unlink(os.path.join(folder, _MADE_BY_A_RUN))
+    os.rmdir(folder)

@@ -48,7 +48,7 @@ class Place:
         return None if self.storages is None else self.storages.for_url(self.dest)
 
     def staging_folder(self) -> str:
-        """The folder that runs into this destination pack in. Raises OSError, UsageError."""
+        """Return the folder that runs into this destination pack in. Raises OSError."""
         if self.storage is None:
             return os.path.join(self.dest, STAGING)
         return local_folder(self.dest, self.staging)

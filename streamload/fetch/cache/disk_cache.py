@@ -30,7 +30,7 @@ from streamload.fetch.cache.cache_file import CacheFile, cached_bytes
 from streamload.fetch.cache.eviction import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.file_locks import LockBusyError, is_in_use, locked_file, mark_in_use
 from streamload.fetch.cache.next_use import NextUse, Unforeseen
-from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name
+from streamload.fetch.cache.shard_identity import FILE_NAME, ShardIdentity, key_in_name
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
@@ -205,8 +205,7 @@ class DiskCache:
         """Every temporary and final file. One renamed meanwhile comes twice; the other way round it is missed."""
         for folder in (self._partial_folder, self._folder):
             for name, path, found in _listed(folder):
-                if path != self._lock_file:
-                    yield CachedFile(name, found.st_size, self._next_use.position(name), found.st_mtime_ns, path)
+                yield CachedFile(name, found.st_size, self._next_use.position(name), found.st_mtime_ns, path)
 
     def _remove_abandoned(self) -> None:
         """Remove the temporary files that nobody is filling. The folder's lock is held."""
@@ -239,12 +238,12 @@ def _inode(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Name, path and status of the files in a folder; one that is removed meanwhile is skipped."""
+    """Yield name, path and status of a cache's files in a folder; skip what is removed meanwhile."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
+                if stat.S_ISREG(found.st_mode) and FILE_NAME.fullmatch(entry.name):
                     yield entry.name, entry.path, found
 
 

@@ -10,11 +10,13 @@ from urllib.parse import urlsplit
 
 from streamload.errors import without_signature
 
-__all__ = ["ShardIdentity", "key_in_name", "url_key"]
+__all__ = ["FILE_NAME", "ShardIdentity", "key_in_name", "url_key"]
 
 _KEY_BYTES = 8
 _DIGEST_BYTES = 16
 _TAIL_LETTERS = 48
+FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
+"""The files of a cache, temporary ones included; all others in its folder are the user's."""
 
 
 def url_key(url: str) -> str:
