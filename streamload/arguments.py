@@ -90,11 +90,16 @@ def by_field(argument: str, functions: Mapping[str, T], normal: Callable[[str], 
 _ALIKE = 0.77
 """Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`)."""
 
+_RETIRED = {
+    "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
+}
+"""Keywords of earlier versions, each with what to do instead."""
+
 _PAGE = "docs/coming-from.md says what takes the place of other loaders' arguments and methods"
 
 
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
-    """Make a constructor answer a keyword that it does not have by the nearest one; its signature stays what it is.
+    """Make a constructor answer a keyword that it does not have by what to do instead; its signature stays what it is.
 
     NumPy scalars reach the constructor as Python numbers.
 
@@ -116,7 +121,7 @@ def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, 
         given = {name: value for name, value in kwargs.items() if not _is_in(value, accepted.get(name, ()))}
         unknown = [name for name in given if name not in known]
         if unknown:
-            named = ", ".join(f"{name!r}{_nearest(name, known)}" for name in unknown)
+            named = ", ".join(f"{name!r}{_hint(name, known)}" for name in unknown)
             raise TypeError(f"{owner} got an unexpected keyword argument {named}; {_PAGE}")
         return construct(*map(as_python, args), **{name: as_python(value) for name, value in given.items()})
 
@@ -140,8 +145,11 @@ def no_attribute(owner: type, name: str) -> AttributeError:
     return AttributeError(message if name.startswith("_") else f"{message}; {_PAGE}")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Return what to do instead of a retired keyword, or the nearest known one, in brackets; "" if there is neither."""
     import difflib  # workers import this module, and never come here
 
+    if name in _RETIRED:
+        return f" (retired: {_RETIRED[name]})"
     alike = difflib.get_close_matches(name.lower(), [other for other in known if other != "self"], 1, _ALIKE)
     return f" (did you mean {alike[0]!r}?)" if alike else ""

@@ -14,6 +14,7 @@ from make_shards import write_numbers
 from torch.utils.data import DataLoader
 
 from streamload import ShardWriter, StreamLoader, TarDataset
+from streamload.arguments import advises
 
 TORCHS = list(inspect.signature(DataLoader).parameters)
 OURS = inspect.signature(StreamLoader).parameters
@@ -75,6 +76,15 @@ def test_what_torchs_loader_has_as_a_position_is_at_the_same_one_here() -> None:
 def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> None:
     said = f"StreamLoader got an unexpected keyword argument {written!r} (did you mean {meant!r}?); {ADVICE}"
     assert refusal(**{written: 1}) == said
+
+
+@pytest.mark.parametrize(("name", "instead"), [("strict", "leave it out")])
+def test_a_retired_keyword_is_answered_by_what_to_do_instead(name: str, instead: str) -> None:
+    @advises
+    def construct() -> None: ...
+
+    with pytest.raises(TypeError, match=f"unexpected keyword argument {name!r} \\(retired: {instead}"):
+        construct(**{name: 1})  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["batch_sampler", "persistent_workers", "prefetch_factor", "resampled"])
