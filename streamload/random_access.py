@@ -26,7 +26,6 @@ from streamload.errors import DatasetIndexError, SampleError, ShardChangedError
 from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
 from streamload.index.listing import Listing
-from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.memory.mapped import Bytes
 from streamload.order.plan import RowBlock
@@ -116,7 +115,7 @@ class RandomAccess:
         self._client = client
         self._storages = storages = client.storages
         self._strict = strict
-        self._tables = Tables(listing, ScanCache(), strict=strict, storages=storages)
+        self._tables = Tables(listing, strict=strict, storages=storages)
         self._open: OrderedDict[int, OpenShards] = OrderedDict()
         self._reader: object = None
         self._lock = threading.Lock()
@@ -218,7 +217,7 @@ class RandomAccess:
         tables = self._read_remotely("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
             assert table is not None, "a shard that an index knows has a table there"
-            self._tables.put(shard, table)
+            self._tables.add(shard, table)
         for shard in shards:
             if self._tables.at_hand(shard) is None and self._tables.find(shard) is None:
                 opened, url = self._opened(shard), self._tables.url(shard)

@@ -59,7 +59,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
 
     Args:
         urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Shards that
-            are not local must have an index; local ones without one are scanned once, and that is remembered.
+            are not local must have an index; local ones without one are scanned.
         fields: the fields to read: tuples; or None for dicts of all fields. As for `StreamLoader`.
         decode: how fields are decoded; as for `StreamLoader`.
         transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, but for its

@@ -86,12 +86,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             session.config.addinivalue_line("filterwarnings", f"ignore::{warning}")
 
 
-@pytest.fixture(autouse=True)
-def own_cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scans are cached per user; a test must neither see the user's nor leave its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 def _processes() -> set[str]:
     """All of the machine: whose they are takes much longer to find out, and is asked only of new ones, in `_ours`."""
     return {f"process {pid}" for pid in psutil.pids()}
@@ -159,7 +153,7 @@ def _is_descendant(pid: int) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(own_cache_folder: None, own_temporary_folder: str) -> Iterator[None]:
+def nothing_left_behind(own_temporary_folder: str) -> Iterator[None]:
     """Fail a test that leaves a process, thread, descriptor, shared memory or temporary file."""
     before = _inventory(own_temporary_folder)
     _Cut.off = False

@@ -126,12 +126,6 @@ def test_len_works_in_the_middle_of_an_epoch(unindexed: str) -> None:
     assert got == list(range(TOTAL))
 
 
-def test_what_a_scan_has_found_is_kept_for_the_next_run(unindexed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = numbers(unindexed, num_workers=0)
-    monkeypatch.setattr("streamload.workers.task_runner.scan", None)  # a second scan would fail
-    assert numbers(unindexed, num_workers=0) == expected
-
-
 def augmented(source: str, transform: Any, batch_size: int = 7, **options: Any) -> list[list[float]]:
     """The rows of one pass through a transform that draws random numbers."""
     with StreamLoader(source, batch_size, True, fields=("cls",), transform=transform, **options) as loader:

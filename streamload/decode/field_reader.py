@@ -265,7 +265,8 @@ class FieldReader:
         if column.crc32 is not None and zlib.crc32(data) != int(column.crc32[row]):
             raise RowError(
                 "DecodeError",
-                f"the bytes of field {column.name!r} are damaged: their crc32 differs; fetch the shard again",
+                f"the bytes of field {column.name!r} are damaged: their crc32 differs; fetch the shard again, "
+                "or run `streamload index` if it was rewritten",
             )
         return data
 

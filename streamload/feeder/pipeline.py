@@ -29,7 +29,6 @@ from streamload.fetch.resident import ResidentShards
 from streamload.fetch.window import Turns
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.memory.slots import Slots
 from streamload.schedule.epoch import Epochs, OrphanedTasks
@@ -127,7 +126,6 @@ class Pipeline:
         self._adapting: asyncio.TimerHandle | None = None
         self.tables = Tables(
             listing,
-            ScanCache(None),
             strict=configure.settings.strict,
             storages=configure.fetching.storages,
             indexes=indexes,
@@ -135,7 +133,7 @@ class Pipeline:
         )
         self.prerequisites = self._make_prerequisites(configure.fetching, listing) if shards is None else None
         self.scans = Scans(self.tables, strict=configure.settings.strict, fetcher=self.fetcher)
-        self._feed = None if self.fetcher is None else ScanFeed(self.scans, self.tables, self.fetcher)
+        self._feed = None if self.fetcher is None else ScanFeed(self.scans, self.fetcher)
         self.orphaned = OrphanedTasks(self.fetcher)
         self.pool = start_pool(self, ResidentShards(listing.numbered, self.fetcher) if shards is None else shards)
         if configure.most_workers is not None:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from streamload.fetch.parts import PART_BYTES
 from streamload.index.listing import Listing
-from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
@@ -40,7 +39,7 @@ class RangeReader:
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._listing = listing
         self._storages = storages
-        self._tables = Tables(listing, ScanCache(), strict=True, storages=storages)
+        self._tables = Tables(listing, strict=True, storages=storages)
         self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
         self._pins: dict[int, Pin] = {}
 

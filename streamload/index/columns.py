@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from streamload.errors import DatasetIndexError
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.scan_cache import ScanCache
 from streamload.index.streamed_table import stream_shard
 from streamload.index.table_reader import TableReader
 from streamload.index.tables import Tables
@@ -133,7 +132,7 @@ async def _read(
         found = await asyncio.to_thread(_stored, listing, storages, stored) if stored else {}
         if not others and listing.counts is not None:
             return found, np.array(listing.counts, np.int64)
-        tables = Tables(listing, ScanCache(None), strict=strict, storages=storages)
+        tables = Tables(listing, strict=strict, storages=storages)
         room = asyncio.Semaphore(SMALL_REQUESTS)
 
         fields: set[str] = set()

@@ -1,8 +1,7 @@
 """The index of a dataset, as it is read: a hidden folder beside the shards that says what each of them holds.
 
 `.streamload/index.json` lists the shards, and table files hold the tables of many shards each, one after another; see
-docs/index-format.md. `index_writer` writes it. Indexes of format 1, with an `.npz` for each shard, are read into the
-same form.
+docs/index-format.md. `index_writer` writes it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.indexed_shards import IndexedShard, IndexedShards, TablePlace
-from streamload.index.npz_table import table_from_npz
 from streamload.index.table_file import MAX_COUNT, index_error, unpack_table
 from streamload.storage.local_files import open_regular, why_not_opened
 from streamload.tar.table import ShardTable
@@ -52,7 +50,7 @@ MOST_INDEX_BYTES = 4 << 30
 GROUP_BYTES = 128 << 10
 """Tables that lie beside each other are read at once up to this, since a request costs as much as so many bytes."""
 
-_FORMAT, _OLD_FORMAT = 2, 1
+_FORMAT = 2
 _KIND = "streamload-index"
 _INT64_MAX = (1 << 63) - 1
 _UINT32_MAX = (1 << 32) - 1
@@ -130,15 +128,13 @@ class DatasetIndex:
             raise index_error(f"the index is not JSON ({exc})", path) from exc
         if not isinstance(document, dict) or document.get("kind") != _KIND:
             raise DatasetIndexError("not a streamload index; make one with `streamload index`", url=path)
-        read = {_FORMAT: _shards_in, _OLD_FORMAT: _shards_of_format_1}
-        number = document.get("format")
-        if type(number) is not int or number not in read:
+        if document.get("format") != _FORMAT:
             raise DatasetIndexError(
-                f"an index of format {number!r}, and this release reads formats {_OLD_FORMAT} to {_FORMAT}; "
+                f"an index of format {document.get('format')!r}, and this release reads format {_FORMAT}; "
                 "rebuild it with `streamload index`, or install a release that reads it",
                 url=path,
             )
-        fields, shards = document.get("fields"), read[number](document)
+        fields, shards = document.get("fields"), _shards_in(document)
         if shards is None or not isinstance(fields, list) or not _are(fields, {str}) or not _are_names(shards.names):
             raise index_error("the index is damaged", path)
         return cls(folder, tuple(fields), shards)
@@ -223,10 +219,7 @@ class DatasetIndex:
         """The bytes of each table of a group, by shard; fewer of them where the content is cut."""
         places = {name: self.place(name) for name in group.shards}
         starts = {name: place.start - group.start for name, place in places.items()}
-        return {
-            name: content if place.bytes is None else content[starts[name] : starts[name] + place.bytes]
-            for name, place in places.items()
-        }
+        return {name: content[starts[name] : starts[name] + place.bytes] for name, place in places.items()}
 
     def table_of(self, name: str, content: bytes) -> ShardTable:
         """The table of one shard, of its bytes.
@@ -236,10 +229,7 @@ class DatasetIndex:
         """
         entry, place = self.shard(name), self.place(name)
         url = self.table_url(name)
-        if place.bytes is None:
-            table = table_from_npz(content, url, place.crc32)
-        else:
-            table = unpack_table(content, url, place.crc32, offset=place.start)
+        table = unpack_table(content, url, place.crc32, offset=place.start)
         if not entry.describes(table):
             raise index_error(
                 f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard {name!r}, "
@@ -252,8 +242,7 @@ class DatasetIndex:
     def table(self, name: str) -> ShardTable:
         """Read the table of one shard of a local index; nothing is kept. Raises what `table_of` raises."""
         place, url = self.place(name), self.table_url(name)
-        end = None if place.bytes is None else place.start + place.bytes
-        content = read_local(url, place.start, end)
+        content = read_local(url, place.start, place.start + place.bytes)
         if content is None:
             raise no_table_file(url)
         return self.table_of(name, content)
@@ -347,30 +336,11 @@ def _shards_in(document: dict[str, Any]) -> IndexedShards | None:
     return IndexedShards(names, sizes, samples, mtimes, etags, in_file, starts, lengths, checksums)
 
 
-def _shards_of_format_1(document: dict[str, Any]) -> IndexedShards | None:
-    """The entries of an index of format 1, or None where it is damaged."""
-    shards = document.get("shards")
-    if not isinstance(shards, list) or not all(map(_is_entry, shards)):
-        return None
-    return IndexedShards.of(
-        IndexedShard(
-            shard["name"],
-            shard["bytes"],
-            shard["samples"],
-            shard["mtime_ns"],
-            shard.get("etag"),
-            TablePlace(f"{shard['name']}.npz", 0, None, shard.get("table_crc32")),
-        )
-        for shard in shards
-    )
-
-
 def _groups_of(shards: IndexedShards, first: int, end: int) -> list[TableGroup]:
     """Shards of one table file, whose tables lie beside each other and are read at once."""
     groups: list[TableGroup] = []
     for number in range(first + 1, end):
-        size = shards.table_sizes[number]
-        if size is None or shards.starts[number] + size - shards.starts[first] > GROUP_BYTES:
+        if shards.starts[number] + shards.table_sizes[number] - shards.starts[first] > GROUP_BYTES:
             groups.append(_group(shards, first, number))
             first = number
     return [*groups, _group(shards, first, end)]
@@ -378,22 +348,7 @@ def _groups_of(shards: IndexedShards, first: int, end: int) -> list[TableGroup]:
 
 def _group(shards: IndexedShards, first: int, end: int) -> TableGroup:
     last = shards.place(end - 1)
-    end_byte = None if last.bytes is None else last.start + last.bytes
-    return TableGroup(last.file, shards.starts[first], end_byte, tuple(shards.names[first:end]))
-
-
-def _is_entry(shard: object) -> bool:
-    if not isinstance(shard, dict) or not isinstance(shard.get("etag"), str | None):
-        return False
-    known = shard.get("mtime_ns", -1)
-    if "table_crc32" in shard and not _is_count(shard["table_crc32"], _UINT32_MAX):
-        return False
-    return (
-        isinstance(shard.get("name"), str)
-        and _is_count(shard.get("bytes"), MAX_COUNT)
-        and _is_count(shard.get("samples"), MAX_COUNT)
-        and (known is None or _is_count(known, _INT64_MAX))
-    )
+    return TableGroup(last.file, shards.starts[first], last.start + last.bytes, tuple(shards.names[first:end]))
 
 
 def _is_count(value: object, most: int) -> bool:

@@ -327,14 +327,8 @@ class _Tables:
 
     def add(self, entry: IndexedShard) -> list[IndexedShard]:
         """Add a table, in the order of names; the entries of the table file that is full before it, written."""
-        content = None
-        if entry.name in self._new:
-            content = self._packed(entry.name)
-        elif _place(entry).bytes is None:
-            content = self._kept(entry)
-            if content is None:
-                return []
-        size = (_place(entry).bytes or 0) if content is None else len(content)
+        content = self._packed(entry.name) if entry.name in self._new else None
+        size = _place(entry).bytes if content is None else len(content)
         full = len(self._entries) == FILE_TABLES or self._bytes + size > FILE_BYTES
         written = self.end_file() if full else []
         self._entries.append(entry)
@@ -377,7 +371,8 @@ class _Tables:
             if held is None:
                 raise no_table_file(self._old.table_url(entry.name))
             content = self._old.tables_in(TableGroup(file, 0, None, (entry.name,)), held)[entry.name]
-            return pack_table(self._old.table_of(entry.name, content))
+            self._old.table_of(entry.name, content)
+            return content
         except DatasetIndexError as exc:
             if isinstance(exc.__cause__, OSError):
                 raise  # it may be readable the next time

@@ -18,14 +18,14 @@ class TablePlace(NamedTuple):
     Attributes:
         file: the file's name in the index's folder.
         start: offset of the table's first byte in it.
-        bytes: its length; None for a file of format 1, which is a table as a whole.
-        crc32: its checksum; None where an old index has none.
+        bytes: its length.
+        crc32: its checksum.
     """
 
     file: str
     start: int
-    bytes: int | None
-    crc32: int | None
+    bytes: int
+    crc32: int
 
 
 class IndexedShard(NamedTuple):
@@ -83,8 +83,8 @@ class IndexedShards(Sequence[IndexedShard]):
     etags: Sequence[str | None]
     files: Sequence[str]
     starts: Sequence[int]
-    table_sizes: Sequence[int | None]
-    crc32s: Sequence[int | None]
+    table_sizes: Sequence[int]
+    crc32s: Sequence[int]
 
     @classmethod
     def of(cls, entries: Iterable[IndexedShard]) -> IndexedShards:

@@ -16,21 +16,10 @@ from streamload.errors import DatasetIndexError
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
-__all__ = [
-    "MAX_COUNT",
-    "TABLE_FORMAT",
-    "WRONG_CHECKSUM",
-    "TableError",
-    "check_table",
-    "checked_fields",
-    "checked_skipped",
-    "index_error",
-    "pack_table",
-    "unpack_table",
-]
+__all__ = ["MAX_COUNT", "index_error", "pack_table", "unpack_table"]
 
-TABLE_FORMAT = 2
-"""The version of the layout; a table of another version is refused. 1 were the npz files of `npz_table`."""
+_TABLE_FORMAT = 2
+"""The version of the layout; a table of another version is refused."""
 
 MAX_COUNT = 1 << 48
 """No shard has more bytes or samples; so the sums over all shards of a dataset fit into 63 bits."""
@@ -44,10 +33,7 @@ _ALIGNMENT = 8
 _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<u2", "u1"))
 
 
-WRONG_CHECKSUM = "its checksum is not the one in the list of shards, so it was changed or belongs to another"
-
-
-class TableError(Exception):
+class _TableError(Exception):
     """What an index holds does not make a table; the text says why."""
 
 
@@ -71,7 +57,7 @@ def pack_table(table: ShardTable) -> bytes:
         (table.key_bytes, _UINT8),
     )
     arrays = [np.asarray(column, dtype).tobytes() for column, dtype in columns if column is not None]
-    packed = b"".join((_HEADER.pack(_MAGIC, TABLE_FORMAT, flags, table.shard_bytes, *counts), *arrays, about))
+    packed = b"".join((_HEADER.pack(_MAGIC, _TABLE_FORMAT, flags, table.shard_bytes, *counts), *arrays, about))
     return packed + bytes(-len(packed) % _ALIGNMENT)
 
 
@@ -91,9 +77,11 @@ def unpack_table(content: bytes, url: str, crc32: int | None = None, *, offset: 
     """
     try:
         if crc32 is not None and zlib.crc32(content) != crc32:
-            raise TableError(WRONG_CHECKSUM)
+            raise _TableError(
+                "its checksum is not the one in the list of shards, so it was changed or belongs to another"
+            )
         return _table_in(content)
-    except TableError as exc:
+    except _TableError as exc:
         raise index_error(str(exc), url, offset) from exc
 
 
@@ -104,17 +92,17 @@ def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexEr
 
 def _table_in(content: bytes) -> ShardTable:
     if len(content) < _HEADER.size:
-        raise TableError(f"a table is cut: {len(content)} bytes are there")
+        raise _TableError(f"a table is cut: {len(content)} bytes are there")
     magic, version, flags, shard_bytes, members, samples, key_bytes, about_bytes = _HEADER.unpack_from(content)
     if magic != _MAGIC:
-        raise TableError("there is no table")
-    if version != TABLE_FORMAT:
-        raise TableError(f"a table of format {version}, and this release reads format {TABLE_FORMAT}")
+        raise _TableError("there is no table")
+    if version != _TABLE_FORMAT:
+        raise _TableError(f"a table of format {version}, and this release reads format {_TABLE_FORMAT}")
     has_crc32, has_labels = bool(flags & _CRC32), bool(flags & _LABELS)
     numbers = 2 * members + 2 * (samples + 1) + (samples if has_labels else 0)
     end = _HEADER.size + 8 * numbers + (4 if has_crc32 else 0) * members + 2 * members + key_bytes + about_bytes
     if shard_bytes > MAX_COUNT or end + -end % _ALIGNMENT != len(content):
-        raise TableError(f"a table of {len(content)} bytes is said to have {end}, of a shard of {shard_bytes}")
+        raise _TableError(f"a table of {len(content)} bytes is said to have {end}, of a shard of {shard_bytes}")
     ints = np.frombuffer(content, _INT64, numbers, _HEADER.size)
     starts = 2 * members
     keys, labels = starts + samples + 1, starts + 2 * (samples + 1)
@@ -136,7 +124,7 @@ def _table_in(content: bytes) -> ShardTable:
         skipped=dict(skipped),
         missing_end=bool(flags & _MISSING_END),
     )
-    check_table(table)
+    _check_table(table)
     return table
 
 
@@ -150,45 +138,45 @@ def _about(content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]
     try:
         about = json.loads(content)
     except (ValueError, RecursionError) as exc:
-        raise TableError(f"its fields are not JSON ({exc})") from exc
+        raise _TableError(f"its fields are not JSON ({exc})") from exc
     if not isinstance(about, dict):
-        raise TableError("it names no fields")
-    return checked_fields(about.get("fields")), tuple(checked_skipped(about.get("skipped")).items())
+        raise _TableError("it names no fields")
+    return _checked_fields(about.get("fields")), tuple(_checked_skipped(about.get("skipped")).items())
 
 
-def checked_fields(fields: object) -> tuple[str, ...]:
-    """The names of a table's fields; TableError if they are none."""
+def _checked_fields(fields: object) -> tuple[str, ...]:
+    """The names of a table's fields; _TableError if they are none."""
     if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
-        raise TableError("its fields are not a list of names")
+        raise _TableError("its fields are not a list of names")
     return tuple(fields)
 
 
-def checked_skipped(skipped: object) -> dict[str, int]:
-    """The skipped members of a table; TableError if they are none."""
+def _checked_skipped(skipped: object) -> dict[str, int]:
+    """The skipped members of a table; _TableError if they are none."""
     if not isinstance(skipped, dict) or not all(type(n) is int and 0 <= n <= MAX_COUNT for n in skipped.values()):
-        raise TableError("its skipped members are not counts by reason")
+        raise _TableError("its skipped members are not counts by reason")
     return skipped
 
 
-def check_table(table: ShardTable) -> None:
-    """Raises TableError for a table that would point outside of its shard or of itself."""
+def _check_table(table: ShardTable) -> None:
+    """Raises _TableError for a table that would point outside of its shard or of itself."""
     members, offset, size = len(table.member_offset), table.member_offset, table.member_size
     for name in ("member_size", "member_field", "member_crc32"):
         array = getattr(table, name)
         if array is not None and len(array) != members:
-            raise TableError(f"its {name} has {counted(len(array), 'entry')} for {counted(members, 'member')}")
+            raise _TableError(f"its {name} has {counted(len(array), 'entry')} for {counted(members, 'member')}")
     starts, keys = table.sample_start, table.key_start
     # Compared, not subtracted: the difference of two large numbers may overflow. Counted: `any` takes ten times as
     # long for the table of a small shard.
     if not len(starts) or starts[0] != 0 or starts[-1] != members or count_nonzero(starts[1:] <= starts[:-1]):
-        raise TableError(f"its sample_start does not run from 0 to {members}")
+        raise _TableError(f"its sample_start does not run from 0 to {members}")
     if not len(keys) or keys[0] != 0 or keys[-1] != len(table.key_bytes) or count_nonzero(keys[1:] < keys[:-1]):
-        raise TableError(f"its key_start does not run from 0 to {len(table.key_bytes)}")
+        raise _TableError(f"its key_start does not run from 0 to {len(table.key_bytes)}")
     samples = len(starts) - 1
     if len(keys) != samples + 1 or (table.labels is not None and len(table.labels) != samples):
-        raise TableError(f"its keys or labels are not as many as its {counted(samples, 'sample')}")
+        raise _TableError(f"its keys or labels are not as many as its {counted(samples, 'sample')}")
     if members:
         if count_nonzero((offset | size) < 0) or count_nonzero(size > table.shard_bytes - offset):
-            raise TableError(f"a member does not lie within the shard's {table.shard_bytes} bytes")
+            raise _TableError(f"a member does not lie within the shard's {table.shard_bytes} bytes")
         if count_nonzero(table.member_field >= len(table.fields)):
-            raise TableError("a member has a field that is not among its fields")
+            raise _TableError("a member has a field that is not among its fields")

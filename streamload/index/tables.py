@@ -1,9 +1,8 @@
-"""What is known of each shard's samples: from an index, from earlier scans, or not yet."""
+"""What is known of each shard's samples: from an index, from a scan, or not yet."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -15,14 +14,10 @@ from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.joined_table import joined_table, matched_samples
 from streamload.index.listing import Listing
-from streamload.index.scan_cache import ScanCache
-from streamload.index.spot_check import spot_check
 from streamload.index.table_reader import TableReader
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.plan import ShardCounts
-from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import is_compressed
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import GrowingTable, ScannedPiece
 from streamload.tar.table import MISSING, ShardTable
@@ -40,8 +35,7 @@ class Tables:
 
     Args:
         listing: the shards, and which index knows them.
-        cache: where scans are kept from run to run.
-        strict: how shards are scanned; part of what a kept scan is known by.
+        strict: how shards are scanned.
         storages: how indexes that lie remotely are read.
         indexes: those that have been read already, by folder.
         budget_bytes: of which tables from an index take a sixteenth, but at least 32 and at most 256 MiB, unless more
@@ -56,7 +50,6 @@ class Tables:
     def __init__(
         self,
         listing: Listing,
-        cache: ScanCache,
         *,
         strict: bool,
         storages: Storages | None = None,
@@ -67,7 +60,6 @@ class Tables:
         share_bytes = MOST_TABLES_BYTES if budget_bytes is None else budget_bytes // TABLES_SHARE
         self._memory_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._storages = Storages() if storages is None else storages
-        self._cache = cache
         self._strict = strict
         self._reader = TableReader(self._storages, indexes)
         self._packed: OrderedDict[int, bytes] = OrderedDict()  # tables that were read beside others
@@ -75,9 +67,6 @@ class Tables:
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._columns: dict[int, dict[tuple[str, ...], NDArray[np.int64]]] = {}
         self._growing: dict[int, GrowingTable] = {}
-        self._versions: dict[int, tuple[int, str | None]] = {}
-        self._compared: set[int] = set()
-        self._written_ns: dict[str, int] = {}  # by table file
         self._sidecars: dict[int, list[int]] = {}
         for number, owner in enumerate(listing.sidecars.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)
@@ -104,9 +93,10 @@ class Tables:
             self._tables.move_to_end(shard)
             return table
         folder = self._listing.index_folder(shard)
-        table = self._from_cache(shard) if folder is None else self._from_index(shard, folder)
-        if table is not None:
-            self._keep(shard, table)
+        if folder is None:
+            return None
+        table = self._from_index(shard, folder)
+        self._keep(shard, table)
         return table
 
     def find_joined(self, shard: int) -> ShardTable | None:
@@ -177,16 +167,8 @@ class Tables:
             if self.is_remote(shard):  # else it came with another
                 self._take(folder, await self._reader.load(folder, name), shard)
 
-    def put(self, shard: int, table: ShardTable) -> None:
-        """Take in a table that somebody else has loaded."""
-        self._keep(shard, table)
-
     def add(self, shard: int, table: ShardTable) -> None:
-        """Take in what a scan has found."""
-        listed = self._listing.shard(shard)
-        shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
-        if shard_bytes != UNKNOWN_BYTES:
-            self._cache.store(listed.url, shard_bytes, listed.mtime_ns, self._strict, table, etag=etag)
+        """Take in a table that was scanned or loaded elsewhere."""
         self._keep(shard, table)
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
@@ -212,14 +194,6 @@ class Tables:
         if growing is None or growing.needs is None:
             return 0, BLOCK_BYTES
         return growing.resume, growing.needs
-
-    def note_version(self, shard: int, shard_bytes: int, etag: str | None) -> None:
-        """Note what the first answer for a shard has said of it, where the listing could not: a kept scan may fit.
-
-        It matters for a listing without sizes only; otherwise the listing is what a shard is known by.
-        """
-        if self._listing.shard(shard).bytes < 0:
-            self._versions[shard] = shard_bytes, etag
 
     def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
         """`table.column` of a shard's table, kept for the next call while the table is held."""
@@ -247,32 +221,12 @@ class Tables:
         return self._listing.shard(shard).url
 
     def _from_index(self, shard: int, folder: str) -> ShardTable:
-        """A table from an index. A local shard is compared with it, once; more of it if it was touched since."""
-        listed = self._listing.shard(shard)
+        name = self._listing.shard(shard).name
         if shard not in self._packed:
-            self._take(folder, self._reader.read(folder, listed.name), shard)
+            self._take(folder, self._reader.read(folder, name), shard)
         packed = self._packed.pop(shard)
         self.held_bytes -= len(packed)
-        index = self._reader.index(folder)
-        table = index.table_of(listed.name, packed)
-        if shard not in self._compared and self._storages.is_local(listed.url) and not is_compressed(listed.url):
-            spot_check(listed.url, table, touched=self._was_touched(shard, index))
-            self._compared.add(shard)
-        return table
-
-    def _was_touched(self, shard: int, index: DatasetIndex) -> bool:
-        """Whether a shard may have been written since it was indexed: by its time, or by that of its table."""
-        listed = self._listing.shard(shard)
-        indexed_ns = index.shard(listed.name).mtime_ns
-        if indexed_ns is not None:
-            return listed.mtime_ns != indexed_ns
-        url = index.table_url(listed.name)
-        if url not in self._written_ns:
-            try:
-                self._written_ns[url] = os.stat(url).st_mtime_ns
-            except OSError:  # elsewhere, or replaced since
-                self._written_ns[url] = 0
-        return listed.mtime_ns > self._written_ns[url]
+        return self._reader.index(folder).table_of(name, packed)
 
     def _take(self, folder: str, packed: Mapping[str, bytes], wanted: int) -> None:
         """Keep tables that were read, until they are looked for or dropped."""
@@ -288,13 +242,6 @@ class Tables:
                 self.held_bytes += len(content)
         self._packed.move_to_end(wanted)
         self._drop_oldest()
-
-    def _from_cache(self, shard: int) -> ShardTable | None:
-        listed = self._listing.shard(shard)
-        shard_bytes, etag = self._versions.get(shard, (listed.bytes, listed.etag))
-        if shard_bytes == UNKNOWN_BYTES:
-            return None
-        return self._cache.load(listed.url, shard_bytes, listed.mtime_ns, self._strict, etag=etag)
 
     def _keep(self, shard: int, table: ShardTable) -> None:
         if self.is_growing(shard):

@@ -196,7 +196,7 @@ class Lookahead:
             self._scans.request(missing)
             if not self._located and not self._blocks:
                 self._scans.check(missing[:1])  # the first is needed for certain
-            if self._missing() is missing:  # none of them was scanned in an earlier run
+            if self._missing() is missing:  # none of them is in an index that was read just now
                 self._scans.put_first(missing[0])
                 if self._prerequisites is not None:
                     self._scan_ahead()

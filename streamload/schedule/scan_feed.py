@@ -5,7 +5,6 @@ from __future__ import annotations
 from streamload.decode.failure import Attempt
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.index.tables import Tables
 from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.schedule.scans import Scans
 
@@ -25,13 +24,11 @@ class ScanFeed:
 
     Args:
         scans: the shards to scan.
-        tables: get the size and the ETag that a shard's first response states.
         fetcher: fetches the parts.
     """
 
-    def __init__(self, scans: Scans, tables: Tables, fetcher: Fetcher) -> None:
+    def __init__(self, scans: Scans, fetcher: Fetcher) -> None:
         self._scans = scans
-        self._tables = tables
         self._fetcher = fetcher
         self._requested: dict[int, tuple[int, range]] = {}
         self._looked: dict[int, tuple[_State, int]] = {}
@@ -46,8 +43,7 @@ class ScanFeed:
         """Request the parts needed now, and notify the scans of what has come.
 
         Returns:
-            Whether a shard needs no scan any more: its first response identified it as one scanned in an earlier run,
-            or a part of it cannot be fetched.
+            Whether a shard needs no scan any more, since a part of it cannot be fetched.
         """
         for shard in [shard for shard in self._requested if not self._scans.is_wanted(shard)]:
             self._request(shard, range(0))
@@ -59,8 +55,8 @@ class ScanFeed:
             if left <= 0 or decompressed <= 0:
                 break  # thousands may follow, of which nothing has been requested
             looked_at.add(shard)
-            known, left = self._look(shard, left)
-            found = found or known
+            failed, left = self._look(shard, left)
+            found = found or failed
             decompressed -= self._fetcher.state_of(shard).compression is not None
         for shard in sorted(self._requested.keys() - looked_at):
             found = self._look(shard, 0)[0] or found
@@ -70,10 +66,10 @@ class ScanFeed:
         """Notify the scans of what has come of a shard, and request more of it.
 
         Returns:
-            Whether it became known without a scan, and how many parts may still be requested.
+            Whether the scan has failed, and how many parts may still be requested.
         """
         with Attempt() as attempt:
-            return self._look_at(shard, left)
+            return False, self._look_at(shard, left)
         assert attempt.error is not None
         if self._scans.is_scanning(shard):  # it is met again when that is done
             return False, left
@@ -81,26 +77,21 @@ class ScanFeed:
         self._scans.fail(shard, attempt.error)
         return True, left
 
-    def _look_at(self, shard: int, left: int) -> tuple[bool, int]:
+    def _look_at(self, shard: int, left: int) -> int:
         start, window = self._scans.next_bytes(shard)[0], self._fetcher.window
         total = self._fetcher.state_of(shard).total_bytes
         state = self._scans.turn_of(shard), start, total, window.changes_of(shard), self._first_is_unknown
         before, missing = self._looked.get(shard, (None, 0))
         if state == before:
-            return False, left - missing
+            return left - missing
         end, total = self._fetcher.arrived_from(shard, start)
-        if total is not None:
-            self._tables.note_version(shard, total, self._fetcher.state_of(shard).pin.etag)
         self._scans.available(shard, end, total)
-        if not self._scans.is_wanted(shard):
-            self._request(shard, range(0))
-            return True, left
         if left > 0:
             missing = self._request_from(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
             if missing < left:  # else not all of them have been requested
                 self._looked[shard] = state, missing
             left -= missing
-        return False, left
+        return left
 
     def _request_from(self, shard: int, first: int, missing: int, total: int | None, most: int) -> int:
         """Request the parts from the first missing one on: a single one where the end of the shard, or of the first of

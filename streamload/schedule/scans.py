@@ -44,7 +44,7 @@ class _Arriving:
 
 
 class Scans:
-    """Finds the counts of shards: in an index, from an earlier run, or by a scan.
+    """Finds the counts of shards: in an index, or by a scan.
 
     A local shard is scanned at once and as a whole, and small ones together, by one task. One that must be fetched is
     scanned piece by piece, one scan at a time: whoever fetches it reads `wanted` and `next_bytes`, and reports what is
@@ -139,15 +139,9 @@ class Scans:
             end: the end of the resident bytes, without a gap from the start of `next_bytes` on. It may be less than
                 before, where parts were evicted.
             total: the shard's size, where it is known.
-
-        Raises:
-            DatasetIndexError: an index is damaged.
         """
         arriving = self._arriving.get(shard)
         if arriving is None:
-            return
-        if arriving.total is None and total is not None and not arriving.in_flight and self._is_known(shard):
-            self._forget(shard)  # its first response identified a scan of an earlier run
             return
         self._noted_of.add(shard)
         arriving.available = end

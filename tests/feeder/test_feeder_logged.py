@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -13,46 +14,45 @@ import pytest
 from make_shards import write_numbers
 from transforms import talkative
 
-from streamload import StreamLoader
+from streamload import ShardWriter, StreamLoader
 
 
-def without_a_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Shards that have to be scanned, by a feeder that cannot keep what it finds, and says so."""
-    (folder / "a-file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "a-file"))
-    return write_numbers(folder / "shards", [3, 2], index=False)
+def looks_like_a_sidecar(folder: Path) -> str:
+    """Shards of the same keys with other fields, of which the feeder warns when they were scanned."""
+    for name, field in (("a", "txt"), ("b", "cls")):
+        with ShardWriter(folder / f"{name}-%06d.tar") as writer:
+            writer.write({"__key__": "same", field: 1 if field == "cls" else "one"})
+    shutil.rmtree(folder / ".streamload")
+    return str(folder)
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
 def test_the_users_handlers_have_it_and_stderr_has_not(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
     options: dict[str, object],
 ) -> None:
-    with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, timeout=30, **options) as loader:
-        assert len(list(loader)) == 5
+    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, timeout=30, **options) as loader:
+        assert len(list(loader)) == 2
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("streamload", logging.WARNING)
-    assert caplog.text.count("scans are not kept") == 1
+    assert caplog.text.count("samples of the same keys") == 1
     assert capfd.readouterr().err == ""
 
 
-async def test_it_comes_in_an_event_loop_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
-        assert len([batch async for batch in loader]) == 5
+async def test_it_comes_in_an_event_loop_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1, timeout=30) as loader:
+        assert len([batch async for batch in loader]) == 2
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 def test_who_silences_the_logger_is_obeyed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.ERROR, "streamload")
-    with StreamLoader(without_a_cache(tmp_path, monkeypatch), 1, num_workers=1, timeout=30) as loader:
-        assert len(list(loader)) == 5
+    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1, timeout=30) as loader:
+        assert len(list(loader)) == 2
     assert caplog.records == []
     assert capfd.readouterr().err == ""
 

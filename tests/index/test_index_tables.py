@@ -1,4 +1,4 @@
-"""Tables: known from an index, from an earlier run or from a scan, and held only as far as memory allows."""
+"""Tables: known from an index or from a scan, and held only as far as memory allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_writer import IndexFolder, LocalIndexFolder, RemoteIndexFolder, update_with_tables
 from streamload.index.indexed_shards import IndexedShard
 from streamload.index.listing import Listing, list_shards
-from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.memory.mapped import map_memory
 from streamload.storage.storages import Storages
@@ -58,7 +57,7 @@ def scanned(listing: Listing, shard: int) -> ShardTable:
 
 
 def test_an_index_gives_counts_at_once_and_tables_when_requested(folder: Path) -> None:
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables = Tables(list_shards(folder), strict=True)
     assert tables.counts.values.tolist() == list(COUNTS)
     assert tables.counts.complete
     table = tables.find(2)
@@ -67,8 +66,8 @@ def test_an_index_gives_counts_at_once_and_tables_when_requested(folder: Path) -
     assert tables.find(2) is table, "it is kept"
 
 
-def test_without_an_index_nothing_is_known_until_it_was_scanned(bare: Listing, tmp_path: Path) -> None:
-    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+def test_without_an_index_nothing_is_known_until_it_was_scanned(bare: Listing) -> None:
+    tables = Tables(bare, strict=True)
     assert not tables.counts.complete
     assert [tables.find(shard) for shard in range(3)] == [None, None, None]
     table = scanned(bare, 1)
@@ -78,44 +77,20 @@ def test_without_an_index_nothing_is_known_until_it_was_scanned(bare: Listing, t
     assert tables.find(0) is None
 
 
-def test_what_was_scanned_is_found_by_the_next_run(bare: Listing, tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    Tables(bare, ScanCache(cache), strict=True).add(2, scanned(bare, 2))
-    later = Tables(bare, ScanCache(cache), strict=True)
-    table = later.find(2)
-    assert table is not None
-    assert len(table) == 4
-    assert later.counts.values.tolist() == [-1, -1, 4]
-
-
-def test_a_scan_with_other_strictness_is_another_scan(bare: Listing, tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    Tables(bare, ScanCache(cache), strict=False).add(0, scanned(bare, 0))
-    assert Tables(bare, ScanCache(cache), strict=True).find(0) is None
-    assert Tables(bare, ScanCache(cache), strict=False).find(0) is not None
-
-
-def test_a_shard_that_has_changed_is_scanned_again(bare: Listing, folder: Path, tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    Tables(bare, ScanCache(cache), strict=True).add(0, scanned(bare, 0))
-    Path(bare.shards[0].url).write_bytes(Path(bare.shards[2].url).read_bytes())
-    assert Tables(without_index(folder), ScanCache(cache), strict=True).find(0) is None
-
-
 def test_a_damaged_index_is_an_error_where_it_is_needed(folder: Path) -> None:
     listing = list_shards(folder)
     (file,) = (folder / ".streamload").glob("tables-*.bin")
     content = bytearray(file.read_bytes())
     content[DatasetIndex.load(folder / ".streamload").place("part1-000000.tar").start] ^= 1
     file.write_bytes(content)
-    tables = Tables(listing, ScanCache(None), strict=True)
+    tables = Tables(listing, strict=True)
     assert tables.find(0) is not None
     with pytest.raises(DatasetIndexError):
         tables.find(1)
 
 
 def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables = Tables(list_shards(folder), strict=True)
     table = tables.find(0)
     assert table is not None
     column = tables.column(0, table, ("jpg", "cls"))
@@ -127,7 +102,7 @@ def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
 def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables = Tables(list_shards(folder), strict=True)
     for shard in (0, 1, 2, 0, 2, 1, 1):
         table = tables.find(shard)
         assert table is not None
@@ -137,12 +112,12 @@ def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monke
 
 
 def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = Tables(list_shards(folder), ScanCache(None), strict=True)
+    both = Tables(list_shards(folder), strict=True)
     first, _, _ = both.find(0), both.find(1), both.find(2)
     assert first is not None
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", both.held_bytes - 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", both.held_bytes - 1)
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables = Tables(list_shards(folder), strict=True)
     tables.find(0), tables.find(1), tables.find(0)
     column = tables.column(0, first, ("cls",))
     tables.find(2)
@@ -152,35 +127,18 @@ def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypa
     assert tables.column(0, first, ("cls",)) is not column, "it went with its table"
 
 
-def test_a_scanned_table_that_was_dropped_is_scanned_again_or_comes_from_the_cache(
-    bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scanned_table_is_held_whatever_the_limit(bare: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
-    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
-    for shard in range(3):
-        tables.add(shard, scanned(bare, shard))
-    found = tables.find(0)
-    assert found is not None
-    assert found.keys() == ["0-0", "0-1", "0-2"]
-
-
-def test_a_scanned_table_is_held_where_it_could_not_be_found_again(
-    bare: Listing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the cache folder cannot be written, dropping a table would end the epoch."""
-    monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
-    monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
-    (tmp_path / "a file").write_bytes(b"")
-    tables = Tables(bare, ScanCache(str(tmp_path / "a file" / "cache")), strict=True)
+    tables = Tables(bare, strict=True)
     for shard in range(3):
         tables.add(shard, scanned(bare, shard))
     assert all(tables.find(shard) is not None for shard in range(3))
 
 
 def test_a_column_of_a_table_that_was_dropped_is_made_without_being_kept(folder: Path) -> None:
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
-    table = Tables(list_shards(folder), ScanCache(None), strict=True).find(0)
+    tables = Tables(list_shards(folder), strict=True)
+    table = Tables(list_shards(folder), strict=True).find(0)
     assert table is not None
     column = tables.column(0, table, ("cls",))
     assert column.tolist() == table.column(("cls",)).tolist()
@@ -188,7 +146,7 @@ def test_a_column_of_a_table_that_was_dropped_is_made_without_being_kept(folder:
 
 
 def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: Listing) -> None:
-    tables = Tables(bare, ScanCache(str(tmp_path / "cache")), strict=True)
+    tables = Tables(bare, strict=True)
     table = scanned(bare, 0)
     noted = ShardTable(
         **{name: getattr(table, name) for name in ShardTable.__slots__ if name != "skipped"}, skipped={"directory": 2}
@@ -200,13 +158,13 @@ def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: L
 
 
 def test_the_url_of_a_shard(bare: Listing) -> None:
-    assert Tables(bare, ScanCache(None), strict=True).url(2) == bare.shards[2].url
+    assert Tables(bare, strict=True).url(2) == bare.shards[2].url
 
 
 def test_memory_is_counted_by_the_arrays(folder: Path) -> None:
     held = []
     for shard in (1, 2):
-        tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+        tables = Tables(list_shards(folder), strict=True)
         table = tables.find(shard)
         assert table is not None
         assert tables.held_bytes >= np.asarray(table.member_offset).nbytes
@@ -223,9 +181,8 @@ def pieces_of(listing: Listing, shard: int, cuts: list[int]) -> list[ScannedPiec
     return pieces
 
 
-def test_a_table_grows_with_every_piece_and_is_kept_when_it_is_whole(bare: Listing, tmp_path: Path) -> None:
-    cache = str(tmp_path / "cache")
-    tables = Tables(bare, ScanCache(cache), strict=True)
+def test_a_table_grows_with_every_piece(bare: Listing) -> None:
+    tables = Tables(bare, strict=True)
     whole = scanned(bare, 2)
     cut = int(whole.member_offset[4])  # the third sample's first payload: two samples are whole
     assert tables.next_scan(2) == (0, 512)
@@ -238,7 +195,6 @@ def test_a_table_grows_with_every_piece_and_is_kept_when_it_is_whole(bare: Listi
     assert tables.counts.values.tolist() == [-1, -1, -1]
     assert tables.counts.least(2) == 2
     assert tables.next_scan(2) == (first.resume, first.needs)
-    assert Tables(bare, ScanCache(cache), strict=True).find(2) is None, "a part is not kept"
     tables.add_piece(2, last)
     table = tables.find(2)
     assert table is not None
@@ -246,9 +202,6 @@ def test_a_table_grows_with_every_piece_and_is_kept_when_it_is_whole(bare: Listi
     assert tables.column(2, table, ("cls",)).tolist() == whole.column(("cls",)).tolist()
     assert tables.counts.values.tolist() == [-1, -1, 4]
     assert tables.next_scan(2) == (0, 512), "what is needed for growing is let go"
-    kept = Tables(bare, ScanCache(cache), strict=True).find(2)
-    assert kept is not None
-    assert kept.member_offset.tolist() == whole.member_offset.tolist()
 
 
 def test_a_key_that_comes_again_in_another_piece_names_the_shard(tmp_path: Path) -> None:
@@ -257,7 +210,7 @@ def test_a_key_that_comes_again_in_another_piece_names_the_shard(tmp_path: Path)
         for name in ("a.jpg", "b.jpg", "a.cls"):
             tar.addfile(tarfile.TarInfo(name))
     listing = list_shards([str(path)], None)
-    tables = Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True)
+    tables = Tables(listing, strict=True)
     first, last = pieces_of(listing, 0, [1024])
     tables.add_piece(0, first)
     with pytest.raises(ShardFormatError) as caught:
@@ -271,21 +224,11 @@ def test_members_skipped_in_pieces_are_counted_once(tmp_path: Path) -> None:
         for name in (".x", "a.jpg", ".y", "b.jpg", ".z"):
             tar.addfile(tarfile.TarInfo(name))
     listing = list_shards([str(path)], None)
-    tables = Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True)
+    tables = Tables(listing, strict=True)
     for piece in pieces_of(listing, 0, [512, 1024, 1536, 2048, 2560]):
         tables.add_piece(0, piece)
     assert tables.skipped == {"hidden": 3}
     assert tables.counts.complete
-
-
-def test_what_an_answer_says_of_a_shard_is_noted_only_where_the_listing_is_silent(
-    bare: Listing, tmp_path: Path
-) -> None:
-    cache = str(tmp_path / "cache")
-    tables = Tables(bare, ScanCache(cache), strict=True)
-    tables.note_version(0, 5, "etag")
-    tables.add(0, scanned(bare, 0))
-    assert Tables(bare, ScanCache(cache), strict=True).find(0) is not None
 
 
 @pytest.mark.parametrize("left_bytes", [0, 8, 400])
@@ -298,7 +241,7 @@ async def test_a_table_file_that_is_cut_on_a_server_is_an_error_of_the_index(
     with FaultServer(files) as server:
         storages = Storages()
         listing = list_shards(f"{server.url}/data", None, storages)
-        tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
+        tables = Tables(listing, strict=True, storages=storages)
         try:
             with pytest.raises(DatasetIndexError, match="streamload index") as caught:
                 await tables.load(2)
@@ -312,7 +255,7 @@ async def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_l
     with FaultServer({f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}) as server:
         storages = Storages()
         listing = list_shards(f"{server.url}/data", None, storages)
-        tables = Tables(listing, ScanCache(None), strict=True, storages=storages)
+        tables = Tables(listing, strict=True, storages=storages)
         server.play(Script())
         try:
             loaded = await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
@@ -333,7 +276,7 @@ def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
 ) -> None:
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables = Tables(list_shards(folder), strict=True)
     tables.hold([0, 1])
     tables.find(0), tables.find(1)
     assert tables.at_hand(0) is not None
@@ -347,7 +290,7 @@ def test_an_index_that_is_written_anew_while_it_is_used_is_read_again_for_shards
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables = Tables(list_shards(folder), strict=True)
     assert tables.find(0) is not None
     rewrite(folder, "part2-000000.tar")
     table = tables.find(1)
@@ -363,7 +306,7 @@ async def test_the_same_of_a_remote_index(folder: Path, monkeypatch: pytest.Monk
     memory, storages, url = fsspec.filesystem("memory"), Storages(), "memory://written-anew"
     try:
         memory.put(str(folder), "/written-anew", recursive=True)
-        tables = Tables(list_shards(url, None, storages), ScanCache(None), strict=True, storages=storages)
+        tables = Tables(list_shards(url, None, storages), strict=True, storages=storages)
         await tables.load(0)
         place = RemoteIndexFolder(storages.for_url(url), f"{url}/.streamload")
         rewrite(folder, "part2-000000.tar", place)
@@ -393,6 +336,6 @@ def test_tables_that_lie_beside_each_other_are_read_at_once(folder: Path, monkey
         return real(path, start, end)
 
     monkeypatch.setattr(table_reader, "read_local", noting)
-    tables = Tables(list_shards(folder), ScanCache(None), strict=True)
+    tables = Tables(list_shards(folder), strict=True)
     assert [tables.find(shard) is not None for shard in range(3)] == [True] * 3
     assert len(reads) == 1

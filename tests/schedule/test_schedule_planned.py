@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from streamload import ShardWriter
 from streamload.errors import DatasetIndexError
 from streamload.index.listing import list_shards
-from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.order.plan import RowBlock
 from streamload.schedule.planned import PlannedRows, locate
@@ -37,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tables_of(folder: Path) -> Tables:
-    return Tables(list_shards(folder), ScanCache(None), strict=True)
+    return Tables(list_shards(folder), strict=True)
 
 
 def block(rows: list[tuple[int, int]], batches: tuple[int, ...] | None = None) -> RowBlock:
@@ -136,7 +135,7 @@ def test_verifying_without_checksums_is_refused_with_what_to_do(tmp_path: Path, 
 
     bare = tmp_path / "bare.tar"
     bare.write_bytes((folder / "part0-000000.tar").read_bytes())
-    tables = Tables(list_shards(bare), ScanCache(None), strict=True)
+    tables = Tables(list_shards(bare), strict=True)
     with bare.open("rb") as file:
         tables.add(0, scan_shard(map_memory(file.fileno(), bare.stat().st_size, writable=False), str(bare)))
     with pytest.raises(DatasetIndexError, match=r"verify=True needs the checksums.*`streamload index`") as caught:

@@ -23,7 +23,6 @@ from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing, Shard, list_shards
-from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.limits import SCANNED_PARTS
 from streamload.order.plan import OrderOptions, RankPlan
@@ -51,10 +50,10 @@ def arriving(end: Callable[[int, int], int]) -> Fetcher:
 class Arrival:
     """Shards in unlinked files that are filled from the front, as a fetcher would fill them."""
 
-    def __init__(self, listing: Listing, cache: Path, *, tables: Tables | None = None) -> None:
+    def __init__(self, listing: Listing, *, tables: Tables | None = None) -> None:
         self.contents = [Path(shard.url).read_bytes() for shard in listing.shards]
         self.listing = listing
-        self.tables = tables or Tables(listing, ScanCache(str(cache)), strict=True)
+        self.tables = tables or Tables(listing, strict=True)
         self.ends = [0] * len(self.contents)
         self.scans = Scans(self.tables, strict=True, fetcher=arriving(lambda shard, _: self.ends[shard]))
         self.open = OpenShards()
@@ -89,7 +88,7 @@ def bare(folder: Path, counts: tuple[int, ...] = COUNTS) -> Listing:
 
 @pytest.fixture
 def arrival(tmp_path: Path) -> Iterator[Arrival]:
-    made = Arrival(bare(tmp_path / "shards"), tmp_path / "cache")
+    made = Arrival(bare(tmp_path / "shards"))
     yield made
     made.open.close()
 
@@ -203,7 +202,7 @@ def test_of_a_large_shard_much_is_scanned_before_its_turn(tmp_path: Path) -> Non
 def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
     """The disk cache may have gone off since it was said to be there; memory that is not filled yet reads as zeros."""
     there = 20_000
-    tables = Tables(bare(tmp_path / "shards"), ScanCache(str(tmp_path)), strict=True)
+    tables = Tables(bare(tmp_path / "shards"), strict=True)
     scans = Scans(tables, strict=True, fetcher=arriving(lambda _, start: start + there))
     scans.request([0])
     scans.available(0, 20_000, 50_000)
@@ -218,7 +217,7 @@ def fetched(tmp_path: Path, *sizes: int, budget_bytes: int = 1 << 30) -> tuple[S
     folder = "http://127.0.0.1:9"
     listed = tuple(Shard(f"{folder}/{n}.tar", f"{n}.tar", size, 0, folder) for n, size in enumerate(sizes))
     listing = Listing(listed, None, (None,) * len(sizes), ())
-    tables = Tables(listing, ScanCache(str(tmp_path)), strict=True)
+    tables = Tables(listing, strict=True)
     fetcher = Fetcher(
         listing,
         frozenset(range(len(sizes))),
@@ -229,7 +228,7 @@ def fetched(tmp_path: Path, *sizes: int, budget_bytes: int = 1 << 30) -> tuple[S
         progress=lambda: None,
     )
     scans = Scans(tables, strict=True, fetcher=fetcher)
-    return scans, ScanFeed(scans, tables, fetcher), fetcher
+    return scans, ScanFeed(scans, fetcher), fetcher
 
 
 def come(fetcher: Fetcher, shard: int, number: int) -> None:
@@ -343,7 +342,7 @@ def test_a_shard_that_failed_is_requested_again_when_it_is_tried_again(tmp_path:
     asyncio.run(fetcher.close())
 
 
-def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Path) -> None:
+def test_a_shard_that_has_ended_is_known(arrival: Arrival) -> None:
     arrival.scans.request([0])
     while arrival.scans.wanted():
         arrival.fetch(0, arrival.ends[0] + 7_000)
@@ -356,9 +355,6 @@ def test_a_shard_that_has_ended_is_known_and_kept(arrival: Arrival, tmp_path: Pa
     assert table is not None
     assert table.keys() == whole.keys()
     assert table.shard_bytes == whole.shard_bytes
-    later = Tables(arrival.listing, ScanCache(str(tmp_path / "cache")), strict=True)
-    assert later.find(0) is not None
-    assert later.counts.values[0] == COUNTS[0]
 
 
 def test_a_shard_that_is_growing_can_be_requested_again(arrival: Arrival) -> None:
@@ -367,7 +363,7 @@ def test_a_shard_that_is_growing_can_be_requested_again(arrival: Arrival) -> Non
     arrival.fetch(0, 20_000)
     arrival.scan()
     start, needs = arrival.scans.next_bytes(0)
-    later = Arrival(arrival.listing, Path("unused"), tables=arrival.tables)
+    later = Arrival(arrival.listing, tables=arrival.tables)
     later.scans.request([0])
     assert later.scans.wanted() == [0]
     assert later.scans.next_bytes(0) == (start, needs)
@@ -437,29 +433,9 @@ def test_damage_is_raised_and_nothing_more_is_wanted(arrival: Arrival) -> None:
     assert arrival.scans.wanted() == []
 
 
-def test_a_kept_scan_is_found_when_the_first_answer_says_which_version_it_is(tmp_path: Path) -> None:
-    listing = bare(tmp_path / "shards")
-    unsized = Listing(
-        shards=tuple(shard._replace(bytes=-1, mtime_ns=0) for shard in listing.shards),
-        counts=None,
-        index_of=listing.index_of,
-        fields=listing.fields,
-    )
-    for etag, scans in (("one", True), ("one", False), ("two", True)):
-        arrival = Arrival(listing, tmp_path, tables=Tables(unsized, ScanCache(str(tmp_path / "cache")), strict=True))
-        arrival.scans.request([0])
-        assert arrival.scans.wanted() == [0]
-        arrival.tables.note_version(0, len(arrival.contents[0]), etag)
-        arrival.fetch(0, 1 << 30)
-        assert (arrival.scan() is not None) == scans
-        arrival.open.close()
-        assert arrival.scans.wanted() == []
-        assert arrival.tables.counts.values[0] == COUNTS[0]
-
-
 def test_local_shards_are_scanned_whole_and_at_once(tmp_path: Path) -> None:
     listing = bare(tmp_path / "shards")
-    scans = Scans(Tables(listing, ScanCache(str(tmp_path / "cache")), strict=True), strict=True)
+    scans = Scans(Tables(listing, strict=True), strict=True)
     scans.request([1, 0])
     assert scans.wanted() == []
     assert [scans.next_task(), scans.next_task()] == [ScanTask(0, (1, 0), True), None]
@@ -472,7 +448,7 @@ def test_rows_flow_as_bytes_come_and_are_the_same(
 ) -> None:
     folder = tmp_path_factory.mktemp("arriving")
     listing = bare(folder / "shards")
-    arrival = Arrival(listing, folder / "cache")
+    arrival = Arrival(listing)
     order = OrderOptions(3, data.draw(st.booleans()), data.draw(st.sampled_from([0, 5, 30])), 1, 4, False, True)
     plan = RankPlan(order, arrival.tables.counts, 0, 0, 1)
     rows, located = [], 0
@@ -497,7 +473,7 @@ def test_rows_flow_as_bytes_come_and_are_the_same(
     assert located, "some rows came before their shard was whole"
     starts = np.cumsum([0, *COUNTS])
     expected = []
-    with_counts = Tables(list_shards(write_numbers(folder / "indexed", COUNTS)), ScanCache(None), strict=True)
+    with_counts = Tables(list_shards(write_numbers(folder / "indexed", COUNTS)), strict=True)
     known = RankPlan(order, with_counts.counts, 0, 0, 1)
     while (block := known.take(64)) is not None:
         expected += (starts[block.shard] + block.sample).tolist()

@@ -19,7 +19,6 @@ from make_shards import write_numbers
 
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanDone, ScannedShard, ScanTask, TaskCosts
 from streamload.index.listing import list_shards
-from streamload.index.scan_cache import ScanCache
 from streamload.index.tables import Tables
 from streamload.limits import MOST_KEPT_SLOTS
 from streamload.memory.mapped import map_memory
@@ -94,7 +93,7 @@ class Run:
         self.order = OrderOptions(0, shuffle, 30, 1, batch_size, drop_last=False, pad=True)
         self.start = start or EpochStart(0, 0, 0, 1)
         self.pool, self.slots, self.learned = Pool(capacity), SlotPool(), learned or Learned()
-        self.tables = Tables(listing, ScanCache(str(folder.parent / "cache")), strict=True)
+        self.tables = Tables(listing, strict=True)
         self.listing = listing
         self._row_s = row_s
         self._mismatched = mismatched

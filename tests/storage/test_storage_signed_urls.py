@@ -1,4 +1,4 @@
-"""Urls that are signed again for every run are the same shards to both caches."""
+"""Urls that are signed again for every run are the same shards to the disk cache."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from servers.faults import FaultServer, Script
 from streamload import StreamLoader
 from streamload.errors import without_signature
 from streamload.fetch.cache.shard_identity import ShardIdentity, url_key
-from streamload.index.scan_cache import ScanCache
-from streamload.tar.scan import scan_shard
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -62,21 +60,6 @@ def test_two_objects_never_share_a_key() -> None:
     assert ShardIdentity(f"{AT}?v=1", '"e"', 5).file_name != ShardIdentity(f"{AT}?v=2", '"e"', 5).file_name
 
 
-def test_a_scan_is_found_by_another_signature_only_with_an_etag(tmp_path: Path) -> None:
-    shard = Path(write_numbers(tmp_path / "set", [3])) / "part000-000000.tar"
-    table = scan_shard(memoryview(shard.read_bytes()), "")
-    cache, size = ScanCache(str(tmp_path / "scans")), table.shard_bytes
-    one, other = f"{AT}?X-Amz-Signature=1", f"{AT}?X-Amz-Signature=2"
-    cache.store(one, size, 0, True, table, etag='"e"')
-    cache.store(one, size, 17, True, table)
-    assert cache.load(other, size, 5, True, etag='"e"') is not None
-    assert cache.load(other, size, 5, True, etag='"f"') is None
-    assert cache.load(other, size + 512, 5, True, etag='"e"') is None
-    assert cache.load(f"{AT}?v=1", size, 5, True, etag='"e"') is None
-    assert cache.load(other, size, 17, True) is None
-    assert cache.load(one, size, 17, True) is not None
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
     folder = tmp_path_factory.mktemp("signed")
@@ -102,11 +85,3 @@ def test_the_disk_cache_is_hit_however_a_url_is_signed(server: FaultServer, tmp_
     assert read(server, SIGNATURES[1], tmp_path)[0] == labels
     assert read(server, SIGNATURES[0].replace("Date=2", "Date=3"), tmp_path)[1] < 1000, "all but looking at it"
     assert sorted(name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".tar")) == kept
-
-
-def test_scans_are_kept_however_a_url_is_signed(server: FaultServer, tmp_path: Path) -> None:
-    scans = Path(os.environ["XDG_CACHE_HOME"]) / "streamload" / "scans"
-    read(server, "X-Amz-Signature=1", None)
-    kept = sorted(scans.glob("*.table"))
-    read(server, "X-Amz-Signature=2", None)
-    assert sorted(scans.glob("*.table")) == kept != []
