@@ -6,6 +6,7 @@ import importlib
 import os
 import random
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -487,6 +488,22 @@ def test_modules_find_the_arguments_of_the_program(tmp_path: Path, monkeypatch: 
     options = {"fields": ("cls",), "num_workers": 1, "filesystem": parses.Mounted()}
     with StreamLoader(source, 4, **options, transform={"cls": parses.size}) as loader:
         assert next(iter(loader))[0].tolist() == [48] * 4
+
+
+@pytest.mark.parametrize("path", [None, "/nowhere/modules"])
+def test_programs_that_a_transform_starts_have_the_environment_of_the_user(
+    source: str, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    """Another Python would die of the modules of this one."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path)
+
+    def python_path(_: int) -> str:
+        return subprocess.run(["printenv", "PYTHONPATH"], capture_output=True, text=True, check=False).stdout.strip()
+
+    with loader_of(source, python_path) as loader:
+        assert {value for (batch,) in loader for value in batch} == {path or ""}
 
 
 EXITS = f"""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import itertools
 import os
 import pickle
 import signal
@@ -36,7 +35,6 @@ __all__ = [
     "launch",
     "launch_worker",
     "program_arguments",
-    "take_arguments",
     "write_stack_on_request",
 ]
 
@@ -178,18 +176,20 @@ class WorkerChild(NamedTuple):
 
 
 def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> Child:
-    """Run `python -m module PROGRAM SOCKET LAST_WORDS PARENT DESCRIPTOR... ARGUMENT...`; this process is the parent.
+    """Start a process that calls `module.main(SOCKET, LAST_WORDS, PARENT, DESCRIPTOR..., ARGUMENT...)`.
 
     It starts with SIGINT blocked: Ctrl-C goes to the whole group and is for the first of these processes to decide on.
-    `sys.path` is in its environment, `sys.argv` in the memory PROGRAM: `pkill -f train.py` is not meant for it.
+    `sys.path` and `sys.argv` are this process's, see `child`; they are not in its command line: `pkill -f train.py` is
+    not meant for it.
 
     Args:
-        module: what to run; it calls `take_arguments` first.
+        module: has the function `main`.
         arguments: numbers for it.
         descriptors: passed on to it; they stay open here.
     """
     with open(new_memory(0), "wb", buffering=0) as program:
-        program.write(pickle.dumps(program_arguments()))
+        path = [entry or os.getcwd() for entry in sys.path]
+        program.write(pickle.dumps((path, program_arguments())))
         program.seek(0)  # the process reads where this one is
         return _launch(module, program.fileno(), descriptors, arguments)
 
@@ -198,11 +198,12 @@ def _launch(module: str, program: int, descriptors: tuple[int, ...], arguments: 
     ours, theirs = socket.socketpair()
     words = new_memory(0)
     inherited = (program, theirs.fileno(), words, *descriptors)
+    child = os.path.join(os.path.dirname(__file__), "child.py")
     numbers = (program, theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *map(str, numbers)],
+            [sys.executable, "-P", child, "-m", module, *map(str, numbers)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             env=child_environment(),
@@ -221,17 +222,6 @@ def program_arguments() -> list[str]:
     """The `sys.argv` of the program. Embedded Python may have none, and a program may put anything there."""
     found: object = getattr(sys, "argv", None)
     return list(map(str, found if isinstance(found, Iterable) else ())) or [""]  # as libraries expect, Ray among them
-
-
-def take_arguments() -> list[int]:
-    """Set `sys.argv` to the program's, and return the numbers that `launch` has given this process there.
-
-    To be called before anything of the user's is loaded: a module may parse its arguments when it is imported.
-    """
-    program, *numbers = map(int, sys.argv[1:])
-    with open(program, "rb") as file:
-        sys.argv[:] = pickle.load(file)
-    return numbers
 
 
 def launch_worker() -> WorkerChild:
@@ -291,7 +281,7 @@ def _show_as(module: str) -> None:
     with open("/proc/self/cmdline", "rb") as line, open("/proc/self/stat", "rb") as status:
         command, fields = line.read(), status.read().rpartition(b")")[2].split()
     begin, end = map(int, fields[45:47])
-    before, found, _ = command.partition(b"streamload.")
+    before, found, _ = command.rpartition(b"streamload.")
     shown = before + module.encode() + b"\0"
     if found and len(shown) <= len(command) == end - begin:
         ctypes.memmove(begin, shown.ljust(len(command), b"\0"), len(command))
@@ -373,10 +363,6 @@ def die_with(parent: int) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of our processes: it finds what this process finds, and does not start threads for BLAS.
-
-    `PYTHONPATH` carries this process's `sys.path`, so that streamload is found however the user's program found it.
-    """
-    path = os.pathsep.join(itertools.chain(entry or os.getcwd() for entry in sys.path))
+    """Return the environment of our processes: this one's, and no threads for BLAS."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**threads, **os.environ, "PYTHONPATH": path}
+    return {**threads, **os.environ}

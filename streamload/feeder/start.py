@@ -1,8 +1,7 @@
 """The first lines of the feeder's process: it starts its workers before it imports what only it needs.
 
-It is started by `launch` as `python -m streamload.feeder.start PROGRAM SOCKET LAST_WORDS TRAINER [LISTENER] WORKERS`:
-three descriptors, the number of the trainer's process, a listening socket where it is for other trainers too, and how
-many workers to start.
+`launch` has it called with two descriptors, the number of the trainer's process, a listening socket where it is for
+other trainers too, and how many workers to start.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from streamload.environment.launch import EarlyWorkers, take_arguments, write_stack_on_request
+from streamload.environment.launch import EarlyWorkers, write_stack_on_request
 from streamload.environment.rendezvous import Listener, detach
 from streamload.memory.unnamed import raise_descriptor_limit
 
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-def main() -> None:
+def main(socket_number: int, words_number: int, trainer: int, *further: int) -> None:
     """Run a feeder on the descriptors given as arguments."""
-    socket_number, words_number, trainer, *listening, workers = take_arguments()
+    *listening, workers = further
     sock = socket.socket(fileno=socket_number)
     if listening:
         detach(sock, words_number)
@@ -48,7 +47,3 @@ def _load() -> type[RankFeeders]:
     from streamload.feeder.rank_feeders import RankFeeders
 
     return RankFeeders
-
-
-if __name__ == "__main__":
-    main()

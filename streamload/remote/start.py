@@ -1,6 +1,6 @@
 """The first lines of a relay's process, which stands where a feeder's process does; see `feeder.start`.
 
-On its own because it is run, as `python -m streamload.remote.start PROGRAM SOCKET LAST_WORDS TRAINER WORKERS`.
+On its own because `launch` has it called in a process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import faulthandler
 import signal
 import socket
 
-from streamload.environment.launch import EarlyWorkers, take_arguments, write_stack_on_request
+from streamload.environment.launch import EarlyWorkers, write_stack_on_request
 from streamload.feeder import process
 from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.remote.relay import Relays
@@ -17,16 +17,11 @@ from streamload.remote.relay import Relays
 __all__ = ["main"]
 
 
-def main() -> None:
+def main(socket_number: int, words_number: int, trainer: int, _: int) -> None:
     """Run a relay on the descriptors given as arguments."""
-    socket_number, words_number, trainer, _ = take_arguments()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
     write_stack_on_request(words_number)
     raise_descriptor_limit()
     process.run(socket.socket(fileno=socket_number), trainer, EarlyWorkers(), lambda: Relays)
-
-
-if __name__ == "__main__":
-    main()

@@ -120,9 +120,8 @@ def test_workers_that_nobody_takes_over_have_one_grace_together(monkeypatch: pyt
 
 SHOWS_ARGUMENTS = """
 import socket, sys
-from streamload.environment import launch
-number, *_ = launch.take_arguments()
-socket.socket(fileno=number).sendall(ascii(sys.argv).encode())
+def main(number, *_):
+    socket.socket(fileno=number).sendall(ascii(sys.argv).encode())
 """
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract 
 def test_one_that_ends_as_it_starts_is_not_started_again_and_again(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkerError, match=r"^the feeder process ended with status 1, 2 times as it started$"):
         join(rendezvous_name("test", str(os.getpid())), "streamload.no_such_module")
-    assert capfd.readouterr().err.count("No module named streamload.no_such_module") == 2
+    assert capfd.readouterr().err.count("No module named 'streamload.no_such_module'") == 2
 
 
 def test_one_is_found_whose_starter_has_ended() -> None:

@@ -1,7 +1,6 @@
 """The worker process of `shardify`: does one task after another, and ends with its parent.
 
-Started as `python -m streamload_tools.packing.worker PROGRAM SOCKET LAST_WORDS PARENT KEPT_OPEN`: four descriptors and
-the process ID of the parent. SIGINT stays blocked, since the parent handles Ctrl-C. If it dies, it leaves a hidden file
+SIGINT stays blocked, since the parent handles Ctrl-C. If it dies, it leaves a hidden file
 that no later run takes for finished.
 """
 
@@ -13,16 +12,15 @@ import socket
 
 from streamload_tools.packing.work import Done, Failed, Progressed, Task, do
 
-from streamload.environment.launch import die_with, take_arguments
+from streamload.environment.launch import die_with
 from streamload.errors import StreamloadError
 from streamload.memory.channel import Channel
 
 __all__ = ["main"]
 
 
-def main() -> None:
+def main(number: int, words: int, parent: int, _kept_open: int) -> None:
     """Do the tasks that arrive on the socket given as an argument."""
-    number, words, parent, _ = take_arguments()
     die_with(parent)
     faulthandler.enable(file=words)
     channel = Channel(socket.socket(fileno=number))
@@ -41,7 +39,3 @@ def _answer(task: Task, channel: Channel) -> Done | Failed:
         raise
     except (OSError, StreamloadError) as exc:
         return Failed(exc)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,23 @@
+"""The first lines of every process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
+
+On its own because it is run as a file, so that streamload need not be found before `sys.path` is the program's. PROGRAM
+is a descriptor of a pickle of the program's `sys.path` and `sys.argv`. Both are set before anything of the user's is
+loaded: a module may parse its arguments when it is imported. A `PYTHONPATH` would reach the programs that the user's
+code starts, which may be another Python.
+"""
+
+import importlib
+import pickle
+import sys
+
+
+def main() -> None:
+    """Take over the program's path and arguments, then call MODULE's `main` with the numbers."""
+    _, module, program, *numbers = sys.argv[1:]
+    with open(int(program), "rb") as file:
+        sys.path[:], sys.argv[:] = pickle.load(file)
+    importlib.import_module(module).main(*map(int, numbers))
+
+
+if __name__ == "__main__":
+    main()
