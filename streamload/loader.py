@@ -7,10 +7,8 @@ import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
@@ -18,15 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from streamload.arguments import advises, as_python, no_attribute
 from streamload.decode.tasks import OnError
 from streamload.environment.launchers import check_found_rank, goes_by_found_rank
-from streamload.errors import LoaderStateError, SampleError, StreamloadError, without_secrets
+from streamload.errors import LoaderStateError, SampleError, without_secrets
 from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size, rank_of_group
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
-from streamload.pictures.batches import KEY, samples_in
-from streamload.pictures.files import check_picture_path, save_picture
-from streamload.pictures.notebook import html_table
-from streamload.pictures.sheet import draw_sheet, sheet_title
 from streamload.ray_feeders import RayFeeders
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Mixture, Portion, portions_of
@@ -45,9 +39,6 @@ from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.page_locked import HostRegistry, cuda_registry
 from streamload.trainer.skipped_members import NothingLeft
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 __all__ = ["StreamLoader"]
 
@@ -522,101 +513,6 @@ class StreamLoader(NamedClasses):
             events, self._meter.events = self._meter.events, None
             self._link.trace(on=False)
             replace_file(os.fspath(path), lambda file: file.write(trace_json(events).encode()), durable=False)
-
-    def show(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        batch: Any = None,
-        samples: int = 24,
-        columns: int | None = None,
-    ) -> Image:
-        """Draw the samples of a batch side by side as the loop gets them, decoded and transformed.
-
-        Images, masks and boxes over them, curves of sound, and all else as text; a float image with values outside 0
-        to 1 is scaled, from its own least value to its greatest. What is drawn is the first batch of the epoch in which
-        the loop stands, made for this by another loader with the same options, in the caller's thread, and without
-        workers; with a `sampler` it is the first of the listing. So the position, the state, the random generators and
-        the statistics stay as they are. It takes what one batch takes, and with remote shards a process for a moment.
-
-        Args:
-            path: a file for the picture (.png, .jpg, .webp), which is replaced.
-            batch: one that the loop has got, to be drawn instead.
-            samples: how many to draw at most, from the first on; 500 at most.
-            columns: how many stand side by side; 6 by default.
-
-        Returns:
-            A PIL image, RGB, which notebooks display.
-
-        Raises:
-            ValueError: there is no batch; nothing in it can be drawn; or an argument makes no sense.
-            StreamloadError: a sample of the batch cannot be made, or a shard cannot be read; see `on_error`.
-            OSError: the file cannot be written.
-        """
-        if path is not None:
-            check_picture_path("path", path)
-        fields, when = self._options.field_names, "a batch"
-        if batch is None:
-            fields, when = self._fields_with_key(), f"the first batch of epoch {self._cursor.to_save()[0]}"
-            batch = self._first_batch(fields)
-        count, found = samples_in(batch, fields, by_default=self._options.collate_fn is None)
-        title = f"{self._listing.shown_folders()}: {sheet_title(when, samples, count)}"
-        picture = draw_sheet(islice(found, samples), title, classes=self._known_classes(), columns=columns)
-        if path is not None:
-            save_picture(picture, path)
-        return picture
-
-    def _fields_with_key(self) -> tuple[str, ...] | None:
-        """The fields, and the key where no function of the user's would get it too."""
-        fields, options = self._options.field_names, self._options
-        transforms = (options.transform, *(portion.transform for portion in self._portions.values()))
-        if fields is None or KEY in fields or options.collate_fn is not None or any(map(callable, transforms)):
-            return fields
-        return (*fields, KEY)
-
-    def _first_batch(self, fields: tuple[str, ...] | None) -> Any:
-        """The first batch of the epoch in which the loop stands, from a loader of its own, which is closed again."""
-        given = self._options.fields
-        if given is not None and fields is not None:
-            fields = (*given, *fields[len(given) :])
-        options = replace(
-            self._options, fields=fields, num_workers=0, prefetch_batches=1, pin_memory=False, feeders=None
-        )
-        other = object.__new__(StreamLoader)
-        other._mover, other._rank_was_found = None, False
-        other._process_rank, other.rank, other.world_size = self._process_rank, self.rank, self.world_size
-        other._open(options, self._portions, self._sampling.without_sampler(), cuda_registry)
-        with other:
-            other._lanes = self._lanes
-            other.set_epoch(self._cursor.to_save()[0])
-            batch = next(iter(other), None)
-        if batch is None:
-            raise ValueError("there is no batch to show: there are too few samples for one, or all of them failed")
-        return batch
-
-    def _known_classes(self) -> Sequence[str] | None:
-        with suppress(StreamloadError):  # labels of several datasets may have several meanings
-            return self.classes
-        return None
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks. It reads nothing, starts nothing and runs no function of the user's; see `show`."""
-        options, cursor = self._options, self._cursor
-        samples = self._counts if self._sampling.n_selected is None else (self._sampling.n_selected,)
-        return html_table(
-            "StreamLoader",
-            {
-                "shards": f"{len(self._listing.shards):,} from {self._listing.shown_folders()}",
-                "samples": "not known before the shards are scanned" if samples is None else f"{sum(samples):,}",
-                "fields": ", ".join(options.fields or self._listing.fields) or "all",
-                "batch_size": f"{options.batch_size:,}",
-                "shuffle": f"within {counted(options.shuffle_window, 'sample')}" if options.shuffle else "no",
-                "num_workers": f"{options.workers}",
-                "rank": f"{self.rank} of {self.world_size}",
-                "stands at": f"epoch {cursor.epoch}, sample {cursor.position:,}",
-            },
-            "show() draws the samples of a batch",
-        )
 
     def close(self) -> None:
         """End the feeder and its workers. Batches that were delivered stay valid. Idempotent."""

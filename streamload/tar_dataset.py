@@ -25,7 +25,6 @@ from streamload.index.listing import Listing
 from streamload.loader import StreamLoader
 from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
-from streamload.pictures.notebook import html_table
 from streamload.random_access import RandomAccess
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Keys, Samples, Where
@@ -202,18 +201,6 @@ class TarDataset(NamedClasses, Dataset[Any]):
         shards = self._listing.shards
         held = f"{counted(len(self), 'sample')} in {counted(len(shards), 'shard')}"
         return f"<TarDataset of {held} from {without_secrets(shards[0].url)!r}>"
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks; it reads nothing."""
-        listing = self._listing
-        return html_table(
-            "TarDataset",
-            {
-                "shards": f"{len(listing.shards):,} from {listing.shown_folders()}",
-                "samples": f"{len(self):,}",
-                "fields": ", ".join(self._options.fields or listing.fields) or "all",
-            },
-        )
 
     def __getstate__(self) -> bytes:
         own = {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}

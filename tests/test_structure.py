@@ -27,7 +27,7 @@ LEVELS = (
     ("tar", "storage", "order", "environment"),
     ("images",),
     ("index",),
-    ("fetch", "write", "sampling", "pictures"),
+    ("fetch", "write", "sampling"),
     ("decode",),
     ("workers",),
     ("verdict",),

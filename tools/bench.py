@@ -15,12 +15,10 @@ from streamload_tools.reading import Reader, tables
 
 import streamload
 from streamload.decode.decoders import is_image
-from streamload.errors import CollateError, without_secrets
+from streamload.errors import CollateError
 from streamload.images import RandomResizedCrop
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.listing import list_shards
-from streamload.pictures.chart import Arrivals, draw_rates
-from streamload.pictures.files import check_picture_path, save_picture
 from streamload.statistics import Statistics
 from streamload.storage.storages import Storages
 from streamload.tar.table import MISSING, ShardTable
@@ -52,10 +50,6 @@ def bench_command(
         int, typer.Option(metavar="PIXELS", help="Output size of RandomResizedCrop in pixels; 0: no crop.", min=0)
     ] = 224,
     raw: Annotated[bool, typer.Option("--no-decode", "--raw", help="Do not decode the fields.")] = False,
-    plot: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Also draw the rate over time, and the waits, to a .png, .jpg or .webp."),
-    ] = None,
     as_document: Json = False,
     index: Index = None,
     storage_option: StorageOption = None,
@@ -70,8 +64,6 @@ def bench_command(
       streamload bench shards --fields 'jpg;png,cls' --json
     """
     with reported_errors():
-        if plot is not None:
-            check_picture_path("--plot", plot)
         result, what = _bench(
             urls,
             None if fields is None else fields.split(","),
@@ -88,8 +80,6 @@ def bench_command(
             print_document(_bench_json(result, what))
         for line in () if as_document else _bench_lines(result, what):
             print_line(line)
-        if plot is not None:
-            save_picture(draw_rates(result.arrivals, [without_secrets(urls[0]), what]), plot)
         if result.interrupted:
             raise typer.Exit(130)
 
@@ -115,7 +105,6 @@ class _Result:
         passes: epochs started.
         interrupted: Ctrl-C ended it.
         statistics: the loader's, from its start.
-        arrivals: when the batches came.
     """
 
     samples: int
@@ -126,7 +115,6 @@ class _Result:
     passes: int
     interrupted: bool
     statistics: Statistics
-    arrivals: Arrivals
 
 
 def _bench(
@@ -233,11 +221,9 @@ def _measure(loader: streamload.StreamLoader, limits: _Limits, started: float) -
     first = last = 0.0
     before = loader.statistics()
     passes, interrupted = 0, False
-    arrived: list[tuple[float, int]] = []
     try:
         for number, now in _batches(loader):
             passes, last = number, now
-            arrived.append((now, number))
             if not first:
                 first, before = now, loader.statistics()
             elif limits.batches is not None and loader.statistics().batches - before.batches >= limits.batches:
@@ -261,7 +247,6 @@ def _measure(loader: streamload.StreamLoader, limits: _Limits, started: float) -
         passes=passes,
         interrupted=interrupted,
         statistics=after,
-        arrivals=Arrivals([each for each, _ in arrived], [each for _, each in arrived], after.samples - before.samples),
     )
 
 

@@ -1,230 +1,274 @@
-"""`streamload show`: a contact sheet of some samples, as they are stored."""
+"""`streamload show`: one picture of some samples, as they are stored."""
 
 from __future__ import annotations
 
-import io
-import wave
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+import json
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+from zlib import crc32
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from streamload_tools.arguments import Index, Json, Ray, StorageOption, Urls, Where, parse_storage_options
+from streamload_tools.arguments import Index, Json, StorageOption, Urls, Where, parse_storage_options
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import print_document, print_line
-from streamload_tools.ray_pool import ON_A_NODE, open_pool
 
 import streamload
 from streamload.decode.decoders import decoder_for, is_image
 from streamload.errors import DatasetIndexError, DecodeError, without_secrets
 from streamload.images import unchanged
-from streamload.index.listing import list_shards
-from streamload.pictures.files import check_picture_path, save_picture
-from streamload.pictures.sheet import MOST_SAMPLES, draw_sheet
-from streamload.storage.storages import Storages
-from streamload.tar.decompression import compression_of
-from streamload.text import counted
+from streamload.storage.local_files import replace_file
+from streamload.text import counted, printable
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL import Image
 
 __all__ = ["show_command"]
 
-_NAMES = ("__key__", "__url__")
-_NOTHING = "there is no sample in the shards"
-_READ_AT_ONCE = 16
+_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}
+_CELL = 192
+_MARGIN = 16
+_LINE = 16
+_INK = (34, 34, 34)
+_PAPER = (255, 255, 255)
+_COLOURS = ((225, 60, 50), (20, 140, 70), (50, 90, 220), (200, 120, 0), (150, 50, 180), (0, 140, 160))
+_DARK = 32
 
 
 def show_command(
     urls: Urls,
     *,
     output: Annotated[str, typer.Option(metavar="FILE", help="The picture (.png, .jpg, .webp), which is replaced.")],
-    samples: Annotated[int, typer.Option(metavar="N", help="How many samples.", min=1, max=MOST_SAMPLES)] = 24,
-    columns: Annotated[
-        int | None, typer.Option(metavar="N", help="How many side by side. Default: 6.", min=1, max=100)
-    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", help="How many samples.", min=1, max=100)] = 24,
+    columns: Annotated[int, typer.Option(metavar="N", help="How many side by side.", min=1, max=100)] = 6,
     seed: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Choose them at random, by this seed. Default: spread evenly.", min=0),
+        typer.Option(metavar="N", help="Choose them at random, by this seed. Default: the first ones.", min=0),
     ] = None,
     fields: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIELDS", help="Only these fields, such as 'jpg;png,cls,txt?'. Default: all of each sample."
-        ),
+        typer.Option(metavar="FIELDS", help="Only these fields, such as 'jpg;png,cls,txt?'. Default: all."),
     ] = None,
     as_document: Json = False,
     where: Where = None,
     index: Index = None,
-    ray: Ray = None,
     storage_option: StorageOption = None,
 ) -> None:
-    """Draw samples side by side, each with its key, class and other values, to a picture.
+    """Draw samples side by side, each with its images, boxes, class and text, to a picture.
 
-    Of compressed shards, and of remote ones without an index, they are the first ones.
-
-    Masks (grey or palette images of the first image's size) and boxes are drawn over the first image of their sample;
-    sound (wav) as a curve; other images and arrays below; and all else is text. Boxes are rows of left, top, right,
-    bottom and class, also as {"boxes": rows, "labels": ...}; or COCO's objects with "bbox".
+    Boxes are drawn over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or COCO's
+    objects with "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the full range.
 
     Examples:
       streamload show shards/train --output sheet.png
       streamload show shards/train --output cats.png --where 'label == 0' --seed 1
       streamload show s3://bucket/train --output boxes.webp --samples 8 --columns 4 --fields jpg,json
     """
-    with reported_errors(), open_pool(ray, None) as pool:
-        check_picture_path("--output", output)
-        options = {"index": index, "storage_options": parse_storage_options(storage_option), "where": where}
-        names = None if fields is None else (*fields.split(","), *_NAMES)
-        drawing = partial(_draw, urls, samples, seed, names=names, columns=columns, options=options)
-        (drawn,) = [drawing()] if pool is None else pool.results([drawing])
-        sheet, number, what = drawn
-        save_picture(sheet, output)
+    with reported_errors():
+        _check_output(output)
+        names = None if fields is None else (*fields.split(","), "__key__", "__url__")
+        with streamload.StreamLoader(
+            urls,
+            samples,
+            shuffle=seed is not None,
+            seed=seed or 0,
+            fields=names,
+            decode=False,
+            collate_fn=list,
+            where=where,
+            index=index,
+            num_workers=0,
+            rank=0,
+            world_size=1,
+            prefetch_batches=1,
+            storage_options=parse_storage_options(storage_option),
+        ) as loader:
+            batch = next(iter(loader), None)
+            if not batch:
+                raise UsageError("the shards hold no samples")
+            try:
+                classes: Sequence[str] | None = loader.classes
+            except DatasetIndexError:  # several folders with different classes
+                classes = None
+        which = f"{'the first ' if seed is None else ''}{counted(len(batch), 'sample')}"
+        which += "" if seed is None else f" at random by seed {seed}"
+        place = f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}"
+        found = [_by_name(sample, names) for sample in batch]
+        sheet = _sheet([place, which], [_cell(sample, classes) for sample in found], columns)
+        options: dict[str, Any] = {"format": _FORMATS[os.path.splitext(output)[1]]}
+        replace_file(output, lambda file: sheet.save(file, **options), durable=False)
         if as_document:
             size = {"width": sheet.width, "height": sheet.height}
-            print_document({"picture": output, "samples": number, "which": what, **size})
+            print_document({"picture": output, "samples": len(batch), "which": which, **size})
         else:
-            print_line(f"{output}: {what}, {sheet.width} x {sheet.height} pixels")
+            print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
 
 
-def _draw(
-    urls: Sequence[str],
-    samples: int,
-    seed: int | None,
-    _: Callable[[int, int], None] = lambda *_: None,
-    *,
-    names: Sequence[str] | None,
-    columns: int | None,
-    options: Mapping[str, Any],
-) -> tuple[Image, int, str]:
-    """The picture, how many samples are in it, and which these are."""
-    reads = _read_by_number if _has_numbers(urls, options) else _read_first
-    with reads(urls, samples, seed, {"fields": names, "decode": False, **options}) as (reader, found, number, what):
-        sheet = draw_sheet(
-            (_decoded(_by_name(sample, names)) for sample in found),
-            f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}: {what}",
-            classes=_classes(reader),
-            columns=columns,
-        )
-    return sheet, number, what
-
-
-_Chosen: TypeAlias = "tuple[streamload.TarDataset | streamload.StreamLoader, Iterator[Any], int, str]"
-"""Who reads; the samples, and how many they are; and which, in words."""
-
-
-def _has_numbers(urls: Sequence[str], options: Mapping[str, Any]) -> bool:
-    """Whether samples can be read by number: not in compressed shards, nor in remote ones without an index."""
-    storages = Storages(options["storage_options"])
-    listing = list_shards(list(urls), options["index"], storages)
-    return not any(
-        compression_of(shard.url) is not None or (folder is None and not storages.is_local(shard.url))
-        for shard, folder in zip(listing.shards, listing.index_of, strict=True)
-    )
-
-
-@contextmanager
-def _read_by_number(
-    urls: Sequence[str], wanted: int, seed: int | None, options: Mapping[str, Any]
-) -> Iterator[_Chosen]:
-    """Samples from all over the dataset."""
-    with streamload.TarDataset(list(urls), **options) as dataset:
-        count = len(dataset)
-        if not count:
-            raise UsageError(_NOTHING)
-        numbers = [int(number) for number in np.linspace(0, count - 1, min(count, wanted))]
-        if seed is not None:
-            numbers = sorted(np.random.default_rng(seed).choice(count, len(numbers), replace=False).tolist())
-        groups = (numbers[start : start + _READ_AT_ONCE] for start in range(0, len(numbers), _READ_AT_ONCE))
-        how = "spread evenly" if seed is None else f"at random by seed {seed}"
-        what = f"{len(numbers):,} of {counted(count, 'sample')}, {how}"
-        found = chain.from_iterable(map(dataset.__getitems__, groups))
-        yield dataset, found, len(numbers), what if len(numbers) < count else counted(count, "sample")
-
-
-@contextmanager
-def _read_first(urls: Sequence[str], wanted: int, seed: int | None, options: Mapping[str, Any]) -> Iterator[_Chosen]:
-    """The first samples of the dataset, or of its order when it is shuffled."""
-    order: dict[str, Any] = {"shuffle": seed is not None, "seed": seed or 0}
-    with streamload.StreamLoader(
-        list(urls), wanted, collate_fn=list, prefetch_batches=1, **ON_A_NODE, **order, **options
-    ) as loader:
-        batch = next(iter(loader), None)
-        if not batch:
-            raise UsageError(_NOTHING)
-        drawn = counted(len(batch), "sample")
-        what = f"the first {drawn}" if seed is None else f"{drawn} at random by seed {seed}"
-        yield loader, iter(batch), len(batch), what
-
-
-def _classes(reader: streamload.TarDataset | streamload.StreamLoader) -> Sequence[str] | None:
-    try:
-        return reader.classes
-    except DatasetIndexError:  # the folders number their classes in different ways
-        return None
+def _check_output(output: str) -> None:
+    """Raise if the picture cannot be written, before anything is read."""
+    folder = os.path.dirname(os.path.abspath(output))
+    if "://" in output:
+        raise UsageError(f"--output {without_secrets(output)!r} is a url; name a file on a local disk")
+    if os.path.splitext(output)[1] not in _FORMATS:
+        raise UsageError(f"--output {output!r} must end in .png, .jpg or .webp")
+    if not os.path.isdir(folder):
+        raise UsageError(f"--output: there is no folder {folder!r}; make it first")
 
 
 def _by_name(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    """The bytes of a sample by the names of its fields; those that it lacks are left out."""
+    """Return the bytes of a sample by field; optional fields that it lacks are left out."""
     if names is None:
         return dict(sample)
-    found = zip((name.removesuffix("?") for name in names), sample, strict=True)
-    return {name: value for name, value in found if value is not None}
+    pairs = zip((name.removesuffix("?") for name in names), sample, strict=True)
+    return {name: value for name, value in pairs if value is not None}
 
 
-def _decoded(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The key of a sample, and its values by the names of its fields.
+def _cell(sample: Mapping[str, Any], classes: Sequence[str] | None) -> Image.Image:
+    """Draw one sample: its images below each other, then its key and its other fields as text.
 
     Raises:
         DecodeError: a field is not what its extension promises.
     """
-    fields = [name for name in sample if name not in _NAMES]
-    first_image = min(filter(is_image, fields), key=lambda name: name.count("."), default=None)
-    values = {}
-    for name in fields:
+    from PIL import Image
+
+    images: list[Image.Image] = []
+    boxes: list[tuple[Sequence[float], str]] = []
+    lines = textwrap.wrap(printable(sample["__key__"]), _CELL // 7, max_lines=2, placeholder="...")
+    for name, data in sorted(sample.items(), key=lambda item: item[0].count(".")):
+        if name.startswith("__"):
+            continue
         try:
-            values[name] = _value(name, sample[name], is_first_image=name == first_image)
+            value = _decoded(name, data)
+            found = _boxes(value)
         except (ValueError, ImportError) as error:
             raise DecodeError(
-                f"field {name!r} cannot be decoded: {error}; --fields takes those to show",
+                f"field {name!r} cannot be decoded: {error}; choose other fields with --fields",
                 url=sample["__url__"],
                 key=sample["__key__"],
             ) from error
-    return sample["__key__"], values
+        if _is_picture(value):
+            images.append(_as_image(value))
+            continue
+        boxes += found
+        text = counted(len(found), "box") if found else _text(name, value, classes)
+        lines += textwrap.wrap(printable(f"{name}: {text}"), _CELL // 7, max_lines=4, placeholder="...")
+    pictures = [_drawn(image, boxes if image is images[0] else ()) for image in images]
+    cell = Image.new("RGB", (_CELL, sum(each.height + 4 for each in pictures) + _LINE * len(lines)), _PAPER)
+    y = 0
+    for picture in pictures:
+        cell.paste(picture, ((_CELL - picture.width) // 2, y))
+        y += picture.height + 4
+    _write(cell, 0, y, lines)
+    return cell
 
 
-def _value(name: str, data: bytes, *, is_first_image: bool) -> Any:
-    """A field, decoded to be looked at: masks and depth maps keep their numbers."""
-    if name.rpartition(".")[2] == "wav":
-        return _decode_wav(data)
-    if is_image(name):
-        numbers = None if is_first_image else unchanged(data)
-        if numbers is not None and (numbers.ndim == 2 or numbers.dtype != np.uint8):
-            return numbers
-        try:
-            return decoder_for(name)(memoryview(data))
-        except ValueError:
-            return unchanged(data)  # more than 8 bits; what is damaged fails here too
-    return decoder_for(name)(memoryview(data))
-
-
-def _decode_wav(data: bytes) -> NDArray[np.float32]:
-    """float32[channels, frames], between -1 and 1."""
+def _decoded(name: str, data: bytes) -> Any:
     try:
-        with wave.open(io.BytesIO(data)) as file:
-            channels, width, frames = file.getnchannels(), file.getsampwidth(), file.readframes(file.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise ValueError(f"not a WAV file of plain samples: {error or 'it is cut off'}") from error
-    whole = np.frombuffer(frames[: len(frames) // (channels * width) * channels * width], np.uint8).reshape(-1, width)
-    if width == 1:
-        values = whole[:, 0].astype(np.float32) / np.float32(128) - 1
-    else:  # little-endian, of 2 to 4 bytes: the most significant ones are the upper bytes of an int32
-        padded = np.zeros((len(whole), 4), np.uint8)
-        padded[:, 4 - width :] = whole
-        values = padded.view("<i4")[:, 0].astype(np.float32) / np.float32(2**31)
-    waves: NDArray[np.float32] = values.reshape(-1, channels).T
-    return waves
+        return decoder_for(name)(memoryview(data))
+    except ValueError:
+        if not is_image(name):
+            raise
+        return unchanged(data)  # more than 8 bits; a damaged image fails here too
+
+
+def _is_picture(value: Any) -> bool:
+    return (
+        isinstance(value, np.ndarray)
+        and value.dtype.kind in "uif"
+        and min(value.shape[:2], default=0) > 3
+        and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3)))
+    )
+
+
+def _as_image(pixels: NDArray[Any]) -> Image.Image:
+    """Return an RGB image; the values of dark ones, and of those that are not bytes, are stretched to 0..255."""
+    from PIL import Image
+
+    if pixels.dtype != np.uint8 or pixels.max() < _DARK:
+        values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
+        values -= values.min()
+        pixels = (values * (255 / (values.max() or 1))).astype(np.uint8)
+    return Image.fromarray(pixels.squeeze()).convert("RGB")
+
+
+def _drawn(image: Image.Image, boxes: Sequence[tuple[Sequence[float], str]]) -> Image.Image:
+    """Return an image at its size on the sheet, with its boxes."""
+    from PIL import ImageDraw, ImageFont
+
+    scale = _CELL / max(image.size)
+    drawn = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+    draw = ImageDraw.Draw(drawn)
+    for edges, label in boxes:
+        left, top, right, bottom = (edge * scale for edge in edges)
+        colour = _COLOURS[crc32(label.encode()) % len(_COLOURS)]
+        draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=2)
+        draw.text((left + 3, top + 2), printable(label), fill=colour, font=ImageFont.load_default(12))
+    return drawn
+
+
+def _boxes(value: Any) -> list[tuple[Sequence[float], str]]:
+    """Return the boxes of a JSON value, each as left, top, right, bottom in pixels and a label; [] if it has none.
+
+    Raises:
+        ValueError: its boxes are not rows of four numbers.
+    """
+    if isinstance(value, Mapping) and "boxes" in value:
+        rows = np.array(value["boxes"], np.float64)
+        rows = rows.reshape(len(rows), -1)
+        labels = value.get("labels", [""] * len(rows))
+    else:
+        value = (
+            next((value[name] for name in ("annotations", "objects") if name in value), [value])
+            if isinstance(value, Mapping)
+            else value
+        )
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(each, Mapping) and "bbox" in each for each in value)
+        ):
+            return []
+        rows = np.array([each["bbox"] for each in value], np.float64)
+        rows[:, 2:] += rows[:, :2]
+        names = ("category", "label", "name", "category_id")
+        labels = [next((each[name] for name in names if name in each), "") for each in value]
+    return [(row[:4].tolist(), str(label)) for row, label in zip(rows, labels, strict=True)]
+
+
+def _text(name: str, value: Any, classes: Sequence[str] | None) -> str:
+    if name.rpartition(".")[2] == "cls" and classes and isinstance(value, int) and 0 <= value < len(classes):
+        return f"{value} {classes[value]}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}" if value.size > 8 else str(value.tolist())
+    if isinstance(value, bytes):
+        return counted(len(value), "byte")
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
+    from PIL import ImageDraw, ImageFont
+
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
+    for number, line in enumerate(lines):
+        draw.text((x, y + _LINE * number), line, fill=_INK, font=font)
+
+
+def _sheet(titles: Sequence[str], cells: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Return the cells in rows below the titles."""
+    from PIL import Image
+
+    columns = min(columns, len(cells))
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    heights = [max(cell.height for cell in row) + _MARGIN for row in rows]
+    width = _MARGIN + columns * (_CELL + _MARGIN)
+    y = 2 * _MARGIN + _LINE * len(titles)
+    sheet = Image.new("RGB", (width, y + sum(heights)), _PAPER)
+    _write(sheet, _MARGIN, _MARGIN, list(map(printable, titles)))
+    for row, height in zip(rows, heights, strict=True):
+        for number, cell in enumerate(row):
+            sheet.paste(cell, (_MARGIN + number * (_CELL + _MARGIN), y))
+        y += height
+    return sheet

@@ -108,11 +108,6 @@ class Listing:
         count = len(self.shards)
         return self.index_of[number] if number < count else self.sidecars.index_of[number - count]
 
-    def shown_folders(self) -> str:
-        """The folder of the shards, for people: the first, and whether there are others."""
-        folders = {shard.folder for shard in self.shards}
-        return f"{without_secrets(self.shards[0].folder)}{' and others' if len(folders) > 1 else ''}"
-
     def owner(self, number: int) -> int:
         """The shard whose samples one of them has fields of: mostly itself."""
         count = len(self.shards)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any
@@ -96,12 +95,6 @@ class SamplingOptions:
             rank=rank,
             world_size=world_size,
         )
-
-    def without_sampler(self) -> SamplingOptions:
-        """The same, to be resolved again; in the order of the listing where a sampler is drawn from by the loop."""
-        other = copy(self)
-        vars(other).update(_sampler=None, _passes=count(1))
-        return other
 
     @property
     def needs_labels(self) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_folders import images, pack, run
-from PIL import Image
 from preloaded import Preloaded
 from remote_places import new_place
 from servers.rclone import S3Server
@@ -126,17 +125,3 @@ def test_ctrl_c_ends_with_what_was_measured(preloaded: Preloaded, arrays: Path) 
     output, errors = running.communicate()
     assert (running.wait(), errors) == (130, "")
     assert "measured over 30 samples in 30 batches" in output
-
-
-def test_bench_plots_its_rate(arrays: Path, tmp_path: Path) -> None:
-    plot = tmp_path / "rate.png"
-    bench(arrays, "--batch-size", 10, "--batches", 12, "--plot", plot)
-    with Image.open(plot) as picture:
-        assert picture.width == 960
-        pixels = np.asarray(picture)
-    for colour in ((48, 99, 142), (209, 73, 91)):
-        assert (pixels == colour).all(2).sum() > 1000
-    for path, said in ((tmp_path / "rate.svg", "must end in .png"), (tmp_path / "no" / "rate.png", "no such folder")):
-        status, out, err = run(streamload.app, "bench", arrays, "--plot", path)
-        assert (status, out) == (1, "")  # before anything was measured
-        assert said in err
