@@ -26,6 +26,7 @@ __all__ = [
     "SHARD_WRITER",
     "STAGING",
     "UnfinishedSet",
+    "locked_folder",
     "mark_finished",
     "mark_path",
     "mark_remote_finished",
@@ -119,7 +120,7 @@ def mark_unfinished(folder: str, added: UnfinishedSet, *, durable: bool = True) 
         OSError: the mark cannot be written.
         DatasetIndexError: there is one that is damaged.
     """
-    with _locked(folder):
+    with locked_folder(folder):
         _write(folder, with_set(_read(folder), folder, added), durable=durable)
 
 
@@ -130,7 +131,7 @@ def mark_finished(folder: str, shards: ShardNaming, *, durable: bool = True) -> 
         OSError: the mark cannot be removed.
         DatasetIndexError: it is damaged.
     """
-    with _locked(folder):
+    with locked_folder(folder):
         content = without_set(_read(folder), folder, shards)
         if content is not None:
             _write(folder, content, durable=durable)
@@ -160,11 +161,11 @@ def _write(folder: str, content: bytes, *, durable: bool) -> None:
 
 
 @contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Exclude other writers into the folder, which have sets of their own."""
+def locked_folder(folder: str) -> Iterator[None]:
+    """Exclude other writers into a folder, where the file system has locks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # some network file systems have no locks
+        with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

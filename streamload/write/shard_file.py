@@ -6,6 +6,7 @@ needs no second pass over the bytes.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -18,6 +19,7 @@ from io import BufferedWriter, FileIO
 
 import numpy as np
 
+from streamload.index.unfinished import locked_folder
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, padding
 from streamload.tar.table import ShardTable
 
@@ -140,7 +142,8 @@ class ShardFile(GrowingShard):
         """Write the end-of-archive marker, sync the file, and give it its name.
 
         Args:
-            replace: replace a file of that name; otherwise FileExistsError if there is one.
+            replace: replace a file of that name; otherwise raise FileExistsError if there is one. (A hard link would
+                do both at once, but exFAT, SMB and many FUSE mounts have none.)
             durable: wait until the bytes are on the disk; otherwise a crash of the machine in the next half minute or
                 so may leave the file short or empty.
 
@@ -151,11 +154,10 @@ class ShardFile(GrowingShard):
         if durable:
             os.fsync(file.fileno())
         file.close()
-        if replace:
+        with locked_folder(self._folder):
+            if not replace and os.path.lexists(self.path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
             os.replace(self._hidden, self.path)
-        else:
-            os.link(self._hidden, self.path)
-            os.unlink(self._hidden)
         self._file = None
         if durable:
             sync_folder(self._folder)

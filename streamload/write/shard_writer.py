@@ -338,12 +338,13 @@ def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
     for field, value in sample.items():
         if not isinstance(field, str):
             raise TypeError(f"sample {key!r}: a field's name must be a str, not {field!r}")
-        if field.startswith("__") and field.endswith("__"):
+        is_special = field.startswith("__") and field.endswith("__")
+        if is_special and field.strip("_"):
             continue
-        if "" in field.split(".") or "/" in field or _CONTROL.search(field) or field != field.lower():
+        if is_special or "" in field.split(".") or "/" in field or _CONTROL.search(field) or field != field.lower():
             raise ValueError(
                 f"sample {key!r}: {field!r} is no field; a field is a lower-case file name extension such as 'jpg' or "
-                "'seg.png', without '/', empty parts or control characters"
+                "'seg.png', without '/', empty parts or control characters, and not underscores alone"
             )
         try:
             payload = encode_field(field, value)

@@ -50,10 +50,10 @@ def test_keys_that_would_not_be_read_back_are_refused(tmp_path: Path, key: str) 
     assert names_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("field", ["JPG", "", ".jpg", "jpg.", "a..b", "a/b", "a\nb", "Seg.png"])
+@pytest.mark.parametrize("field", ["JPG", "", ".jpg", "jpg.", "a..b", "a/b", "a\nb", "Seg.png", "__", "___", "____"])
 def test_fields_that_would_not_be_read_back_are_refused(tmp_path: Path, field: str) -> None:
     with ShardWriter(tmp_path) as writer, pytest.raises(ValueError, match="is no field"):
-        writer.write({"__key__": "a", field: b"a"})
+        writer.write({"__key__": "a", "txt": "a", field: b"a"})
 
 
 @pytest.mark.parametrize(
