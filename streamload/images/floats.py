@@ -102,24 +102,20 @@ class Normalize:
         object.__setattr__(self, "std", std)
 
     @classmethod
-    def of(
-        cls, folder: str | os.PathLike[str], field: str | None = None, *, storage_options: dict[str, Any] | None = None
-    ) -> Self:
-        """That of a dataset's own images, by what `streamload stats --pixels` has found and saved.
+    def of(cls, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Self:
+        """Normalize by the mean and deviation of a dataset's own images, as `streamload stats --pixels` saved them.
 
         Args:
             folder: of the shards, local or a url, or the JSON file.
-            field: whose values; None is all images together (`jpg` and `png`), but not those of names with a dot, such
-                as `mask.png`.
             storage_options: as for `StreamLoader`.
 
         Raises:
             StorageError: there is no such file, or it cannot be read.
-            ValueError: it is not from `streamload stats`, or has no such field, or the field holds other than bytes.
+            ValueError: it is not from `streamload stats --pixels`.
         """
         from streamload.images.measured import measured_channels  # storages take as long to import as all the rest
 
-        mean, std = measured_channels(folder, field, storage_options)
+        mean, std = measured_channels(folder, storage_options)
         return cls(mean, std)
 
     def __call__(self, image: Any, out: Planes | None = None) -> Any:

@@ -300,7 +300,7 @@ def test_pack_and_map_from_python(
 
 
 @pytest.mark.exhaustive
-def test_verify_and_stats_are_the_same(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
+def test_verify_and_index_are_the_same(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shutil.copytree(source, shards)
     data = bytearray((shards / "shard-000004.tar").read_bytes())
@@ -310,7 +310,6 @@ def test_verify_and_stats_are_the_same(cluster: LocalRayCluster, source: Path, t
         writer.write({"__key__": "x", "npy": b"no array"})
     commands = [
         ("verify", shards, "--decode", "--json"),
-        ("stats", source, "--field", "npy", "--where", "label != 1", "--output", tmp_path / "values.json", "--json"),
         ("index", source, "--columns", "json:score", "--json"),
     ]
     index = source / ".streamload"
