@@ -96,7 +96,6 @@ def test_the_file_is_named_for_people_too_and_shows_no_secret() -> None:
     "other",
     [
         ShardIdentity(identity_of(1).url, '"2"', ONE),
-        ShardIdentity(identity_of(1).url, None, ONE),
         ShardIdentity(identity_of(1).url, '"1"', ONE - 1),
         ShardIdentity("s3://other/train-000001.tar", '"1"', ONE),
     ],

@@ -241,4 +241,6 @@ def test_a_cache_that_is_shared_with_one_that_is_killed(
     server.play(Script())
     with loader_of(server, "indexed", cache_dir=cache) as loader:
         assert list(checked_labels(loader)) == LABELS
-    assert [path for _, path, _ in server.report().log if path.endswith(".tar")] == []
+    requested = [(path, part) for _, path, part in server.report().log if path.endswith(".tar")]
+    assert len(set(requested)) == len(requested), "the version of a shard is requested once"
+    assert {part for _, part in requested} == {"bytes=0-0"}

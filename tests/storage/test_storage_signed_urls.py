@@ -56,7 +56,6 @@ def test_two_objects_never_share_a_key() -> None:
     assert ShardIdentity(one, '"e"', 5).file_name == ShardIdentity(other, '"e"', 5).file_name
     assert ShardIdentity(one, '"e"', 5).file_name != ShardIdentity(other, '"f"', 5).file_name
     assert ShardIdentity(one, '"e"', 5).file_name != ShardIdentity(other, '"e"', 6).file_name
-    assert ShardIdentity(one, None, 5).file_name != ShardIdentity(other, None, 5).file_name
     assert ShardIdentity(f"{AT}?v=1", '"e"', 5).file_name != ShardIdentity(f"{AT}?v=2", '"e"', 5).file_name
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from streamload.errors import without_secrets
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.shard_identity import ShardIdentity
@@ -16,6 +18,8 @@ from streamload.storage.storages import Storages
 __all__ = ["CacheOpenings", "on_thread"]
 
 _Done = TypeVar("_Done")
+
+_log = logging.getLogger("streamload")
 
 _AT_ONCE = 2
 """Files that are read and compared at the same time; the threads are for the disk's other work too."""
@@ -38,6 +42,7 @@ class CacheOpenings:
         self._cache = cache
         self._storages = storages
         self.asked: dict[str, None] = {}
+        self._without_version: set[str] = set()
         self._asking = asyncio.Semaphore(SMALL_REQUESTS)
         self._opening = asyncio.Semaphore(_AT_ONCE)
 
@@ -48,24 +53,34 @@ class CacheOpenings:
         time where the storage is waited for.
 
         Returns:
-            The file; None if there is no cache, or it does not take the shard.
+            The file; None if there is no cache, or it does not take the shard. A shard is not cached if its storage
+            states neither an ETag nor a date: a later run could not tell that it was rewritten.
 
         Raises:
             ShardChangedError: the storage has another version than the pinned one.
             StorageError: its version is not to be had, and so none of its bytes either.
         """
         cache = self._cache
-        if cache is None:
+        if cache is None or url in self._without_version:
             return None
-        if pin.total_bytes is None:
+        if pin.total_bytes is None or pin.etag is None:
             await self._note_version(url, pin)
         assert pin.total_bytes is not None, "every answer tells it"
+        if pin.etag is None:
+            if not self._without_version:
+                _log.warning(
+                    "%s is not kept in cache_dir, nor is any other shard of which the storage states no ETag and no "
+                    "date: a rewritten one would not be noticed. To keep them, copy the shards to a local folder",
+                    without_secrets(url),
+                )
+            self._without_version.add(url)
+            return None
         identity = ShardIdentity(url, pin.etag, pin.total_bytes)
         async with self._opening:
             return await on_thread(lambda: cache.open(identity, concurrently=concurrently), _close)
 
     async def _note_version(self, url: str, pin: Pin) -> None:
-        """Request the first byte of a shard, where neither an index nor a listing has its version.
+        """Request the first byte of a shard whose version neither an index nor a listing has.
 
         The answer tells as much as that to a HEAD. But some urls are signed for reading only; and it is requested as
         patiently as all other bytes, and given up as soon as nobody waits for it.

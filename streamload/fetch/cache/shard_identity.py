@@ -40,12 +40,12 @@ class ShardIdentity:
 
     Attributes:
         url: where it is.
-        etag: the storage's name for this version; None where the storage has none, and then the size stands for it.
+        etag: the storage's name for this version.
         bytes: its size.
     """
 
     url: str
-    etag: str | None
+    etag: str
     bytes: int
 
     @cached_property
@@ -53,11 +53,9 @@ class ShardIdentity:
         """The name of its file in a cache: the URL's key, a digest of all three, and for people the shard's name.
 
         Of the URL only the last component of its path is readable, because queries may hold secrets. How it is signed
-        is not part of the digest where there is an ETag, which tells objects apart if what looks like a signature
-        chooses among them; without one, only the whole URL does.
+        is not part of the digest: the ETag tells objects apart if what looks like a signature chooses among them.
         """
-        place = self.url if self.etag is None else without_signature(self.url)
-        identity = repr((place, self.etag, self.bytes)).encode("utf-8", "surrogateescape")
+        identity = repr((without_signature(self.url), self.etag, self.bytes)).encode("utf-8", "surrogateescape")
         digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
         last = urlsplit(self.url).path.rpartition("/")[2]
         tail = re.sub(r"[^A-Za-z0-9._]", "_", last)[-_TAIL_LETTERS:]
