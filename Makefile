@@ -76,7 +76,6 @@ bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_many.py
 	$(BIN)/python benchmarks/bench_remote.py
 	$(BIN)/python benchmarks/bench_cache.py
-	$(BIN)/python benchmarks/bench_node.py
 	$(BIN)/python benchmarks/bench_ray.py
 
 clean:

@@ -91,6 +91,7 @@ _ALIKE = 0.77
 """Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`)."""
 
 _RETIRED = {
+    "shared_by": "give ranks that need the same batches the same rank= and world_size=",
     "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
 }
 """Keywords of earlier versions, each with what to do instead."""

@@ -24,12 +24,9 @@ __all__ = [
     "GUESSED_PARTS_SHARE",
     "LEAST_BUDGET_BYTES",
     "LEAST_FREE_SLOTS",
-    "LEAST_LOGGED_BATCHES",
     "LEAST_TABLES_BYTES",
-    "LOGGED_BYTES",
     "MOST_FREE_SLOTS",
     "MOST_KEPT_SLOTS",
-    "MOST_LOGGED_BATCHES",
     "MOST_REQUESTS",
     "MOST_TABLES_BYTES",
     "MOST_WORKERS_PER_PROCESSOR",
@@ -110,10 +107,6 @@ MOST_FREE_SLOTS = 640
 
 MOST_KEPT_SLOTS = 128
 """The most slots that a user who keeps batches can hold before the pool gives some away."""
-
-LEAST_LOGGED_BATCHES, MOST_LOGGED_BATCHES, LOGGED_BYTES = 8, 64, 64 << 20
-"""Taken batches that are kept for ranks that are to map the same slots and come late, whatever their size; and those
-that are kept as long as they are no larger than that."""
 
 # -- descriptors: shares of what a process may have open --------------------------------------------------------------
 

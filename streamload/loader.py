@@ -17,7 +17,7 @@ from streamload.arguments import advises, as_python, no_attribute
 from streamload.decode.tasks import OnError
 from streamload.environment.launchers import check_found_rank, goes_by_found_rank
 from streamload.errors import LoaderStateError, SampleError, without_secrets
-from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size, rank_of_group
+from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
@@ -151,17 +151,11 @@ class StreamLoader(NamedClasses):
         verify: check every field against the checksum in the index.
         progress: show, on a terminal or in a notebook, how far shards without an index are scanned while the first
             batch waits for that for more than two seconds. Elsewhere the log has it.
-        feeders: None: this rank has a feeder process of its own. "node": the ranks of a machine share one, with the
-            workers and the budget of all of them: the shards are listed once, parts that several ranks read are fetched
-            once, and a rank that is behind gets the workers. The loaders must be alike on all ranks; `num_workers` and
-            `memory_budget` are still those of one rank. `RayFeeders(4, num_cpus=8)`: this rank's batches are made by
+        feeders: None: a feeder process on this machine. `RayFeeders(4, num_cpus=8)`: this rank's batches are made by
             four feeders on other nodes of a Ray cluster, each with `num_workers` workers and a `memory_budget` of its
             own; "auto" is a worker for each of its processors, and at most its part of a quarter of its node's free
             memory. The batches and the states are the same. Another one may be set later (`loader.feeders = None`), for
             the next pass.
-        shared_by: so many consecutive ranks, as those of a tensor-parallel group, get the same batches. `rank` and
-            `world_size` of the loader are then those of the groups. With feeders="node" each batch is made once for
-            those on this machine, which map the same memory: where it is page-locked, do not write to it in place.
 
     Raises:
         TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
@@ -215,14 +209,12 @@ class StreamLoader(NamedClasses):
         strict: bool = True,
         verify: bool = False,
         progress: bool = True,
-        feeders: Literal["node"] | RayFeeders | None = None,
-        shared_by: int = 1,
+        feeders: RayFeeders | None = None,
     ) -> None:
         options = Options.among(locals())
         moves_to = device_for(device)
         self._mover = None if moves_to is None else Mover(moves_to)
-        self._process_rank = rank_and_world_size(rank, world_size)
-        self.rank, self.world_size = rank_of_group(*self._process_rank, options.shared_by)
+        self.rank, self.world_size = rank_and_world_size(rank, world_size)
         sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
         self._rank_was_found = goes_by_found_rank(rank, is_divided=sampling.is_divided)
         portions = portions_of(urls, index, where=where, keys=keys, samples=samples, join=join)
@@ -281,7 +273,7 @@ class StreamLoader(NamedClasses):
         self._options = self._link.change_transform(transform)
 
     @property
-    def feeders(self) -> Literal["node"] | RayFeeders | None:
+    def feeders(self) -> RayFeeders | None:
         """Where batches are made; see the constructor's argument.
 
         When others are set, the next pass uses them, in the same way as another `transform`.
@@ -292,7 +284,7 @@ class StreamLoader(NamedClasses):
         return self._options.feeders
 
     @feeders.setter
-    def feeders(self, feeders: Literal["node"] | RayFeeders | None) -> None:
+    def feeders(self, feeders: RayFeeders | None) -> None:
         self._options = self._link.change_feeders(feeders)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -397,7 +389,7 @@ class StreamLoader(NamedClasses):
 
     def _begin_iterator(self) -> EpochIterator:
         if self._rank_was_found:
-            check_found_rank(*self._process_rank)
+            check_found_rank(self.rank, self.world_size)
         self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
         self._link.take_changes()
         epoch, position = self._cursor.next_start()

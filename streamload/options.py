@@ -21,7 +21,6 @@ from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
 from streamload.environment.launchers import found_rank, local_ranks, processors_of_rank
-from streamload.environment.rendezvous import can_share
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.fetch_options import Fetching
@@ -35,7 +34,7 @@ from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
 
-__all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size", "rank_of_group"]
+__all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
 
 
 _MOST_BATCH_SIZE = 1 << 40
@@ -78,8 +77,7 @@ class Options:
     strict: bool
     verify: bool
     progress: bool
-    feeders: Literal["node"] | RayFeeders | None
-    shared_by: int
+    feeders: RayFeeders | None
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
@@ -103,25 +101,20 @@ class Options:
         """The wanted fields that samples may lack."""
         return frozenset(_field_name(entry) for entry in self.fields or () if entry.endswith("?"))
 
-    @cached_property
-    def ranks_of_feeder(self) -> int:
-        """How many ranks share one feeder: with feeders="node" those of this machine, else this one alone."""
-        return local_ranks() if self.feeders == "node" and can_share() else 1
-
     @property
     def workers(self) -> int:
-        """How many workers each feeder has; "auto" resolved: the share of the processors of the ranks that share it."""
+        """How many workers each feeder has, "auto" resolved."""
         if self.num_workers != "auto":
-            of_rank = self.num_workers
-        elif isinstance(self.feeders, RayFeeders):
-            of_rank = self.feeders.num_cpus
-        else:
-            of_rank = processors_of_rank()
-        return of_rank * self.ranks_of_feeder
+            return self.num_workers
+        return self._processors
+
+    @property
+    def _processors(self) -> int:
+        return processors_of_rank() if self.feeders is None else self.feeders.num_cpus
 
     def _warn_of_workers(self) -> None:
         """Each worker takes memory, and seconds of a processor to start."""
-        processors = self.feeders.num_cpus if isinstance(self.feeders, RayFeeders) else processors_of_rank()
+        processors = self._processors
         if self.num_workers != "auto" and self.num_workers > MOST_WORKERS_PER_PROCESSOR * processors:
             warn_at_caller(
                 f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
@@ -139,16 +132,11 @@ class Options:
         """
         self._warn_of_workers()
         only_here = [url for url in urls if self.storages.is_process_local(url)]
-        if only_here and isinstance(self.feeders, RayFeeders):
+        if only_here and self.feeders is not None:
             raise ValueError(
                 f"feeders={self.feeders!r}, but only this process can read {only_here[0]!r}; put the shards where all "
                 "nodes can read them, into a bucket or on a file system that they share"
             )
-        if self.feeders == "node" and (self.num_workers == 0 or only_here):
-            why = "num_workers=0" if self.num_workers == 0 else f"only this process can read {only_here[0]!r}"
-            raise ValueError(f'feeders="node" shares worker processes among ranks, and {why}: leave out feeders=')
-        if self.feeders == "node" and not can_share():
-            warn_at_caller('feeders="node" needs Linux (abstract sockets); here each rank has its own feeder')
         if not only_here or self.num_workers == 0:
             return self
         if self.num_workers == "auto":
@@ -167,10 +155,9 @@ class Options:
     @cached_property
     def budget_bytes(self) -> int:
         """What shards, batches and requests may take in memory; "auto" resolved, once: later less may be free."""
-        ranks = self.ranks_of_feeder
         if self.memory_budget == "auto":
-            return default_budget(max(1, local_ranks() // ranks))
-        return parse_bytes("memory_budget", self.memory_budget) * ranks
+            return default_budget(local_ranks())
+        return parse_bytes("memory_budget", self.memory_budget)
 
     def fetching(self, existing: Sequence[str] = ()) -> Fetching:
         """The part that concerns shards that have to be fetched, which hold the `existing` fields, if known."""
@@ -348,10 +335,10 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))
-        _check_int("shared_by", self.shared_by, 1)
-        if self.feeders not in (None, "node") and not isinstance(self.feeders, RayFeeders):
-            raise ValueError(f'feeders={self.feeders!r} must be "node", RayFeeders(...) or None')
-        if isinstance(self.feeders, RayFeeders) and self.num_workers == 0:
+        if self.feeders is not None and not isinstance(self.feeders, RayFeeders):
+            why = "; each rank has its own feeder: leave it out" if self.feeders == "node" else ""
+            raise ValueError(f"feeders={self.feeders!r} must be RayFeeders(...) or None{why}")
+        if self.feeders is not None and self.num_workers == 0:
             raise ValueError(
                 f"num_workers=0 makes batches in this thread, and feeders={self.feeders!r} makes them on other nodes; "
                 "leave num_workers out, or feeders"
@@ -471,20 +458,6 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
     if rank >= world_size:
         raise ValueError(f"rank={rank} must be below world_size={world_size}; ranks are counted from 0")
     return rank, world_size
-
-
-def rank_of_group(rank: int, world_size: int, shared_by: int) -> tuple[int, int]:
-    """The place of a group of consecutive ranks that get the same batches, and how many groups there are.
-
-    Raises:
-        ValueError: the ranks cannot be divided into such groups.
-    """
-    if world_size % shared_by:
-        raise ValueError(
-            f"shared_by={shared_by} does not divide the world size, {world_size}: start the processes with a launcher "
-            "(torchrun, srun, mpirun), or give rank= and world_size=, counted over all processes"
-        )
-    return rank // shared_by, world_size // shared_by
 
 
 def _existing_part(folder: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 import streamload.environment.launch
 from streamload.environment.launch import Child, EarlyWorkers
 from streamload.feeder.process import serve
-from streamload.feeder.rank_feeders import RankFeeders
+from streamload.feeder.process_feeder import ProcessFeeder
 from streamload.memory.unnamed import new_memory
 
 _DEADLINE_S = 20.0
@@ -53,7 +53,7 @@ def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
             return launch_process(module, workers)
         ours, theirs = socket.socketpair()
         thread = threading.Thread(
-            target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers(), lambda: RankFeeders))
+            target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers(), lambda: ProcessFeeder))
         )
         thread.start()
         process: Any = ThreadAsProcess(thread)

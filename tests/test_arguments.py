@@ -78,7 +78,9 @@ def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> Non
     assert refusal(**{written: 1}) == said
 
 
-@pytest.mark.parametrize(("name", "instead"), [("strict", "leave it out")])
+@pytest.mark.parametrize(
+    ("name", "instead"), [("strict", "leave it out"), ("shared_by", "give ranks that need the same")]
+)
 def test_a_retired_keyword_is_answered_by_what_to_do_instead(name: str, instead: str) -> None:
     @advises
     def construct() -> None: ...

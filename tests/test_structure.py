@@ -79,7 +79,7 @@ TORCH_IN_FUNCTIONS = {
     "streamload.images.floats",
     "streamload.write.encode",
 }
-STARTERS = {"streamload.environment.launch", "streamload.environment.rendezvous"}
+STARTERS = {"streamload.environment.launch"}
 IMPORTS_LATE = {
     "streamload.feeder.start",
     "streamload.workers.worker_start",

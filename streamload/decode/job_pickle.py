@@ -16,7 +16,7 @@ from streamload.decode.module_state import ModuleState, StatePickler, set_state,
 from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
-__all__ = ["PickledJob", "digests_of", "load_job", "pickle_job", "warn_of_lost"]
+__all__ = ["PickledJob", "load_job", "pickle_job", "warn_of_lost"]
 
 _log = logging.getLogger("streamload")
 _FUNCTIONS = "the functions given to the loader, or what they refer to"
@@ -63,17 +63,6 @@ def pickle_job(job: Job) -> PickledJob:
     parts |= {_FUNCTIONS: hash(file.getvalue()), _CODE: hash(code)}
     payload = _Payload(file.getvalue(), tuple(sorted(pickler.needed)), state)
     return PickledJob(pickle.dumps(payload), parts)
-
-
-def digests_of(data: bytes) -> dict[str, str]:
-    """What a pickled job consists of, by name, as digests that are the same in another process.
-
-    They do not depend on the order of sets, which differs between processes, nor on which objects are one and the same.
-    """
-    payload: _Payload = pickle.loads(data)
-    values = payload.state.values
-    of_modules = {str(attribute): _digest(values[attribute.value]) for attribute in payload.state.attributes}
-    return {_FUNCTIONS: _digest(payload.job), **of_modules}
 
 
 def _digest(value: object) -> str:

@@ -17,7 +17,6 @@ __all__ = [
     "check_found_rank",
     "found_rank",
     "goes_by_found_rank",
-    "launch_name",
     "local_ranks",
     "processors_of_rank",
 ]
@@ -154,23 +153,6 @@ def _cuda_devices() -> int:
     cuda = sys.modules.get("torch.cuda")
     devices: int = 0 if cuda is None else cuda.device_count()
     return devices
-
-
-_NAMES_OF_LAUNCH = (
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_JOB_ID",
-    "SLURM_STEP_ID",
-    "PMIX_NAMESPACE",
-)
-
-
-def launch_name() -> str:
-    """What the ranks of one launch on this machine have in common, and others do not."""
-    said = [f"{name}={os.environ[name]}" for name in _NAMES_OF_LAUNCH if name in os.environ]
-    return ",".join(said) or f"parent={os.getppid()}"
 
 
 # -- processors ----------------------------------------------------------------------------------------------------

@@ -39,14 +39,10 @@ class FeederMeter:
         epochs: says whether the loop waits.
         scans: which are outstanding.
         fetcher: of remote bytes, or None.
-        ranks: how many share the workers and the fetcher. What is not done for one of them alone is counted in equal
-            shares, so that sums over ranks are right.
-        meters: of all ranks that are here, to which this one is added.
 
     Attributes:
         totals: as given.
         events: for a trace, since the last message; None where there is none.
-        sharers: how many ranks get the batches, of which each is told of an equal share of the work for them.
     """
 
     def __init__(
@@ -57,13 +53,8 @@ class FeederMeter:
         epochs: Epochs,
         scans: Scans,
         fetcher: Fetcher | None,
-        ranks: int,
-        meters: list[FeederMeter],
     ) -> None:
         self.totals = totals
-        self._share = 1 / ranks
-        self._meters = meters
-        meters.append(self)
         self._pool = pool
         self._epochs = epochs
         self._scans = scans
@@ -72,32 +63,26 @@ class FeederMeter:
         self._sent_s = -math.inf
         self._shares: tuple[tuple[str, float], ...] = ()
         self._workers, self._used_bytes = TimeIntegral(), TimeIntegral()
-        self._workers.set(pool.workers_with_tasks()[0] * self._share)
+        self._workers.set(pool.workers_with_tasks()[0])
         self.events: list[Event] | None = None
-        self.sharers = 1
-        self._told_others = Totals()
 
-    def add(self, done: RowsDone | ScanDone, share: float = 1) -> None:
-        """Add what a task has taken, or the rank's share of that."""
-        costs, totals = done.costs, Totals()
+    def add(self, done: RowsDone | ScanDone) -> None:
+        """Add what a task has taken."""
+        costs, totals = done.costs, self.totals
         if isinstance(done, RowsDone):
             totals["payload_bytes"] += done.payload_bytes
             totals["made_samples"] += done.rows
-        totals["scan_s"] += share * costs.scan
-        totals["decode_s"] += share * costs.decode
-        totals["transform_s"] += share * costs.transform
-        totals["collate_s"] += share * costs.collate
-        totals["workers_waited_s"] += share * costs.waited
-        totals["workers_busy_s"] += share * costs.whole
-        totals["workers_processor_s"] += share * costs.processor
-        totals["workers_delayed_s"] += share * costs.delayed
-        totals["disk_bytes"] += share * costs.disk_bytes
-        totals[duration_bucket("task", costs.whole)] += share
+        totals["scan_s"] += costs.scan
+        totals["decode_s"] += costs.decode
+        totals["transform_s"] += costs.transform
+        totals["collate_s"] += costs.collate
+        totals["workers_waited_s"] += costs.waited
+        totals["workers_busy_s"] += costs.whole
+        totals["workers_processor_s"] += costs.processor
+        totals["workers_delayed_s"] += costs.delayed
+        totals["disk_bytes"] += costs.disk_bytes
+        totals[duration_bucket("task", costs.whole)] += 1
         totals.add(costs.named)
-        self.totals.add(totals)
-        if self.sharers > 1 and isinstance(done, RowsDone):
-            told_others = 1 - 1 / self.sharers
-            self._told_others.add({name: amount * told_others for name, amount in totals.items()})
         if self.events is not None:
             kind, details = _described(done)
             self.events.append(Event(kind, f"worker {costs.process}", costs.started, costs.whole, details))
@@ -115,7 +100,7 @@ class FeederMeter:
         if self._fetcher is None:
             return
         counts = self._fetcher.counts
-        if all(each.events is None for each in self._meters):
+        if self.events is None:
             counts.ended = None
         elif counts.ended is None:
             counts.ended = []
@@ -125,14 +110,11 @@ class FeederMeter:
         if self.events is None:
             return ()
         if self._fetcher is not None and (ended := self._fetcher.counts.ended):
-            events = [
+            self.events += [
                 Event("fetch", "connection", began_s, ended_s - began_s, {"url": url, "start": start, "bytes": size})
                 for url, start, began_s, ended_s, size in ended
             ]
             ended.clear()
-            for meter in self._meters:
-                if meter.events is not None:
-                    meter.events += events
         taken, self.events = tuple(self.events), []
         return taken
 
@@ -143,7 +125,7 @@ class FeederMeter:
             self.totals[name] += share * (now_s - self._noted_s)
         self._noted_s = now_s
         if self._fetcher is not None:
-            self._used_bytes.set(self._fetcher.used_bytes * self._share)
+            self._used_bytes.set(self._fetcher.used_bytes)
         self._shares = tuple(self._reasons()) if self._epochs.awaited else ()
 
     def to_send(self, *, always: bool, in_own_process: bool) -> Totals | None:
@@ -160,18 +142,16 @@ class FeederMeter:
         totals["feeder_s"] = now_s - self._started_s
         totals["worker_s"] = self._workers.now()
         if in_own_process:
-            totals["feeder_processor_s"] = process_time() * self._share
+            totals["feeder_processor_s"] = process_time()
         if self._fetcher is not None:
-            transfers = _of_transfers(self._fetcher.counts)
-            totals.update({name: amount * self._share for name, amount in transfers.items()})
+            totals.update(_of_transfers(self._fetcher.counts))
             totals["memory_byte_s"] = self._used_bytes.now()
-            limit_bytes = self._fetcher.window.budget_bytes * self._share
-            totals["memory_limit_byte_s"] = limit_bytes * totals["feeder_s"]
-        return totals.since(self._told_others) if self._told_others else totals
+            totals["memory_limit_byte_s"] = self._fetcher.window.budget_bytes * totals["feeder_s"]
+        return totals
 
     def resized(self) -> None:
         """The pool has another number of workers."""
-        self._workers.set(self._pool.workers_with_tasks()[0] * self._share)
+        self._workers.set(self._pool.workers_with_tasks()[0])
 
     def until_now(self) -> Totals:
         """What has been added up until now."""
@@ -197,15 +177,15 @@ class FeederMeter:
         return "scan"
 
 
-def observed_of(seen: Totals, ranks: int) -> Observed:
-    """What the workers have done for so many ranks in an interval, of which these are the sums over the ranks."""
+def observed_of(seen: Totals) -> Observed:
+    """What the workers have done in an interval."""
     return Observed(
-        seen["feeder_s"] / ranks,
+        seen["feeder_s"],
         seen["made_samples"],
         seen["workers_busy_s"],
         seen["workers_processor_s"],
         seen["workers_delayed_s"],
-        seen["awaited_s/work"] / ranks,
+        seen["awaited_s/work"],
     )
 
 

@@ -80,9 +80,6 @@ class Configure(NamedTuple):
         feeders: feeders on other nodes, of which each has all of this; None where this process is to be the feeder.
         whole_batches: with several feeders, each batch is made by one, whatever the settings say.
         budget_is_automatic: no budget of memory was given, so that a node with less free memory may have a smaller one.
-        ranks: how many ranks of this machine share the feeder; the numbers above are for all of them.
-        shared_by: how many consecutive ranks get the same batches.
-        alike: what must be the same for these, by name: short texts, or digests.
     """
 
     listing: Listing | None
@@ -98,9 +95,6 @@ class Configure(NamedTuple):
     feeders: RayFeeders | None = None
     whole_batches: bool = False
     budget_is_automatic: bool = False
-    ranks: int = 1
-    shared_by: int = 1
-    alike: Mapping[str, str] = {}
 
 
 class Acknowledge(NamedTuple):

@@ -1,7 +1,6 @@
 """The first lines of the feeder's process: it starts its workers before it imports what only it needs.
 
-`launch` has it called with two descriptors, the number of the trainer's process, a listening socket where it is for
-other trainers too, and how many workers to start.
+`launch` has it called with two descriptors, the number of the trainer's process, and how many workers to start.
 """
 
 from __future__ import annotations
@@ -12,21 +11,16 @@ import socket
 from typing import TYPE_CHECKING
 
 from streamload.environment.launch import EarlyWorkers, write_stack_on_request
-from streamload.environment.rendezvous import Listener, detach
 from streamload.memory.unnamed import raise_descriptor_limit
 
 if TYPE_CHECKING:
-    from streamload.feeder.rank_feeders import RankFeeders
+    from streamload.feeder.process_feeder import ProcessFeeder
 
 __all__ = ["main"]
 
 
-def main(socket_number: int, words_number: int, trainer: int, *further: int) -> None:
+def main(socket_number: int, words_number: int, trainer: int, workers: int) -> None:
     """Run a feeder on the descriptors given as arguments."""
-    *listening, workers = further
-    sock = socket.socket(fileno=socket_number)
-    if listening:
-        detach(sock, words_number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
@@ -39,11 +33,10 @@ def main(socket_number: int, words_number: int, trainer: int, *further: int) -> 
         early.start(workers, worker.run)
     from streamload.feeder import process
 
-    listener = Listener(listening[0], words_number) if listening else None
-    process.run(sock, trainer, early, _load, listener)
+    process.run(socket.socket(fileno=socket_number), trainer, early, _load)
 
 
-def _load() -> type[RankFeeders]:
-    from streamload.feeder.rank_feeders import RankFeeders
+def _load() -> type[ProcessFeeder]:
+    from streamload.feeder.process_feeder import ProcessFeeder
 
-    return RankFeeders
+    return ProcessFeeder

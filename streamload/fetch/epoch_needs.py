@@ -61,8 +61,6 @@ class EpochNeeds:
         self._guessed: list[int] = []
         self._turns = turns or Turns()
         self._planned: deque[int] = deque()
-        self._closed = False
-        self._turns.begin()
         fetcher.begin_epoch(self)
 
     def guess(self, block: RowBlock) -> None:
@@ -96,7 +94,7 @@ class EpochNeeds:
 
     def start(self, keys: Collection[int]) -> None:
         """The next batch is scheduled: it holds its parts until `finish`, and the epoch until they are passed."""
-        self._turns.low = self._planned.popleft()
+        self._planned.popleft()
         self._window.start(keys)
         for key in keys:
             shard, number = shard_and_number(key)
@@ -129,9 +127,6 @@ class EpochNeeds:
 
     def close(self) -> None:
         """Release everything but what batches hold. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._turns.epochs -= 1
         self._fetcher.end_epoch(self)
         for shard in {**self._held, **self._kept}:
             self._release(shard, self._parts_of(shard))

@@ -6,7 +6,6 @@ Nothing here reads, writes or waits.
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 
@@ -18,61 +17,29 @@ _HELD = 0
 _SCANS = 1 << 60
 _NEVER = 1 << 62
 _MOST_STALE = 64
-_MOST_LAG = 64
-"""Batches by which a rank may lag behind the others of its feeder when an epoch of it begins, and still catch up."""
 
 _PARTS_OF_BATCH = 1 << 20
 
 
 class Turns:
-    """The turns of one rank's batches in the order of need, counted alike by all ranks that share a window.
-
-    Ranks keep step, so batches of the same turn are needed at the same time, and the rank that is behind comes first.
-    A rank that begins while others are in their middle begins where they are: else it would come before all of theirs.
-
-    Args:
-        ranks: those of all ranks of the window, to which this one is added until `leave`.
+    """Counts the turns of a rank's batches in the order of need, over all its epochs.
 
     Attributes:
-        low: the turn of the batch that was scheduled last.
-        epochs: how many epochs of the rank need parts now.
+        next: the turn of the batch that is planned next.
     """
 
-    def __init__(self, ranks: list[Turns] | None = None) -> None:
-        self._ranks = [] if ranks is None else ranks
-        self._ranks.append(self)
-        self._next = 0
-        self._used = False
-        self.low = 0
-        self.epochs = 0
-
-    @property
-    def next(self) -> int:
-        """The turn of the batch that is planned next."""
-        return self._next
-
-    def begin(self) -> None:
-        """An epoch of the rank begins."""
-        others = [each.low for each in self._ranks if each is not self and each.epochs]
-        behind = min(others, default=0) - self._next
-        if behind > (_MOST_LAG if self._used else 0):
-            self._next += behind
-        self._used = True
-        self.epochs += 1
+    def __init__(self) -> None:
+        self.next = 0
 
     def take(self) -> int:
         """The turn of the next batch."""
-        self._next += 1
-        return self._next - 1
+        self.next += 1
+        return self.next - 1
 
     def give_back(self, turn: int) -> None:
         """A batch is not wanted any more; the last one first."""
-        if turn == self._next - 1:
-            self._next = turn
-
-    def leave(self) -> None:
-        """The rank is gone."""
-        self._ranks.remove(self)
+        if turn == self.next - 1:
+            self.next = turn
 
 
 class PartWindow:
@@ -179,12 +146,7 @@ class PartWindow:
         """
         at = 1 + (self._turns.take() if turn is None else turn) * _PARTS_OF_BATCH
         for number, key in enumerate(keys):
-            turns = self._planned.setdefault(key, deque())
-            mine = at + min(number, _PARTS_OF_BATCH - 1)
-            if turns and turns[-1] > mine:  # another rank's
-                insort(turns, mine)
-            else:
-                turns.append(mine)
+            self._planned.setdefault(key, deque()).append(at + min(number, _PARTS_OF_BATCH - 1))
             self._update(key)
 
     def start(self, keys: Iterable[int]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bytes", "drop_changes", "map_memory"]
+__all__ = ["Bytes", "map_memory"]
 
 Bytes = NDArray[np.uint8]
 """Raw memory as NumPy sees it; every view of it keeps the mapping alive."""
@@ -22,8 +22,6 @@ Bytes = NDArray[np.uint8]
 _PROT_READ = 1
 _PROT_WRITE = 2
 _MAP_SHARED = 1
-_MAP_PRIVATE = 2
-_MADV_DONTNEED = 4
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,18 +35,15 @@ _libc.mmap.argtypes = [
     ctypes.c_longlong,
 ]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def map_memory(descriptor: int, size_bytes: int, *, writable: bool, private: bool = False) -> Bytes:
+def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
     """Map the first bytes of what a descriptor stands for, shared with everyone who maps the same.
 
     Args:
         descriptor: may be closed as soon as this returns.
         size_bytes: how much to map; 0 gives an empty array.
         writable: without it the array is read-only, for NumPy and for the processor.
-        private: what is written here, nobody else sees: a page that is written to becomes this process's own, and shows
-            no more what others write, until `drop_changes`.
 
     Returns:
         uint8[size_bytes]. The mapping is undone when the array and every view of it are gone.
@@ -59,7 +54,7 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool, private: boo
     if size_bytes == 0:
         return np.zeros(0, np.uint8)
     protection = _PROT_READ | (_PROT_WRITE if writable else 0)
-    address = _libc.mmap(None, size_bytes, protection, _MAP_PRIVATE if private else _MAP_SHARED, descriptor, 0)
+    address = _libc.mmap(None, size_bytes, protection, _MAP_SHARED, descriptor, 0)
     if address == _MAP_FAILED:
         error = ctypes.get_errno()
         raise OSError(error, f"cannot map {size_bytes} bytes: {os.strerror(error)}")
@@ -70,17 +65,3 @@ def map_memory(descriptor: int, size_bytes: int, *, writable: bool, private: boo
     # At exit the kernel unmaps; running munmap then would pull memory from under threads that still read it.
     weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
     return array
-
-
-def drop_changes(memory: Bytes) -> None:
-    """Have a private mapping show what others have written, and nothing of what was written here. Linux only.
-
-    Args:
-        memory: all of it, as `map_memory` returned it.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    if _libc.madvise(memory.ctypes.data, memory.nbytes, _MADV_DONTNEED):
-        error = ctypes.get_errno()
-        raise OSError(error, f"cannot drop changes of {memory.nbytes} bytes: {os.strerror(error)}")

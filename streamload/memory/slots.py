@@ -11,7 +11,7 @@ import itertools
 import os
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from streamload.limits import (
     SLOTS_IN_FLIGHT_SHARE,
     SLOTS_KEPT_SHARE,
 )
-from streamload.memory.mapped import Bytes, drop_changes, map_memory
+from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "SlotDescriptors",
     "SlotMemory",
     "SlotPool",
-    "SlotPools",
     "SlotReader",
     "Slots",
     "round_up",
@@ -170,13 +169,12 @@ class SlotPool:
 
     Args:
         descriptors: how many the process may have open that fills slots; 0 where it may have as many as this one.
-        numbers: of slots, where other pools take some of them too.
 
     Attributes:
         most_in_flight: see `Slots`.
     """
 
-    def __init__(self, descriptors: int = 0, numbers: Iterator[int] | None = None) -> None:
+    def __init__(self, descriptors: int = 0) -> None:
         limit = descriptors or descriptor_limit()
         self.most_in_flight = max(2, limit // SLOTS_IN_FLIGHT_SHARE)
         self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
@@ -189,7 +187,7 @@ class SlotPool:
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._kept_bytes = 0
-        self._numbers = itertools.count() if numbers is None else numbers
+        self._numbers = itertools.count()
         self._retired: list[int] = []
 
     def take(self, size_bytes: int) -> int:
@@ -213,15 +211,6 @@ class SlotPool:
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor; it stays the pool's."""
         return self._descriptors[slot]
-
-    @property
-    def slots(self) -> list[int]:
-        """Those that are in use here."""
-        return list(self._descriptors)
-
-    def holds(self, slot: int) -> bool:
-        """Whether the slot is still in use here."""
-        return slot in self._descriptors
 
     def announce(self, slot: int, size_bytes: int) -> bool:
         """Note that a batch of this size in this slot goes to the trainer.
@@ -309,36 +298,6 @@ class SlotPool:
         self._kept_bytes = 0
 
 
-class SlotPools:
-    """The pools of several trainers, whose slots the same workers fill: no two slots have the same number."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._pools: list[SlotPool] = []
-
-    def new(self, descriptors: int = 0) -> SlotPool:
-        """Another pool; see `SlotPool`."""
-        pool = SlotPool(descriptors, self._numbers)
-        self._pools.append(pool)
-        return pool
-
-    def close(self, pool: SlotPool) -> list[int]:
-        """Close a pool, of which the workers are to forget these slots."""
-        self._pools.remove(pool)
-        slots = [*pool.slots, *pool.take_retired()]
-        pool.close()
-        return slots
-
-    def close_all(self) -> None:
-        """Close those that are left."""
-        while self._pools:
-            self.close(self._pools[-1])
-
-    def descriptor(self, slot: int) -> int:
-        """The slot's descriptor, which stays its pool's."""
-        return next(pool.descriptor(slot) for pool in self._pools if pool.holds(slot))
-
-
 class HeapSlots:
     """Slots on the heap of the only process there is: maker, filler and reader in one. A slot is used once."""
 
@@ -407,11 +366,9 @@ class SlotReader:
 
     Args:
         on_map: called with every newly mapped memory when it is leased for the first time (to page-lock it).
-        private: others lease the same slots, and are not to see what is written to a batch here.
     """
 
-    def __init__(self, on_map: Callable[[Bytes], None] | None = None, *, private: bool = False) -> None:
-        self._private = private
+    def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
         self._memory: dict[int, Bytes] = {}
         self._new: set[int] = set()
         self._leases: dict[int, weakref.ref[Bytes]] = {}
@@ -422,7 +379,7 @@ class SlotReader:
     def add(self, slot: int, descriptor: int) -> None:
         """Map all of a slot that was not known yet, or has grown; the descriptor stays the caller's."""
         size_bytes = os.fstat(descriptor).st_size
-        self._memory[slot] = map_memory(descriptor, size_bytes, writable=True, private=self._private)
+        self._memory[slot] = map_memory(descriptor, size_bytes, writable=True)
         self._new.add(slot)
 
     def lease(self, slot: int) -> Bytes:
@@ -432,8 +389,6 @@ class SlotReader:
             self._new.remove(slot)
             if self._on_map is not None:
                 self._on_map(memory)
-        elif self._private:
-            drop_changes(memory)  # of the batch before
         # The memoryview gives this lease an identity of its own: NumPy would otherwise let its views refer to the
         # mapped array directly, and the lease would seem to end at once.
         lease = np.frombuffer(memory.data, np.uint8)

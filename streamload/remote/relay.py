@@ -43,7 +43,7 @@ from streamload.schedule.epoch import ReadyBatch
 from streamload.totals import Totals
 from streamload.trace import Event
 
-__all__ = ["Relays"]
+__all__ = ["make_relay"]
 
 _log = logging.getLogger("streamload")
 
@@ -69,32 +69,18 @@ class _HasFailedError(Exception):
         self.failure = failed.failure
 
 
-class Relays:
-    """See `process.Feeders`: of a process that has one trainer, and no workers.
-
-    Args:
-        cluster: where the feeders are; None for Ray's.
-    """
-
-    worker_pids: Sequence[int] = ()
-    are_broken = False
-
-    def __init__(
-        self, _early: EarlyWorkers, _indexes: Mapping[str, DatasetIndex], *, cluster: Cluster | None = None
-    ) -> None:
-        self._cluster = cluster
-        self._relay: Relay | None = None
-
-    def make(self, message: Configure, listing: Listing, send: Send) -> Relay:
-        """See `process.Feeders`."""
-        set_log_levels(message.log_levels)
-        self._relay = Relay(message, listing, send, self._cluster)
-        return self._relay
-
-    async def aclose(self) -> None:
-        """See `process.Feeders`."""
-        if self._relay is not None:
-            await self._relay.aclose()
+def make_relay(
+    configure: Configure,
+    listing: Listing,
+    send: Send,
+    _early: EarlyWorkers,
+    _indexes: Mapping[str, DatasetIndex],
+    *,
+    cluster: Cluster | None = None,
+) -> Relay:
+    """Make a relay; see `process.Make`."""
+    set_log_levels(configure.log_levels)
+    return Relay(configure, listing, send, cluster)
 
 
 class Relay:

@@ -12,7 +12,7 @@ import socket
 from streamload.environment.launch import EarlyWorkers, write_stack_on_request
 from streamload.feeder import process
 from streamload.memory.unnamed import raise_descriptor_limit
-from streamload.remote.relay import Relays
+from streamload.remote.relay import make_relay
 
 __all__ = ["main"]
 
@@ -24,4 +24,4 @@ def main(socket_number: int, words_number: int, trainer: int, _: int) -> None:
     faulthandler.enable(file=words_number)
     write_stack_on_request(words_number)
     raise_descriptor_limit()
-    process.run(socket.socket(fileno=socket_number), trainer, EarlyWorkers(), lambda: Relays)
+    process.run(socket.socket(fileno=socket_number), trainer, EarlyWorkers(), lambda: make_relay)

@@ -15,7 +15,6 @@ What happens when something fails:
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -196,14 +195,13 @@ class Epoch:
         """Whether any task is in flight."""
         return bool(self._tasks)
 
-    def pump(self, most: float = math.inf) -> int:
-        """Schedule all that can be scheduled now, at most so many tasks; returns how many.
+    def pump(self) -> None:
+        """Schedule all that can be scheduled now.
 
         Raises:
             StreamloadError: a shard cannot be read, and every batch that does not need it has been made.
         """
-        submitted = 0
-        while submitted < most and self._pool.has_room():
+        while self._pool.has_room():
             task = self._scheduler.next_task()
             if task is None and self.must_wrap:
                 self._wrapped = True
@@ -211,7 +209,6 @@ class Epoch:
                 continue
             if task is None:
                 break
-            submitted += 1
             if isinstance(task, RowTask):
                 self._tasks[task.number] = task
                 self._pool.submit(task)
@@ -220,11 +217,6 @@ class Epoch:
         self._totals["plan_s"] += self._scheduler.take_plan_s()
         if self._scheduler.error is not None and not self.busy:
             raise self._scheduler.error
-        return submitted
-
-    def owns(self, number: int) -> bool:
-        """Whether a task in flight was scheduled here."""
-        return number in self._tasks
 
     def waits_for(self, number: int) -> bool:
         """Whether a task in flight makes batches of this epoch, none of which another task makes again."""
@@ -425,19 +417,6 @@ class Epochs:
             self._requested = None
             self._in_step = False
 
-    @property
-    def outstanding(self) -> int:
-        """How many batches are in flight, or wait for the loop."""
-        newest = self._next or self._last
-        return 0 if newest is None else newest.batcher.outstanding
-
-    def close(self) -> None:
-        """Abandon all epochs; what they held is free for others."""
-        for epoch in (self._next, self._requested):
-            if epoch is not None:
-                epoch.abandon()
-        self.stop()
-
     def stop(self) -> None:
         """Forget all epochs."""
         self._requested = self._next = self._next_error = None
@@ -461,10 +440,6 @@ class Epochs:
         """Whether a task in flight makes batches that are still wanted."""
         return any(epoch is not None and epoch.waits_for(task) for epoch in (self._requested, self._next))
 
-    def owns(self, task: int) -> bool:
-        """Whether a task in flight makes batches of these epochs, wanted or not."""
-        return any(epoch is not None and epoch.owns(task) for epoch in (self._requested, self._next))
-
     def drop(self, task: int) -> None:
         """Forget an unwanted task that will have no result."""
         for epoch in (self._requested, self._next):
@@ -477,38 +452,34 @@ class Epochs:
             if epoch is not None and epoch.take_result(done):
                 return
 
-    def pump(self, most: float = math.inf) -> int:
-        """Announce what is ready, and schedule what can be scheduled, at most so many tasks; returns how many.
+    def pump(self) -> None:
+        """Announce what is ready, and schedule what can be scheduled.
 
         Raises:
             StreamloadError: the requested epoch cannot go on.
         """
-        submitted = 0
         if self._requested is not None:
             self._announce(self._requested)
         if self._requested is not None:
             if self._requested.must_wrap and self._next is not None:  # which might leave it no room
                 self._next.abandon()
                 self._next = self._next_error = None
-            submitted = self._requested.pump(most)
+            self._requested.pump()
             if self._requested.ended:  # it had no batch left
                 self._announce(self._requested)
         if self._next_error is None:
             with Attempt() as attempt:
-                submitted += self._pump_next(most - submitted)
+                self._pump_next()
             self._next_error = attempt.error
-        return submitted
 
-    def _pump_next(self, most: float) -> int:
-        submitted = 0
+    def _pump_next(self) -> None:
         last = self._last
         if self._next is None and self._works_ahead and self._in_step and last is not None and last.exhausted:
             self._next = self._begin(_after(last.start), last.batcher)
         if self._next is not None:
-            submitted = self._next.pump(most)
+            self._next.pump()
             if self._requested is None:
                 self._announce(self._next)
-        return submitted
 
     def _announce(self, epoch: Epoch) -> None:
         ready, acknowledge_after = epoch.take_ready()

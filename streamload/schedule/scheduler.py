@@ -95,7 +95,7 @@ class Learned:
         outstanding: how many batches may be in flight or waiting for the loop.
         ragged: some row did not fit the layout, so batches are collated one by one.
         row_s: seconds that a worker takes for a row.
-        first_row_is_made: some rank's first row is being made, which sets the layout of all.
+        first_row_is_made: a first row is being made, which sets the layout of all.
     """
 
     layout: bytes | None = None
@@ -150,7 +150,6 @@ def task_size(
     capacity: int,
     prefetch_batches: int,
     whole: bool,
-    ranks: int = 1,
 ) -> TaskSize:
     """Tasks of about thirty milliseconds; parts of a batch take ten to a hundred.
 
@@ -169,10 +168,8 @@ def task_size(
         capacity: tasks that the workers hold together, two for each.
         prefetch_batches: at least so many batches are made ahead.
         whole: a batch must not be cut.
-        ranks: that share the workers: each has its share in flight, and all workers make parts of the batch of one
-            that is behind.
     """
-    tasks = -(-capacity // ranks) + 2
+    tasks = capacity + 2
     batch_s = (row_s or 0.0) * batch_rows
     run = parts = 1
     if row_s is None:
@@ -199,7 +196,6 @@ class Resources(NamedTuple):
         prerequisites: fetches remote parts and tables; None where everything is local.
         batch_numbers: unique within a pool.
         turns: of the rank's batches in the order of need.
-        ranks: how many share all but slots and turns.
     """
 
     tables: Tables
@@ -210,7 +206,6 @@ class Resources(NamedTuple):
     prerequisites: Prerequisites | None = None
     batch_numbers: Iterator[int] | None = None
     turns: Turns | None = None
-    ranks: int = 1
 
 
 class Scheduler:
@@ -240,7 +235,6 @@ class Scheduler:
         self._batcher = batcher
         self._learned = resources.learned
         self._begun_again = begun_again
-        self._ranks = resources.ranks
         self._start = start
         first_row, end_row = start.share.rows(settings.order.batch_size)
         self._batch_rows = max(1, end_row - first_row)  # of a full batch
@@ -257,7 +251,7 @@ class Scheduler:
         self._most_slot_bytes = (
             None
             if resources.prerequisites is None
-            else resources.prerequisites.fetcher.window.budget_bytes // SLOTS_SHARE // resources.ranks
+            else resources.prerequisites.fetcher.window.budget_bytes // SLOTS_SHARE
         )
 
     @property
@@ -385,7 +379,6 @@ class Scheduler:
             capacity=self._pool.capacity,
             prefetch_batches=self._settings.prefetch_batches,
             whole=self._whole,
-            ranks=self._ranks,
         )
         most_run = max(1, self._most_run_rows // self._batch_rows)
         size = self._within_room(size._replace(run=min(size.run, most_run)))

@@ -15,8 +15,7 @@ from time import monotonic, sleep
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from streamload.decode.tasks import Job, WorkerMessage
-from streamload.environment.launch import STACK_S, launch
-from streamload.environment.rendezvous import AnyChild, join
+from streamload.environment.launch import STACK_S, Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Ready
 from streamload.log_records import Logged
@@ -162,9 +161,6 @@ class FeederProcess:
         progress: shows how far scans are.
         on_map: called with every newly mapped slot.
         module: the first lines of the process.
-        shared: the name of a feeder for several ranks of this machine, which is started only if there is none; see
-            `rendezvous_name`.
-        private: other ranks get the same batches, and are not to see what is written to one here.
 
     Attributes:
         waited_s: see `Connection`.
@@ -178,10 +174,8 @@ class FeederProcess:
         progress: ScanProgress | None = None,
         *,
         module: str = _FEEDER,
-        shared: str | None = None,
-        private: bool = False,
     ) -> None:
-        self._slots = SlotReader(on_map, private=private)
+        self._slots = SlotReader(on_map)
         self._inbox = Inbox(progress)
         self.waited_s = 0.0
         self.configured = False
@@ -191,9 +185,7 @@ class FeederProcess:
         self._end_requested = False
         self._death: str | None = None
         self._worker: CallerWorker | None = None
-        self._is_shared = shared is not None
-        child: AnyChild = launch(module, workers) if shared is None else join(shared, module, workers)
-        self._child = child
+        self._child = child = launch(module, workers)
         self._channel = Channel(child.socket)
         self._receiving = RLock()
         self._owner = os.getpid()
@@ -361,7 +353,7 @@ class FeederProcess:
             return None
         self._end_requested = True
         self._channel.end_sending()
-        if not hasattr(os, "pidfd_open") or self._is_shared or self._child.wait(0) is not None:
+        if not hasattr(os, "pidfd_open") or self._child.wait(0) is not None:
             return None
         try:
             return os.pidfd_open(self._child.pid)
@@ -443,7 +435,7 @@ def _log_the_rest(channel: Channel) -> None:
                 message.handle_if_enabled()
 
 
-def _end(child: AnyChild, channel: Channel, receiving: RLock, slots: SlotReader, owner: int) -> None:
+def _end(child: Child, channel: Channel, receiving: RLock, slots: SlotReader, owner: int) -> None:
     if os.getpid() == owner:
         if receiving.acquire(blocking=False):  # else another thread waits there, and two would tear messages apart
             try:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.job_pickle import PickledJob, digests_of, pickle_job
+from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.environment.launchers import found_rank
 from streamload.errors import LoaderClosedError, StreamloadError
@@ -47,7 +45,6 @@ from streamload.trainer.feeder_client import FeederClient, call_feeder, named_pl
 from streamload.trainer.in_process_feeder import InProcessFeeder
 from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 from streamload.trainer.scan_progress import ScanProgress
-from streamload.trainer.shared_feeder import SharedFeeder
 
 __all__ = ["FeederLink"]
 
@@ -86,8 +83,7 @@ class FeederLink:
         self._connection: Connection | None = None
         # It does not refer to this object: in a circle, processes would outlive a loader that was dropped.
         places = named_places(portions.values())
-        self._shared = SharedFeeder(places) if options.ranks_of_feeder > 1 else None
-        self._client = FeederClient(options.storages, places, partial(_start_process, options, registry, self._shared))
+        self._client = FeederClient(options.storages, places, partial(_start_process, options, registry))
         self._closed = self.traces = False
         self._configured: tuple[Configure, Job | None] | None = None
         self._classes_agree = False
@@ -150,8 +146,6 @@ class FeederLink:
             if self._connection is None or (self._connection.closed and self._connection.death is None):
                 self._check_classes()
                 self._configured = self._configuration(lanes)
-                if self._shared is not None:
-                    self._shared.change(self._configured[0].alike)
                 self._connection = self._start(*self._configured)
             elif self._connection.death is not None:  # what has changed since then is for the next pass
                 assert self._configured is not None
@@ -173,7 +167,7 @@ class FeederLink:
         self._options, self._changed = options, True
         return options
 
-    def change_feeders(self, feeders: Literal["node"] | RayFeeders | None) -> Options:
+    def change_feeders(self, feeders: RayFeeders | None) -> Options:
         """Have later passes use other feeders; a running pass is not changed.
 
         Raises:
@@ -182,8 +176,7 @@ class FeederLink:
         places = named_places(self._portions.values())
         options = replace(self._options, feeders=feeders).resolved_for(places)
         self._options, self._changed = options, True
-        self._shared = SharedFeeder(places) if options.ranks_of_feeder > 1 else None
-        self._client.start = partial(_start_process, options, self._registry, self._shared)
+        self._client.start = partial(_start_process, options, self._registry)
         return options
 
     def take_changes(self) -> None:
@@ -397,31 +390,11 @@ class FeederLink:
             ends_at_failure=options.on_error == "raise" and options.in_order,
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),
-            feeders=options.feeders if isinstance(options.feeders, RayFeeders) else None,
+            feeders=options.feeders,
             whole_batches=options.on_error == "replace",
             budget_is_automatic=options.memory_budget == "auto",
-            ranks=options.ranks_of_feeder,
-            shared_by=options.shared_by,
-            alike={} if self._shared is None else self._alike(lanes),
         )
         return configure, None if options.workers else options.job(self._own_transforms, self._existing)
-
-    def _alike(self, lanes: int) -> dict[str, str]:
-        """What ranks that share a feeder must have in common, by name: short texts, or digests; see `_comparable`.
-
-        What follows from the free memory is not among them: the first rank's is taken.
-        """
-        options = self._options
-        job = options.job(self._own_transforms, self._existing)._replace(expansion_limit_bytes=0)
-        names = ("memory_budget", "num_workers", "cache_dir", "cache_size", "shared_by")
-        given = {name: getattr(options, name) for name in names}
-        settings = self.settings(lanes)._replace(expansion_room_bytes=None)
-        given |= {name: value for name, value in settings._asdict().items() if name != "order"}
-        given |= {each.name: getattr(settings.order, each.name) for each in fields(settings.order)}
-        given["shuffle_window"] = given.pop("window")  # as the user calls it
-        shards = [(shard.url, shard.bytes) for shard in self.listing.numbered]
-        given |= {"the shards": shards, "storage_options": options.storage_options, "on_error": options.on_error}
-        return {**{name: _comparable(value) for name, value in given.items()}, **digests_of(pickle_job(job).data)}
 
     def _start(self, configure: Configure, job: Job | None) -> Connection:
         """Configure a feeder, which is started if there is none."""
@@ -429,7 +402,7 @@ class FeederLink:
             return InProcessFeeder(configure, self.listing, job, _progress(self._options))
         process = self._client.find_running()
         if process is None:
-            process = self._client.process = _start_process(self._options, self._registry, self._shared)
+            process = self._client.process = _start_process(self._options, self._registry)
         elif process is self._listed_by:
             configure = configure._replace(listing=None)
         if job is not None:
@@ -455,24 +428,13 @@ def _progress(options: Options) -> ScanProgress:
     return ScanProgress(shows=options.progress and (found_rank() or (0, 1))[0] == 0)
 
 
-def _start_process(
-    options: Options, registry: Callable[[], HostRegistry | None], shared: SharedFeeder | None
-) -> FeederProcess:
-    """A feeder, which starts the workers; or the one that another rank of this machine has started."""
+def _start_process(options: Options, registry: Callable[[], HostRegistry | None]) -> FeederProcess:
+    """A feeder, which starts the workers."""
     found = registry() if options.pin_memory and options.workers else None
     on_map = None if found is None else pinning(found)
     try:
-        if isinstance(options.feeders, RayFeeders):
+        if options.feeders is not None:
             return FeederProcess(0, on_map, _progress(options), module="streamload.remote.start")
-        name = None if shared is None else shared.name
-        private = shared is not None and options.shared_by > 1 and on_map is None  # to page-lock it would copy it
-        return FeederProcess(options.workers, on_map, _progress(options), shared=name, private=private)
+        return FeederProcess(options.workers, on_map, _progress(options))
     except OSError as error:
         raise naming_the_limit(error) from error
-
-
-def _comparable(value: Any) -> str:
-    """A number or a text as it is written, which an error may show; of anything else, that may be secret, a digest."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    return hashlib.sha256(pickle.dumps(value)).hexdigest()

@@ -14,7 +14,6 @@ from typing import Any
 from streamload.decode.tasks import Job
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Acknowledge, Answer, Call, Configure
-from streamload.feeder.pipeline import Pipeline
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.index.listing import Listing
@@ -104,17 +103,16 @@ class InProcessFeeder:
         self._inbox = inbox = Inbox(progress)
         self._working = RLock()
         self._worker = worker = CallerWorker(job, slots)
-        pools: list[CallerPool] = []
 
-        def start_pool(pipeline: Pipeline, shards: ResidentShards) -> CallerPool:
+        def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
             limit = descriptor_limit()
-            pools.append(CallerPool(worker.put, shards=shards, slots=None, events=pipeline, descriptors=limit))
-            return pools[0]
+            self._pool = CallerPool(worker.put, shards=shards, slots=None, events=feeder, descriptors=limit)
+            return self._pool
 
         shards = CopiedShards(listing, configure.fetching.storages)
-        pipeline = Pipeline(configure, start_pool, listing=listing, shards=shards)
-        self._feeder = Feeder(pipeline, slots, lambda message, _: inbox.put(message), workers=configure.workers)
-        self._pool = pools[0]
+        self._feeder = Feeder(
+            configure, listing, slots, lambda message, _: inbox.put(message), start_pool, shards=shards
+        )
         self._owner = os.getpid()
         self._closed = False
 

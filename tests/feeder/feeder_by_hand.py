@@ -11,7 +11,6 @@ from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, TaskCosts
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Acknowledge, Configure, EpochStart, Ready
-from streamload.feeder.pipeline import Pipeline
 from streamload.fetch.budget import budget_for
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetcher import Fetcher
@@ -117,21 +116,20 @@ class FeederByHand:
         self.slots = GrowingSlots()
         pools: list[PoolByHand] = []
 
-        def start_pool(pipeline: Pipeline, _: object) -> PoolByHand:
-            pools.append(PoolByHand(pipeline))
+        def start_pool(feeder: Feeder, _: object) -> PoolByHand:
+            pools.append(PoolByHand(feeder))
             return pools[0]
 
         assert configure.listing is not None
-        self.pipeline = Pipeline(configure, start_pool, listing=configure.listing)
         self.feeder = Feeder(
-            self.pipeline, self.slots, lambda message, _: self.sent.append(message), workers=configure.workers
+            configure, configure.listing, self.slots, lambda message, _: self.sent.append(message), start_pool
         )
         self.pool = pools[0]
 
     @property
     def fetcher(self) -> Fetcher:
-        assert self.pipeline.fetcher is not None
-        return self.pipeline.fetcher
+        assert self.feeder.fetcher is not None
+        return self.feeder.fetcher
 
     def kinds(self) -> list[str]:
         """What was sent, by the names of the messages."""
@@ -169,7 +167,7 @@ class FeederByHand:
         pieces = tuple(
             PieceDone(piece, layout=b"any", size_bytes=1, rows=piece.rows)._replace(**changes) for piece in task.pieces
         )
-        self.pipeline.on_done(RowsDone(task.number, pieces, len(task.table), 1, TaskCosts(decode=1.0)))
+        self.feeder.on_done(RowsDone(task.number, pieces, len(task.table), 1, TaskCosts(decode=1.0)))
 
     def scan(self, task: ScanTask) -> None:
         """Do a scan, of what has been fetched."""
@@ -179,7 +177,7 @@ class FeederByHand:
         shards.add(ShardOpened(shard, opened.url, opened.size_bytes), opened.descriptor)
         done = scan(task, shards)
         shards.close()
-        self.pipeline.on_done(done)
+        self.feeder.on_done(done)
 
     async def work_until(self, condition: Callable[[], bool], *, answered: int, scanned: int) -> None:
         """Do all tasks and scans, from those of these numbers on, and take what they give."""
@@ -229,7 +227,7 @@ def with_feeder(
             await body(by_hand)
         finally:
             by_hand.feeder.close()
-            assert by_hand.pipeline.prerequisites is not None
-            await by_hand.pipeline.prerequisites.close()
+            assert by_hand.feeder.prerequisites is not None
+            await by_hand.feeder.prerequisites.close()
 
     asyncio.run(run())

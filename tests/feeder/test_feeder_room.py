@@ -63,7 +63,7 @@ def test_a_scan_that_had_to_wait_for_a_worker_is_not_waited_for_when_it_is_over(
         await by_hand.until(lambda: by_hand.fetcher.arrived_from(0, 0)[0] > 0)
         assert by_hand.pool.scans == []
         by_hand.pool.full = False
-        by_hand.pipeline.on_room()
+        by_hand.feeder.on_room()
         by_hand.scan(by_hand.pool.scans[0])
         (task,) = await by_hand.dealt_out(1)
         by_hand.slots.more_bytes = 2 * ONE_PART_BYTES
@@ -140,7 +140,7 @@ def test_room_is_reserved_for_batches_that_do_not_exist_yet(url: str) -> None:
         by_hand.answer(task, size_bytes=BATCH_BYTES)
         by_hand.take_all()
         await by_hand.settled()
-        by_hand.pipeline.on_room()
+        by_hand.feeder.on_room()
         await by_hand.settled()
         window = by_hand.fetcher.window
         assert by_hand.slots.held_bytes() < 2 * BATCH_BYTES
@@ -192,7 +192,7 @@ def test_a_batch_that_gets_no_slot_is_an_error_and_not_left_out(url: str, monkey
         monkeypatch.setattr(by_hand.slots, "take", fails_once)
         by_hand.answer(by_hand.pool.tasks[0])
         by_hand.pool.full = False
-        by_hand.pipeline.on_room()
+        by_hand.feeder.on_room()
         await by_hand.until(lambda: bool(calls))
         await by_hand.settled()
         assert "Failed" in by_hand.kinds()

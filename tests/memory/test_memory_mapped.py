@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mapped_memory import is_mapped
 
-from streamload.memory.mapped import drop_changes, map_memory
+from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import new_memory, raise_descriptor_limit
 
 PAGE_BYTES = 4096
@@ -194,17 +194,3 @@ def test_the_descriptor_limit_is_raised_to_the_hard_one() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_what_is_written_to_a_private_mapping_stays_there_until_it_is_dropped() -> None:
-    descriptor = new_memory(3 * PAGE_BYTES)
-    shared, private = (
-        map_memory(descriptor, 3 * PAGE_BYTES, writable=True, private=private) for private in (False, True)
-    )
-    os.close(descriptor)
-    private[:PAGE_BYTES] = 1
-    assert not shared.any()
-    shared[:] = 2
-    assert set(private.tolist()) == {1, 2}
-    drop_changes(private)
-    assert set(private.tolist()) == {2}

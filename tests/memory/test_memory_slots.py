@@ -130,15 +130,6 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     assert sorted(again + retired) == slots
 
 
-def test_the_workers_forget_all_slots_of_a_pool_that_is_closed() -> None:
-    """Those too that have just been discarded, as where a pass fails, and of which nobody has been told yet."""
-    pools = slots.SlotPools()
-    pool = pools.new()
-    kept, discarded = pool.take(10), pool.take(10)
-    pool.discard(discarded)
-    assert sorted(pools.close(pool)) == sorted([kept, discarded])
-
-
 @pytest.mark.parametrize(("limit", "in_flight", "kept"), [(256, 64, 32), (512, 128, 64)])
 def test_slots_take_their_share_of_descriptors(
     monkeypatch: pytest.MonkeyPatch, limit: int, in_flight: int, kept: int
@@ -162,13 +153,6 @@ def test_as_many_slots_stay_free_as_are_in_flight(pool: SlotPool) -> None:
     assert pool.take_retired() == []
     assert sorted(pool.take(8 << 20) for _ in back) == back
     assert not set(back) & set(in_flight)
-
-
-def test_the_pool_knows_which_slots_it_holds(pool: SlotPool) -> None:
-    slot = pool.take(10)
-    assert pool.holds(slot)
-    pool.discard(slot)
-    assert not pool.holds(slot)
 
 
 def test_a_discarded_slot_is_never_used_again_and_has_no_descriptor(pool: SlotPool) -> None:

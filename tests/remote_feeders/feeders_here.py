@@ -17,7 +17,7 @@ from streamload.environment.launch import Child, EarlyWorkers
 from streamload.feeder.process import serve
 from streamload.memory.unnamed import new_memory
 from streamload.remote.actor import Greeting, HostedFeeder
-from streamload.remote.relay import Relays
+from streamload.remote.relay import make_relay
 from streamload.remote.wire import WireListener
 
 
@@ -60,7 +60,7 @@ def use_feeders_here(monkeypatch: pytest.MonkeyPatch) -> None:
         if module != "streamload.remote.start":
             return launch_process(module, workers)
         ours, theirs = socket.socketpair()
-        relays = partial(Relays, cluster=ClusterHere())
+        relays = partial(make_relay, cluster=ClusterHere())
         run = serve(theirs, os.getpid(), EarlyWorkers(), lambda: relays)
         thread = threading.Thread(target=asyncio.run, args=(run,))
         thread.start()

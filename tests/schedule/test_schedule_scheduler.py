@@ -468,6 +468,5 @@ def test_the_slots_of_an_abandoned_epoch_are_discarded(folder: Path) -> None:
     in_flight = {piece.slot for task in run.pool.tasks if isinstance(task, RowTask) for piece in task.pieces}
     assert in_flight
     run.epoch.abandon()
-    assert not any(run.slots.holds(slot) for slot in in_flight)
     assert in_flight <= set(run.slots.take_retired())
     run.slots.close()
