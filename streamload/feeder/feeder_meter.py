@@ -209,7 +209,6 @@ def _of_transfers(counts: TransferCounts) -> dict[str, float]:
         "requests": counts.requests,
         "throttled_requests": counts.throttled,
         "broken_requests": counts.broken,
-        "second_requests": counts.second,
         "answered_requests": counts.answered,
         "answer_s": counts.answer_s,
         "connection_s": counts.connection_s,

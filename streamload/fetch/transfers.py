@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from streamload.errors import TransientStorageError
 from streamload.fetch.concurrency import Concurrency
-from streamload.fetch.hedged_requests import HedgedRequests, download_with_second
 from streamload.limits import MOST_REQUESTS
 from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, download
 from streamload.storage.retry_policy import Retries
 from streamload.totals import TimeIntegral
 
 __all__ = ["Part", "Source", "TransferCounts", "Transfers", "Waiting"]
-
-_LOOKED_AT_EVERY_S = 0.05
-"""A quarter of the shortest time after which a request is late: to look whenever one moves on costs more."""
 
 
 class Part(NamedTuple):
@@ -64,7 +60,6 @@ class TransferCounts:
         requests: all that were sent, with those that failed.
         throttled: those that were refused because there were too many.
         broken: those that failed otherwise, also in the middle of a body.
-        second: those that were sent beside one that took too long.
         received_bytes: what arrived, with what arrived twice.
         cached_bytes: of shards that were in the disk cache when they were needed.
         answered: those whose answer has begun.
@@ -80,7 +75,6 @@ class TransferCounts:
     requests: int = 0
     throttled: int = 0
     broken: int = 0
-    second: int = 0
     received_bytes: int = 0
     cached_bytes: int = 0
     answered: int = 0
@@ -100,9 +94,9 @@ class Transfers:
 
     Args:
         source: where a shard's parts come from, by the shard's number.
-        write: `write(part, offset, piece)` is called for each piece as it arrives; offset is in the shard. It may be
-            called twice for the same bytes, and never after the part's `on_done`, `on_failed` or `close`.
-        on_done: a part has been written whole. Its `requests` and `throttled` are of the download that ended first.
+        write: `write(part, offset, piece)` is called for each piece as it arrives, in order; offset is in the shard. It
+            is never called after the part's `on_done`, `on_failed` or `close`.
+        on_done: a part has been written whole.
         on_failed: it cannot be: a StorageError, or what `write` has raised.
         retries: how requests are made again.
         most: an upper bound of the parts beside each other, at least 1.
@@ -149,9 +143,21 @@ class Transfers:
         """Begin to fetch a part. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError("these transfers are closed")
-        running = _Running(part, self._source(part.shard), self._write, self._retries, self._steering)
-        task = asyncio.create_task(download_with_second(running.request, running.late))
-        self._steering.add(task, running)
+        source, watch = self._source(part.shard), _ReportingWatch(self._steering)
+        write, watch.position = partial(self._receive, part), part.start
+        task = asyncio.create_task(
+            download(
+                source.storage,
+                source.url,
+                part.start,
+                part.end,
+                write,
+                pin=source.pin,
+                retries=self._retries,
+                watch=watch,
+            )
+        )
+        self._steering.add(task, _Running(part, source.url, self._steering.loop.time(), watch))
         task.add_done_callback(partial(self._ended, part))
 
     async def close(self) -> None:
@@ -162,13 +168,17 @@ class Transfers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _receive(self, part: Part, offset: int, piece: bytes) -> None:
+        self._steering.counts.received_bytes += len(piece)
+        self._write(part, offset, piece)
+
     def _ended(self, part: Part, task: asyncio.Task[Downloaded]) -> None:
         self._steering.remove(task, part.end - part.start)
         error = None if task.cancelled() else task.exception()
         if self._closed or task.cancelled():
             return
         if error is None:
-            self._on_done(part, task.result()._replace(start=part.start))
+            self._on_done(part, task.result())
         else:
             self._on_failed(part, error)
 
@@ -178,20 +188,15 @@ class _Steering:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
         self.concurrency = Concurrency(most=most)
-        self.hedged_requests = HedgedRequests()
         self.counts = TransferCounts()
         self.running: dict[asyncio.Task[Downloaded], _Running] = {}
         self.loop = loop
         self._in_flight, self._limit, self._full = (TimeIntegral(loop.time) for _ in range(3))
-        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, task: asyncio.Task[Downloaded], running: _Running) -> None:
         """A part is in flight, until `remove`."""
         self.running[task] = running
         self._note_in_flight()
-        self.hedged_requests.started()
-        if self._timer is None:
-            self._timer = self.loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
 
     def remove(self, task: asyncio.Task[Downloaded], part_bytes: int) -> None:
         """A part is in flight no more."""
@@ -215,72 +220,23 @@ class _Steering:
         self._limit.set(limit if in_flight else 0)
         self._full.set(in_flight >= limit)
 
-    def _hedge_late_requests(self) -> None:
-        """Request again what is late, and look at all again soon, as long as there is anything."""
-        self._timer, now_s = None, self.loop.time()
-        for running in self.running.values():
-            late_s = running.late_at()
-            if late_s is not None and late_s <= now_s and self.hedged_requests.allows():
-                running.late.set()
-        if self.running:
-            self._timer = self.loop.call_later(_LOOKED_AT_EVERY_S, self._hedge_late_requests)
 
+class _Running(NamedTuple):
+    """A part in flight, and the progress of its download."""
 
-class _Running:
-    """A part in flight: one download of it or, where the latest one takes too long, one more."""
-
-    __slots__ = ("_part", "_retries", "_source", "_started_s", "_steering", "_watches", "_write", "late")
-
-    def __init__(
-        self,
-        part: Part,
-        source: Source,
-        write: Callable[[Part, int, bytes], None],
-        retries: Retries,
-        steering: _Steering,
-    ) -> None:
-        self.late = asyncio.Event()
-        self._part = part
-        self._source = source
-        self._write = write
-        self._retries = retries
-        self._steering = steering
-        self._watches: list[Watch] = []
-        self._started_s = steering.loop.time()
+    part: Part
+    url: str
+    started_s: float
+    watch: Watch
 
     def waiting(self, now_s: float) -> Waiting:
         """Since when it is in flight, and how far it has come."""
-        start = self._part.start
-        return Waiting(now_s - self._started_s, self._source.url, start, self._reached() - start)
-
-    def request(self) -> tuple[Watch, Coroutine[Any, Any, Downloaded]]:
-        """One more download, of what none has fetched yet."""
-        watch = _ReportingWatch(self._steering)
-        start = self._reached()
-        self._steering.counts.second += bool(self._watches)
-        self._watches.append(watch)
-        storage, url, pin = self._source.storage, self._source.url, self._source.pin
-        end, retries = self._part.end, self._retries
-        return watch, download(storage, url, start, end, self._receive, pin=pin, retries=retries, watch=watch)
-
-    def late_at(self) -> float | None:
-        """When the latest download will be late; None where it cannot be, or another is about to be requested."""
-        total_bytes = self._source.pin.total_bytes
-        end = self._part.end if total_bytes is None else min(self._part.end, total_bytes)
-        if not self._watches or self.late.is_set() or self._reached() >= end:
-            return None
-        return self._steering.hedged_requests.late_at(self._watches[-1])
-
-    def _reached(self) -> int:
-        return max(self._part.start, *(watch.position for watch in self._watches), 0)
-
-    def _receive(self, offset: int, piece: bytes) -> None:
-        self._steering.counts.received_bytes += len(piece)
-        self._write(self._part, offset, piece)
+        start = self.part.start
+        return Waiting(now_s - self.started_s, self.url, start, self.watch.position - start)
 
 
 class _ReportingWatch(Watch):
-    """Tells what happens to one download to those who decide for all."""
+    """Report the progress of one download to the steering of all."""
 
     __slots__ = ("_steering",)
 
@@ -288,23 +244,20 @@ class _ReportingWatch(Watch):
         super().__init__()
         self._steering = steering
 
-    def sent(self, now_s: float, requested_bytes: int) -> None:
+    def sent(self, now_s: float) -> None:
         """See `Watch.sent`."""
-        super().sent(now_s, requested_bytes)
+        super().sent(now_s)
         self._steering.counts.requests += 1
 
-    def answered(self, now_s: float, requested_bytes: int) -> None:
+    def answered(self, now_s: float) -> None:
         """See `Watch.answered`."""
         if self.sent_s is not None:
-            self._steering.hedged_requests.answered(now_s - self.sent_s)
             self._steering.counts.answered += 1
             self._steering.counts.answer_s += now_s - self.sent_s
-        super().answered(now_s, requested_bytes)
+        super().answered(now_s)
 
     def completed(self, now_s: float) -> None:
         """See `Watch.completed`."""
-        if self.answered_s is not None:
-            self._steering.hedged_requests.finished(now_s - self.answered_s, self.requested_bytes)
         self._steering.concurrency.succeeded(len(self._steering.running))
         super().completed(now_s)
 

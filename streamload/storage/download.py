@@ -87,25 +87,23 @@ class Watch:
     Attributes:
         sent_s: when the running request was sent, by the loop's clock; None between two requests.
         answered_s: when its first byte came; None before that.
-        requested_bytes: how many it requested.
         position: the byte of the shard up to which everything has been written.
-        received_bytes: how much the download has fetched so far, over all its requests.
     """
 
-    __slots__ = ("answered_s", "position", "received_bytes", "requested_bytes", "sent_s")
+    __slots__ = ("answered_s", "position", "sent_s")
 
     def __init__(self) -> None:
         self.sent_s: float | None = None
         self.answered_s: float | None = None
-        self.requested_bytes = self.position = self.received_bytes = 0
+        self.position = 0
 
-    def sent(self, now_s: float, requested_bytes: int) -> None:
+    def sent(self, now_s: float) -> None:
         """A request is sent."""
-        self.sent_s, self.answered_s, self.requested_bytes = now_s, None, requested_bytes
+        self.sent_s, self.answered_s = now_s, None
 
-    def answered(self, now_s: float, requested_bytes: int) -> None:
-        """Its first byte has arrived; `requested_bytes` is as before, or less where the shard ends earlier."""
-        self.answered_s, self.requested_bytes = now_s, requested_bytes
+    def answered(self, now_s: float) -> None:
+        """Its first byte has arrived."""
+        self.answered_s = now_s
 
     def completed(self, now_s: float) -> None:
         """It has fetched everything requested."""
@@ -215,7 +213,7 @@ class _Download:
         """One request for all that is missing. Raises TransientStorageError for what may be tried again."""
         self._requests += 1
         sent_s = self._clock()
-        self._watch.sent(sent_s, self._stop() - self._watch.position)
+        self._watch.sent(sent_s)
         body, stall_timeout_s = None, self._policy.stall_timeout_s
         deadline = asyncio.timeout(min(stall_timeout_s, self._attempts.left_s))
         self._warn_when_silent()
@@ -272,10 +270,9 @@ class _Download:
             if not piece_bytes:
                 continue
             if watch.answered_s is None:
-                watch.answered(now_s, stop - watch.position)
+                watch.answered(now_s)
             self._write(watch.position, piece)
             watch.position += piece_bytes
-            watch.received_bytes += piece_bytes
         if watch.position < stop:
             raise TransientStorageError(
                 f"an answer ended {counted(stop - watch.position, 'byte')} too early", url=self._url
