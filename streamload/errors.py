@@ -30,9 +30,7 @@ __all__ = [
     "TransformError",
     "TransientStorageError",
     "WorkerError",
-    "without_credentials",
     "without_secrets",
-    "without_signature",
 ]
 
 _LOGIN = re.compile(
@@ -43,69 +41,35 @@ _LOGIN = re.compile(
 """User and password before a host, and whatever stands there in a web address: that may be a token. What stands alone
 there elsewhere names something, as the container in `abfs://container@account/`."""
 
-_SECRET_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]*")
+_QUERY = re.compile(r"\?([^#\s]*)")
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|pwd|signature|credential|auth(?!or)|session|jwt|api[-_]?key|access[-_]?key|\A(?:key|sig|sas)\Z",
-    re.IGNORECASE,
+    r"x-(?:amz|goog)-|token|secret|passw|pwd|signature|credential|auth(?!or)|session|jwt|hmac|hdn(?:ea|tl|ts)|ticket|"
+    r"api[-_]?key|access[-_]?(?:key|id)|key-pair-id|\A(?:code|key|sig|sign|sas)\Z"
 )
-_QUERY = re.compile(r"((?:\A|::)https?://[^?#]*)\?([^#]*)", re.IGNORECASE)
-_SIGNATURES = {
-    "signature": re.compile("awsaccesskeyid|expires|googleaccessid|key-pair-id|policy|signature"),
-    "sig": re.compile("sig|s[eiprstv]|s(?:dd|es|ip|pr|rt|cid|aoid|uoid)|sk(?:[estv]|oid|tid)"),
+_BESIDE_SIGNATURE = {
+    "signature": re.compile("expires|policy"),
+    "sig": re.compile("s[eiprstv]|s(?:dd|es|ip|pr|rt|cid|aoid|uoid)|sk(?:[estv]|oid|tid)"),
 }
-"""What stands beside a signature: of S3 and Cloud Storage in their older form and of CloudFront, and of Azure."""
+"""Parameters that belong to a signature only beside it: S3 and Cloud Storage in their older form, CloudFront; Azure."""
 
 
-def without_secrets(url: str) -> str:
-    """The url for messages: without a password before the host, and without the values of its query.
+def without_secrets(text: str) -> str:
+    """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
-    A path stays as it is, whatever is in it.
+    Every url that leaves the process passes through here: in messages, logs, traces, pictures and `__url__`. Other
+    parameters stay, since they may tell shards apart, as in `?file=a.tar`. A url that is signed again gives the same
+    text, so caches use it as a key too, but only together with the ETag and the size of the answer: to a server,
+    parameters of these names may mean something else.
     """
-    if "://" not in url or ("?" not in url and "@" not in url):
-        return url
-    return _SECRET_IN_QUERY.sub(r"\1=...", _LOGIN.sub("...@", url))
+    return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 
 
-def without_credentials(url: str) -> str:
-    """The url as data that is kept beside samples: without what gives access, with all that tells shards apart.
-
-    User and password are left out, and of a web address's query what signs it and what is named as a secret is. All
-    other urls and paths stay as they are, which is why messages use `without_secrets`.
-    """
-    if "://" not in url or ("?" not in url and "@" not in url):
-        return url
-    return _QUERY.sub(_without_named_secrets, without_signature(_LOGIN.sub("", url)))
-
-
-def without_signature(url: str) -> str:
-    """A web address without the parameters that sign it, which differ each time that it is signed, and no others.
-
-    For keys of caches, since the same object is found again by it. A signature says who may read and until when, and
-    does not choose what is read. A server may still give these names another meaning, so this is safe only in
-    a key that holds the ETag and the size of the answer too: then another object or version has another key. Names
-    that are not a signature's alone (`Expires`, `st`) are left out only beside a `Signature` or `sig`.
-
-    Args:
-        url: of any kind; all but `http://` and `https://`, also behind `::`, stay as they are.
-    """
-    return _QUERY.sub(_unsigned, url) if "?" in url else url
-
-
-def _unsigned(found: re.Match[str]) -> str:
-    address, query = found.groups()
-    fields = [(field.partition("=")[0].lower(), field) for field in query.split("&")]
-    names = {name for name, _ in fields}
-    signing = [re.compile("x-(?:amz|goog)-.*"), *(beside for name, beside in _SIGNATURES.items() if name in names)]
-    return _with_query(address, [field for name, field in fields if not any(each.fullmatch(name) for each in signing)])
-
-
-def _without_named_secrets(found: re.Match[str]) -> str:
-    address, query = found.groups()
-    return _with_query(address, [part for part in query.split("&") if not _SECRET_NAME.search(part.partition("=")[0])])
-
-
-def _with_query(address: str, fields: list[str]) -> str:
-    return f"{address}?{'&'.join(fields)}" if fields else address
+def _public_parameters(query: re.Match[str]) -> str:
+    parameters = [(each.partition("=")[0].lower(), each) for each in query[1].split("&")]
+    names = {name for name, _ in parameters}
+    secret = [_SECRET_NAME.search, *(beside.fullmatch for name, beside in _BESIDE_SIGNATURE.items() if name in names)]
+    public = [each for name, each in parameters if "=" not in each or not any(matches(name) for matches in secret)]
+    return f"?{'&'.join(public)}" if public else ""
 
 
 class StreamloadError(Exception):
@@ -113,7 +77,7 @@ class StreamloadError(Exception):
 
     Attributes:
         message: what is wrong and what to do about it, without the place.
-        url: the shard concerned, where known; without passwords and signatures, since errors end up in logs.
+        url: the shard concerned, where known, without secrets, since errors end up in logs.
         key: the sample's key within the shard, where known.
         offset: the byte offset within the (uncompressed) shard, where known.
     """

@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from streamload.errors import without_secrets
+
 __all__ = ["Event", "trace_json"]
 
 _TRACKS = ("loop", "worker", "connection")
@@ -50,7 +52,7 @@ def trace_json(events: Iterable[Event]) -> str:
                 "dur": round(event.seconds * 1e6, 3),
                 "pid": 1,
                 "tid": number,
-                "args": dict(event.details),
+                "args": {k: without_secrets(v) if isinstance(v, str) else v for k, v in event.details.items()},
             }
         )
     return json.dumps({"traceEvents": [*_names(lines), *shown], "displayTimeUnit": "ms"}, separators=(",", ":"))

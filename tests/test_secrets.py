@@ -1,34 +1,43 @@
-"""Logins and signatures in urls reach the storage, and nobody who looks at reprs, batches, errors or logs."""
+"""Logins, signatures and storage options reach the storage, and nothing that a run shows or leaves behind."""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import pickle
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from make_shards import write_numbers
-from matrix import exhaustive
 from servers.small_web_server import SmallWebServer
 from streamload_tools.main import app
+from streamload_tools.shardify import app as shardify
 from typer.testing import CliRunner
 
-from streamload import Mixture, Portion, StreamLoader, TarDataset
-from streamload.errors import without_credentials, without_secrets
+from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
+from streamload.errors import without_secrets
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
-SECRET = "told-secret"
-SIGNED = f"v=1&X-Amz-Signature={SECRET}&token={SECRET}"
+SECRET = "planted-secret"
+QUERIES = [
+    f"v=1&X-Amz-Credential={SECRET}&X-Amz-Date=1&X-Amz-Security-Token={SECRET}&X-Amz-Signature={SECRET}",
+    f"v=1&sv=2024&se=2030&sig={SECRET}",
+    f"v=1&token={SECRET}",
+]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = Path(write_numbers(tmp_path_factory.mktemp("web") / "set", [4]))
+    folder = tmp_path_factory.mktemp("web") / "set"
+    with ShardWriter(folder / "part-%06d.tar") as writer:
+        for number in range(4):
+            writer.write({"__key__": str(number), "cls": number, "png": np.full((9, 9, 3), number, np.uint8)})
     return {f"/{path.relative_to(folder.parent)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -54,34 +63,93 @@ def fails(_: object) -> None:
     raise ValueError("by the test")
 
 
-@pytest.mark.parametrize("query", [exhaustive(("",)), f"?{SIGNED}"])
-def test_what_a_loader_shows(server: SmallWebServer, logged: io.StringIO, query: str) -> None:
-    name = next(path for path in server.files if path.endswith(".tar"))
-    url = f"http://me:{SECRET}@{server.address}{name}{query}"
-    shown = f"http://{server.address}{name}" + ("?v=1" if query else "")
-    with StreamLoader(url, 2, fields=("__url__", "cls"), num_workers=0, timeout=60) as loader:
-        assert [urls for urls, _ in loader] == [(shown, shown)] * 2
-        said = [repr(loader), repr(loader.statistics())]
-    with StreamLoader(url, 2, fields=("cls",), transform=fails, num_workers=0, timeout=60) as loader:
-        with pytest.raises(Exception, match="by the test") as caught:
-            next(iter(loader))
+def shown_error(function: Callable[[], Any]) -> str:
+    """An error as it is printed and as it is pickled."""
+    with pytest.raises((Exception,)) as caught:
+        function()
+    told = traceback.format_exception(caught.value)
+    return "".join(told) + repr(vars(pickle.loads(pickle.dumps(caught.value))))
+
+
+def read(urls: Any, **options: Any) -> list[Any]:
+    with StreamLoader(urls, 2, timeout=60, **{"fields": ("cls",), "num_workers": 0, **options}) as loader:
+        return list(loader)
+
+
+def run_loaders(url: str, shown_url: str, folder: Path) -> list[str]:
+    """Read a shard, and fail to, in several ways; return what was shown."""
+    given: dict[str, Any] = {"storage_options": {"headers": {"X-Api-Key": SECRET}}}
+    with StreamLoader(
+        url, 2, fields=("__url__", "cls"), num_workers=1, timeout=60, cache_dir=folder / "cache", **given
+    ) as loader:
+        with loader.trace(folder / "trace.json"):
+            assert [urls for urls, _ in loader] == [(shown_url, shown_url)] * 2
+        shown = [repr(loader), repr(loader.statistics()), json.dumps(loader.state_dict())]
+    with TarDataset(url, fields=("__url__",), **given) as dataset:
+        assert dataset[0] == (shown_url,)
+        shown.append(repr(dataset))
     missing = url.replace(".tar", "-not-there.tar")
-    for urls in (missing, [url, url], Mixture({"a": (url, 1.0), "b": (url, 1.0)})):
-        with pytest.raises((Exception,)) as refused, StreamLoader(urls, 2, True, num_workers=0, timeout=60) as loader:
-            list(loader)
-        said += traceback.format_exception(refused.value)
-    said += [repr(Mixture({"a": (url, 1.0)}).portions), *traceback.format_exception(caught.value)]
-    said += [repr(vars(pickle.loads(pickle.dumps(caught.value)))), logged.getvalue()]
-    assert any(path.startswith(name) and SECRET in str(login) + path for path, login in server.requested) or not query
-    assert [line for line in said if SECRET in line] == []
+    shown += [
+        shown_error(lambda: read(url, transform=fails, **given)),
+        shown_error(lambda: read(url, fields=("jpg",), **given)),
+        shown_error(lambda: read(url, drop_last=True, timeout=SECRET, **given)),
+        shown_error(lambda: read(url, storage_options={"no_such_option": SECRET})),
+        shown_error(lambda: read(url, storage_options={"headers": SECRET})),
+        shown_error(lambda: read(missing, **given)),
+        shown_error(lambda: read([url, url], **given)),
+        shown_error(lambda: read(Mixture({"a": (url, 1.0), "b": (url, 1.0)}), **given)),
+        shown_error(lambda: ShardWriter(url, **given)),
+    ]
+    return [*shown, repr(Mixture({"a": (url, 1.0)}).portions)]
 
 
-def test_what_a_dataset_shows(server: SmallWebServer) -> None:
+def run_commands(url: str, folder: Path) -> list[str]:
+    """Run each command with a shard, with one that is not there, and with options that are wrong."""
+    option = f'--storage-option=headers={{"X-Api-Key": "{SECRET}"}}'
+    shown = []
+    for each in (url, url.replace(".tar", "-not-there.tar")):
+        for command in (
+            ["ls", each],
+            ["ls", "--samples", "--json", each],
+            ["verify", "--decode", each],
+            ["stats", each],
+            ["index", each, "--output", f"{folder}/index"],
+            ["map", "builtins:dict", each, f"{folder}/mapped"],
+            ["show", each, "--output", f"{folder}/sheet.png"],
+        ):
+            shown.append(CliRunner().invoke(app, [*command, option]).output)
+    for wrong in (SECRET, f"={SECRET}", f"headers={{{SECRET}", f"no_such_option={SECRET}"):
+        shown.append(CliRunner().invoke(app, ["ls", url, f"--storage-option={wrong}"]).output)
+    return [*shown, CliRunner().invoke(shardify, [f"{folder}/mapped", url, option]).output]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_nothing_that_a_run_shows_or_writes_holds_a_secret(
+    server: SmallWebServer, logged: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    for name in ("XDG_CACHE_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (tmp_path / "TMPDIR").mkdir()
     name = next(path for path in server.files if path.endswith(".tar"))
-    dataset = TarDataset(f"http://me:{SECRET}@{server.address}{name}", fields=("__url__",))
-    with dataset:
-        assert dataset[0] == (f"http://{server.address}{name}",)
-        assert SECRET not in repr(dataset)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        url, public = f"http://me:{SECRET}@{server.address}{name}?{query}", f"http://{server.address}{name}?v=1"
+        shown = run_loaders(url, public, tmp_path) + run_commands(url, tmp_path)
+    shown += [logged.getvalue(), *(str(each.message) for each in warned)]
+    assert [each for each in shown if SECRET in each] == []
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"trace.json", "sheet.png", "index.json"} <= {path.name for path in written}
+    assert any(path.name.endswith(".tar") and "cache" in path.parts for path in written)
+    assert [path for path in written if SECRET in str(path) or SECRET.encode() in path.read_bytes()] == []
+    assert all(SECRET in address and login for address, login in server.requested if name in address)
+
+
+def test_a_picture_is_the_same_whatever_the_secrets_are(server: SmallWebServer, tmp_path: Path) -> None:
+    name = next(path for path in server.files if path.endswith(".tar"))
+    for number, secret in enumerate((SECRET, SECRET.upper())):
+        url = f"http://me:{secret}@{server.address}{name}?token={secret}"
+        assert CliRunner().invoke(app, ["show", url, "--output", f"{tmp_path}/{number}.png"]).exit_code == 0
+    assert (tmp_path / "0.png").read_bytes() == (tmp_path / "1.png").read_bytes()
 
 
 URL = f"http://me:{SECRET}@host/a.tar"
@@ -110,14 +178,6 @@ def test_a_mixture_named_by_urls() -> None:
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("command", [["ls"], ["ls", "--samples"], ["verify"], ["stats"]])
-def test_what_commands_print(server: SmallWebServer, command: list[str]) -> None:
-    name = next(path for path in server.files if path.endswith(".tar"))
-    for end in (f"?{SIGNED}", "-not-there"):
-        told = CliRunner().invoke(app, [*command, f"http://me:{SECRET}@{server.address}{name}{end}"])
-        assert SECRET not in told.output
-
-
 @pytest.mark.parametrize(
     ("url", "kept"),
     [
@@ -132,11 +192,15 @@ def test_what_commands_print(server: SmallWebServer, command: list[str]) -> None
         ("http://h:80/a@b.tar", None),
         ("http://[::1]:80/a@b.tar", None),
         ("http://h/download?file=a.tar&api_key=k&author=x", "http://h/download?file=a.tar&author=x"),
-        ("s3://b/a.tar?token=1", None),
+        ("s3://b/a.tar?token=1", "s3://b/a.tar"),
+        ("http://h/a.tar?author=x&significance=2&st=1&se=2&expires=3", None),
+        ("http://h/a.tar?expires=3&Signature=x&policy=1&versionId=5", "http://h/a.tar?versionId=5"),
+        ("s3://b/part-?.tar", None),
+        ("'http://u:p@h/a.tar?v=1' and http://h/b.tar?sig=1 differ", "'http://h/a.tar?v=1' and http://h/b.tar differ"),
         ("/d/a:b@c.tar", None),
+        ("/data/a?token=1&c=2@x.tar", None),
+        ("sftp://me:p@w@h/a@b.tar", "sftp://h/a@b.tar"),
     ],
 )
 def test_what_names_a_shard_stays(url: str, kept: str | None) -> None:
-    assert without_credentials(url) == (url if kept is None else kept)
-    if kept is None and "?" not in url:
-        assert without_secrets(url) == url
+    assert without_secrets(url) == (url if kept is None else kept)

@@ -21,9 +21,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 LEVELS = (
-    ("limits", "text", "arguments", "totals", "trace", "warn_at_caller", "log_records"),
+    ("limits", "text", "arguments", "totals", "warn_at_caller", "log_records"),
     ("errors",),
-    ("memory",),
+    ("memory", "trace"),
     ("tar", "storage", "order", "environment"),
     ("images",),
     ("index",),

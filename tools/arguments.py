@@ -111,10 +111,12 @@ def parse_storage_options(texts: Sequence[str] | None) -> dict[str, Any]:
         UsageError: a text is not KEY=VALUE, a key is repeated, or a value in braces is not JSON.
     """
     options: dict[str, Any] = {}
-    for text in texts or ():
+    for number, text in enumerate(texts or (), 1):
         key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UsageError(f"--storage-option {key!r}: give KEY=VALUE, as in endpoint_url=http://127.0.0.1:9000")
+        if not key or not equals:  # the text may be a secret
+            raise UsageError(
+                f"--storage-option number {number}: give KEY=VALUE, as in endpoint_url=http://127.0.0.1:9000"
+            )
         if key in options:
             raise UsageError(f"--storage-option {key!r} is given twice")
         options[key] = _value(key, value)

@@ -21,7 +21,7 @@ from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OwnTransforms, RowFailure, Transform
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
-from streamload.errors import without_credentials
+from streamload.errors import without_secrets
 from streamload.tar.table import MISSING
 
 __all__ = ["RowMaker"]
@@ -358,7 +358,7 @@ class RowMaker:
         if name == "__key__":
             assert work.keys is not None
             return list(work.keys)
-        urls = {shard: without_credentials(work.shards.url(shard)) for shard in dict.fromkeys(work.row_shards)}
+        urls = {shard: without_secrets(work.shards.url(shard)) for shard in dict.fromkeys(work.row_shards)}
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:

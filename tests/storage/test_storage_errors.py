@@ -31,7 +31,7 @@ from streamload.index.shard_names import refuse_repetitions
 from streamload.storage.download import Pin, download
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.options import object_config, options_of
-from streamload.storage.protocol import RangeBody, without_secrets
+from streamload.storage.protocol import RangeBody
 from streamload.storage.retry_policy import Retries
 from streamload.storage.storages import Storages
 from streamload.storage.urls import expand_urls
@@ -300,13 +300,6 @@ async def test_a_time_of_change_that_says_nothing_is_not_taken_for_a_version(kin
     assert await versions(kind, formatdate(usegmt=True) if said == "now" else said) == [None]
 
 
-def test_urls_are_shown_without_secrets() -> None:
-    assert without_secrets("https://me:pw@h/a.tar?X-Signature=abc&v=1") == "https://...@h/a.tar?X-Signature=...&v=..."
-    assert without_secrets("s3://b/a.tar") == "s3://b/a.tar"
-    assert without_secrets("sftp://me:p@w@h/a@b.tar") == "sftp://...@h/a@b.tar"
-    assert without_secrets("/data/a?b=1&c=2@x.tar") == "/data/a?b=1&c=2@x.tar"
-
-
 SIGNED = "https://me:told-secret@h/a.tar?X-Amz-Signature=told-secret"
 
 
@@ -314,7 +307,7 @@ SIGNED = "https://me:told-secret@h/a.tar?X-Amz-Signature=told-secret"
 def test_no_error_shows_a_signature_or_a_password(error: type[StreamloadError]) -> None:
     raised = error("cannot be read", url=SIGNED)
     for shown in (str(raised), repr(raised), str(raised.url), str(pickle.loads(pickle.dumps(raised)))):
-        assert "h/a.tar?X-Amz-Signature=..." in shown
+        assert "https://h/a.tar" in shown
         assert "told-secret" not in shown
 
 

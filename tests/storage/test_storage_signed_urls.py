@@ -11,7 +11,7 @@ from make_shards import write_numbers
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
-from streamload.errors import without_signature
+from streamload.errors import without_secrets
 from streamload.fetch.cache.shard_identity import ShardIdentity, url_key
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
@@ -31,10 +31,10 @@ SIGNATURES = [
 
 @pytest.mark.parametrize("signature", SIGNATURES)
 def test_what_signs_a_url_is_left_out_and_nothing_else(signature: str) -> None:
-    assert without_signature(f"{AT}?{signature}") == AT
-    assert without_signature(f"{AT}?versionId=3&{signature}&partNumber=1") == f"{AT}?versionId=3&partNumber=1"
-    assert without_signature(f"simplecache::{AT}?{signature.upper()}") == f"simplecache::{AT}"
-    assert without_signature(f"zip://x.tar::{AT}?{signature}") == f"zip://x.tar::{AT}"
+    assert without_secrets(f"{AT}?{signature}") == AT
+    assert without_secrets(f"{AT}?versionId=3&{signature}&partNumber=1") == f"{AT}?versionId=3&partNumber=1"
+    assert without_secrets(f"simplecache::{AT}?{signature.upper()}") == f"simplecache::{AT}"
+    assert without_secrets(f"zip://x.tar::{AT}?{signature}") == f"zip://x.tar::{AT}"
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,11 @@ def test_what_signs_a_url_is_left_out_and_nothing_else(signature: str) -> None:
     [
         AT,
         "/a?sig=1",
-        "s3://b/a.tar?X-Amz-Date=1",
-        *(f"{AT}?{query}" for query in ("st=1&se=2", "Expires=1&Policy=2", "token=1&key=2", "v=a&v=b", "")),
+        *(f"{AT}?{query}" for query in ("st=1&se=2", "Expires=1&Policy=2", "v=a&v=b", "")),
     ],
 )
 def test_what_may_select_the_object_stays(url: str) -> None:
-    assert without_signature(url).rstrip("?") == url.rstrip("?")
+    assert without_secrets(url).rstrip("?") == url.rstrip("?")
 
 
 def test_two_objects_never_share_a_key() -> None:

@@ -58,7 +58,7 @@ def test_a_server_that_never_serves_parts_is_tried_three_times() -> None:
     assert isinstance(error, StorageError)
     assert not isinstance(error, TransientStorageError)
     assert "answer to 3 requests in a row for one was a whole file" in str(error)
-    assert "http://h/a.tar?key=..." in str(error)
+    assert "http://h/a.tar" in str(error)
     assert "told" not in str(error)
     assert fetch(whole(never_parts=True), tries=2)[1] == 2
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import urlsplit
 
-from streamload.errors import without_signature
+from streamload.errors import without_secrets
 
 __all__ = ["FILE_NAME", "ShardIdentity", "key_in_name", "url_key"]
 
@@ -25,7 +25,7 @@ def url_key(url: str) -> str:
     A URL that is signed anew has the same key, so what was kept of it is known for what it is. The key says which
     file may be given up first, and not what a file holds.
     """
-    place = without_signature(url).encode("utf-8", "surrogateescape")
+    place = without_secrets(url).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(place, digest_size=_KEY_BYTES).hexdigest()
 
 
@@ -55,7 +55,7 @@ class ShardIdentity:
         Of the URL only the last component of its path is readable, because queries may hold secrets. How it is signed
         is not part of the digest: the ETag tells objects apart if what looks like a signature chooses among them.
         """
-        identity = repr((without_signature(self.url), self.etag, self.bytes)).encode("utf-8", "surrogateescape")
+        identity = repr((without_secrets(self.url), self.etag, self.bytes)).encode("utf-8", "surrogateescape")
         digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
         last = urlsplit(self.url).path.rpartition("/")[2]
         tail = re.sub(r"[^A-Za-z0-9._]", "_", last)[-_TAIL_LETTERS:]
