@@ -87,9 +87,9 @@ class StreamLoader(NamedClasses):
         pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the
             same number of batches and samples; and give another batch for one of which every sample has failed, see
             `on_error`. False adds nothing: every sample exactly once, for evaluation.
-        num_workers: worker processes; "auto" begins with this rank's share of the processors, and takes more where
-            that pays, as where functions sleep, and fewer where some are idle; 0 makes batches in the caller's
-            thread, and one process fetches what has to be fetched; more than four for each processor are warned of.
+        num_workers: worker processes; "auto" is this rank's share of the processors; give more where functions sleep.
+            0 makes batches in the caller's thread, and one process fetches what has to be fetched; more than four for
+            each processor are warned of.
         prefetch_batches: batches that are made ahead. More are in flight, two for each worker, where a batch is made by
             one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
         in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass

@@ -200,16 +200,6 @@ class Options:
             self.optional_fields,
         )
 
-    def most_workers(self, existing: Sequence[str]) -> int | None:
-        """With "auto", how many workers there may become: no more where fields share their room among them. Else None.
-
-        Args:
-            existing: the fields that the first shards have.
-        """
-        if self.num_workers != "auto" or not self.workers:
-            return None
-        return self.workers * (1 if self._expanding(existing) else MOST_WORKERS_PER_PROCESSOR)
-
     def _expanding(self, existing: Sequence[str]) -> int:
         """How many fields of a sample may expand; one where nobody knows which fields there are."""
         if self.fields is None and not existing:

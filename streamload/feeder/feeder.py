@@ -15,9 +15,8 @@ from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, Task
-from streamload.environment.launchers import processors_of_rank
 from streamload.feeder.calls import COUNT_SAMPLES
-from streamload.feeder.feeder_meter import FeederMeter, observed_of
+from streamload.feeder.feeder_meter import FeederMeter
 from streamload.feeder.hold_up import what_holds_up
 from streamload.feeder.messages import (
     AbandonEpoch,
@@ -54,11 +53,9 @@ from streamload.schedule.scans import Scans
 from streamload.schedule.scheduler import Learned, Resources, RowBatcher
 from streamload.totals import Totals
 from streamload.workers.protocol import Pool
-from streamload.workers.worker_number import WorkerNumber
 
 __all__ = ["Feeder"]
 
-_ADAPTS_EVERY_S = 1.0
 _REPORTED_EVERY_S = 0.5
 
 
@@ -96,8 +93,7 @@ class Feeder:
         self._expands = configure.fetching.expands
         self._learned = Learned()
         self._turn_is_due = False
-        self._totals, self._observed = Totals(), Totals()
-        self._adapting: asyncio.TimerHandle | None = None
+        self._totals = Totals()
         self._counting: int | None = None  # the number of the call that waits for all counts
         self._reported_s = 0.0
         self.tables = Tables(
@@ -128,9 +124,6 @@ class Feeder:
             itertools.count(),
             Turns(),
         )
-        if configure.most_workers is not None:
-            most, processors = configure.most_workers, processors_of_rank()
-            self._adapt_later(WorkerNumber(configure.workers, most=most, processors=processors))
 
     @property
     def fetcher(self) -> Fetcher | None:
@@ -139,8 +132,6 @@ class Feeder:
 
     def close(self) -> None:
         """End the workers and close the slots. Idempotent."""
-        if self._adapting is not None:
-            self._adapting.cancel()
         self.pool.close()
         self._slots.close()
 
@@ -322,19 +313,6 @@ class Feeder:
             return
         if (counting or self._epochs.blocked) and not fetcher.stop_caching() and not fetcher.evict():
             self._fail(fetcher.too_small(counting=counting, expands=self._expands))
-
-    def _adapt_later(self, wanted: WorkerNumber) -> None:
-        """Adapt the number of workers to what they do, from now on."""
-        self._adapting = asyncio.get_running_loop().call_later(_ADAPTS_EVERY_S, self._adapt, wanted)
-
-    def _adapt(self, wanted: WorkerNumber) -> None:
-        with self._failing():
-            now = self._meter.until_now()
-            seen, self._observed = now.since(self._observed), now
-            self.pool.resize(wanted.observe(observed_of(seen)))
-            self._meter.resized()
-        self.pump()
-        self._adapt_later(wanted)
 
     # -- fetching --------------------------------------------------------------------------------------------------
 

@@ -15,9 +15,8 @@ from streamload.schedule.scans import Scans
 from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event
 from streamload.workers.protocol import Pool
-from streamload.workers.worker_number import Observed
 
-__all__ = ["FeederMeter", "observed_of"]
+__all__ = ["FeederMeter"]
 
 _SENT_EVERY_S = 0.02
 """Totals go with batches, and a message with them takes a hundredth of a millisecond more."""
@@ -62,8 +61,7 @@ class FeederMeter:
         self._started_s = self._noted_s = perf_counter()
         self._sent_s = -math.inf
         self._shares: tuple[tuple[str, float], ...] = ()
-        self._workers, self._used_bytes = TimeIntegral(), TimeIntegral()
-        self._workers.set(pool.workers_with_tasks()[0])
+        self._used_bytes = TimeIntegral()
         self.events: list[Event] | None = None
 
     def add(self, done: RowsDone | ScanDone) -> None:
@@ -140,7 +138,7 @@ class FeederMeter:
             return None
         self._sent_s = now_s
         totals["feeder_s"] = now_s - self._started_s
-        totals["worker_s"] = self._workers.now()
+        totals["worker_s"] = totals["feeder_s"] * self._pool.workers_with_tasks()[0]
         if in_own_process:
             totals["feeder_processor_s"] = process_time()
         if self._fetcher is not None:
@@ -148,17 +146,6 @@ class FeederMeter:
             totals["memory_byte_s"] = self._used_bytes.now()
             totals["memory_limit_byte_s"] = self._fetcher.window.budget_bytes * totals["feeder_s"]
         return totals
-
-    def resized(self) -> None:
-        """The pool has another number of workers."""
-        self._workers.set(self._pool.workers_with_tasks()[0])
-
-    def until_now(self) -> Totals:
-        """What has been added up until now."""
-        self.note_state()
-        now = Totals(self.totals)
-        now["feeder_s"] = self._noted_s - self._started_s
-        return now
 
     def _reasons(self) -> Iterator[tuple[str, float]]:
         workers, with_tasks = self._pool.workers_with_tasks()
@@ -175,18 +162,6 @@ class FeederMeter:
         if self._fetcher.counts.in_flight or not self._scans.outstanding:
             return "memory" if self._fetcher.lacks_room else "network"
         return "scan"
-
-
-def observed_of(seen: Totals) -> Observed:
-    """What the workers have done in an interval."""
-    return Observed(
-        seen["feeder_s"],
-        seen["made_samples"],
-        seen["workers_busy_s"],
-        seen["workers_processor_s"],
-        seen["workers_delayed_s"],
-        seen["awaited_s/work"],
-    )
 
 
 def _described(done: RowsDone | ScanDone) -> tuple[str, dict[str, float]]:

@@ -76,7 +76,6 @@ class Configure(NamedTuple):
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.
         descriptors: how many the trainer may have open where it makes the rows, else 0.
-        most_workers: how many workers there may become, by what they do; None if their number is fixed.
         feeders: feeders on other nodes, of which each has all of this; None where this process is to be the feeder.
         whole_batches: with several feeders, each batch is made by one, whatever the settings say.
         budget_is_automatic: no budget of memory was given, so that a node with less free memory may have a smaller one.
@@ -91,7 +90,6 @@ class Configure(NamedTuple):
     ends_at_failure: bool = False
     log_levels: tuple[tuple[str, int], ...] = ()
     descriptors: int = 0
-    most_workers: int | None = None
     feeders: RayFeeders | None = None
     whole_batches: bool = False
     budget_is_automatic: bool = False

@@ -384,7 +384,6 @@ class FeederLink:
             settings=self.settings(lanes),
             job=b"" if self._job is None else self._job.data,
             workers=options.workers,
-            most_workers=options.most_workers(self._existing),
             fetching=options.fetching(self._existing),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
             ends_at_failure=options.on_error == "raise" and options.in_order,

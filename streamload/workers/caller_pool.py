@@ -50,9 +50,6 @@ class CallerPool:
         """See `Pool.workers_with_tasks`."""
         return 1, len(self._link.tasks)
 
-    def resize(self, number: int) -> None:
-        """Do nothing: there is one caller."""
-
     def submit(self, task: Task) -> None:
         """Send a task; it is done when the caller waits for a batch."""
         self._link.give(task)

@@ -9,7 +9,6 @@ made in between, the pool gives up.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 from collections import Counter, deque
@@ -187,12 +186,6 @@ class PoolWorker:
         """The task and the row (or -1) that the worker was last working on."""
         return int(self._progress[1]), int(self._progress[0])
 
-    def reap(self) -> bool:
-        """Whether the process has ended by itself; then nothing of it is left."""
-        if self._ended is None and self._child.wait(0) is not None:
-            self.end(0.0)
-        return self._ended is not None
-
     def end(self, grace_s: float) -> str:
         """Wait for the process up to `grace_s`, then kill it; returns how it ended, for a message."""
         if self._ended is not None:
@@ -249,7 +242,6 @@ class ProcessPool:
         most_open = max(1, descriptor_limit() // WORKER_SHARDS_SHARE)
         self._link = partial(WorkerLink, shards=shards, slots=slots, most_open=most_open)
         self._workers = [self._start(number, next(started, None)) for number in range(workers)]
-        self._retired: list[PoolWorker] = []
 
     # -- the Pool protocol -----------------------------------------------------------------------------------------
 
@@ -325,29 +317,9 @@ class ProcessPool:
         found = [worker.activity(start) for worker, start in requested if worker in self._workers]
         return sorted(filter(None, found), key=lambda each: -1 if each.task is None else each.task.number)
 
-    def resize(self, number: int) -> None:
-        """Have another number of workers, at least one: new ones are started, and free ones end.
-
-        As long as there are not enough free ones, fewer end; calling again ends more.
-        """
-        taken = {worker.number for worker in self._workers}
-        free = (each for each in itertools.count() if each not in taken)
-        while len(self._workers) < number:
-            self._workers.append(self._start(next(free)))
-        for worker in [worker for worker in self._workers if worker.started and not worker.link.tasks]:
-            if len(self._workers) > max(1, number):
-                self._workers.remove(worker)
-                self._retire(worker)
-
-    def _retire(self, worker: PoolWorker) -> None:
-        """End a worker without tasks, without waiting for it."""
-        self._retired = [each for each in self._retired if not each.reap()]
-        worker.channel.close()
-        self._retired.append(worker)
-
     def close(self) -> None:
         """End all workers: at once where they wait for work, after a short grace period where user code runs."""
-        workers, self._workers, self._retired = self._workers + self._retired, [], []
+        workers, self._workers = self._workers, []
         for worker in workers:
             worker.channel.close()
         deadline_s = monotonic() + _GRACE_S  # for all together: there may be many, each in user code

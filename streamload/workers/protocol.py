@@ -63,9 +63,6 @@ class Pool(Protocol):
     def workers_with_tasks(self) -> tuple[int, int]:
         """How many workers there are, and how many of them have a task or are starting."""
 
-    def resize(self, number: int) -> None:
-        """Have another number of workers, where it can."""
-
     def submit(self, task: Task) -> None:
         """Take a task; its result comes as an event."""
 
