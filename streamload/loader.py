@@ -164,6 +164,8 @@ class StreamLoader(NamedClasses):
             From the first pass: the same label stands for different classes in several folders, by `classes.json`.
     """
 
+    _stays_in_trainer = True
+
     _dataset: str | None = None
 
     @partial(advises, neutral=_NEUTRAL)

@@ -10,13 +10,11 @@ from functools import cached_property
 from math import inf
 from typing import Any, Literal
 
-import cloudpickle
-
 from streamload.arguments import alternatives, by_field, parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.decoders import may_expand, normal_name
 from streamload.decode.failure import Attempt
-from streamload.decode.job_pickle import PickledJob, pickle_job
+from streamload.decode.job_pickle import pickle_job
 from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
@@ -224,8 +222,8 @@ class Options:
         rows = self.batch_size if self._whole_batches or any(map(callable, transforms)) else 1
         return min(DECOMPRESSED_LIMIT_BYTES, room_bytes // (rows * self._expanding(existing) + 1))
 
-    def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> PickledJob:
-        """The same, ready to travel.
+    def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> tuple[bytes, list[str]]:
+        """Pickle the same, see `pickle_job`.
 
         Raises:
             TypeError: a function holds something that cannot leave this process.
@@ -235,7 +233,7 @@ class Options:
         given = {name: getattr(self, name) for name in ("decode", "transform", "collate_fn", "worker_init_fn")}
         for name, function in _one_by_one([*given.items(), *(("transform", own) for _, own in own_transforms)]):
             try:
-                cloudpickle.dumps(function)
+                pickle_job(function)
             except Exception as error:
                 raise TypeError(
                     f"{name} cannot be sent to the workers, because something in it does not pickle ({error}); "

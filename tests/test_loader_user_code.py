@@ -8,12 +8,12 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -110,19 +110,34 @@ def test_modules_of_the_user_hold_in_workers_what_the_program_has_set(
     assert [column.tolist() for column in batch] == [[0, 1, 2], *[[48] * 3] * 7, [0, -1, -2]]
 
 
-def test_what_cannot_be_carried_over_is_said(
-    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+OWN = """
+import os, socket, threading
+SIZE = 16
+FILE = open(__file__, "a")
+CLIENT = {"socket": socket.socket(), "made in": os.getpid()}
+CLIENT["socket"].close()
+TABLE = bytearray(17 << 20)
+def of_import(value):
+    return [SIZE, CLIENT["made in"] == os.getpid(), TABLE[0], os.get_inheritable(FILE.fileno())]
+def without(value):
+    return SIZE
+"""
+
+
+def test_what_does_not_pickle_or_is_large_is_that_of_the_workers_import(
+    source: str, make_module: MakeModule, recwarn: pytest.WarningsRecorder
 ) -> None:
-    settings = make_module("user_settings", SETTINGS)
-    functions = make_module("user_functions", FUNCTIONS)
-    with loader_of(source, functions.size) as loader:
-        assert values(loader) == [16] * 6
-    assert caplog.text == "", "a lock that the module makes itself is no loss"
-    settings.CHOSEN = threading.Lock()
-    with loader_of(source, functions.size) as loader:
-        values(loader)
-    assert "user_settings.CHOSEN (lock: cannot pickle" in caplog.text
-    assert "worker_init_fn" in caplog.text
+    own = make_module("user_own", OWN)
+    own.SIZE, own.TABLE[0] = 48, 1
+    try:
+        with loader_of(source, own.of_import) as loader:
+            (batch,) = next(iter(loader))
+        assert [column.tolist() for column in batch] == [[48] * 3, [True] * 3, [0] * 3, [False] * 3]
+        with loader_of(source, lambda value: own.without(value)) as loader:
+            assert values(loader) == [48] * 6
+    finally:
+        own.FILE.close()
+    assert not recwarn.list
 
 
 def test_classes_of_the_user_stay_what_they_are(source: str, make_module: MakeModule) -> None:
@@ -136,120 +151,162 @@ def test_classes_of_the_user_stay_what_they_are(source: str, make_module: MakeMo
         assert all(type(each) is functions.Wrapped for batch in loader for each in batch)
 
 
-PARTS = """
-import threading
-from contextvars import ContextVar
-TABLE = {"size": 16, "lock": threading.Lock(), "inner": {"size": 16, "lock": threading.Lock()}}
-STEPS = [threading.Lock(), 16]
-CONTEXT = ContextVar("CONTEXT", default=16)
-LOCAL = threading.local()
-class Methods:
+KINDS = """
+import functools, threading
+from dataclasses import dataclass
+from enum import Enum
+class Kind(Enum):
+    A = "a"
+    B = "b"
+class Base:
+    kind = Kind.A
+    lock = threading.Lock()
+    names = threading.local()
     @staticmethod
     def static(): return 16
     @classmethod
-    def of_class(cls): return 16
-def sizes(value):
-    methods = [Methods.static(), Methods.of_class(), getattr(LOCAL, "size", 16), CONTEXT.get()]
-    with TABLE["lock"], TABLE["inner"]["lock"], STEPS[0]:
-        return [TABLE["size"], TABLE["inner"]["size"], *STEPS[1:], *methods]
+    def of_class(cls): return cls.kind
+    @functools.cached_property
+    def once(self): return self.of_class()
+@dataclass
+class Wrapped(Base):
+    value: int
+    def __post_init__(self): super().__init__()
+def wrapped(value):
+    import user_kinds
+    from user_kinds import Kind as Imported, Wrapped as Class
+    made = Wrapped(value)
+    assert Class is Wrapped is user_kinds.Wrapped and isinstance(made, Base) and made.once is Imported.B is Kind.B
+    with Base.lock:
+        made.size = made.static()
+    return made
+def is_wrapped(sample):
+    import user_kinds
+    return isinstance(sample[0], user_kinds.Wrapped) and sample[0].once is user_kinds.Kind.B
+def batch(samples):
+    assert all(map(is_wrapped, samples))
+    return [made for (made,) in samples]
 """
 
 
-def test_parts_of_what_does_not_pickle_travel_and_what_cannot_is_said(
-    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+def test_classes_and_enums_are_one_however_workers_and_the_loop_reach_them(
+    source: str, make_module: MakeModule
 ) -> None:
-    """In dicts and lists with locks, context variables, what is local to a thread; and replaced static methods."""
-    parts = make_module("user_parts", PARTS)
-    with loader_of(source, parts.sizes) as loader:
-        assert {size.item() for (columns,) in loader for column in columns for size in column} == {16}
-    assert caplog.text == "", "nothing was set"
-    parts.TABLE["size"] = parts.TABLE["inner"]["size"] = parts.STEPS[1] = parts.LOCAL.size = 48
-    parts.STEPS.append(48)
-    context = parts.CONTEXT.set(48)
-    parts.Methods.static, parts.Methods.of_class = staticmethod(lambda: 48), classmethod(lambda cls: 48)
-    with loader_of(source, parts.sizes) as loader:
-        assert {size.item() for (columns,) in loader for column in columns for size in column} == {48}
-    assert caplog.text == ""
-    parts.TABLE["further"] = threading.Lock()
-    parts.CONTEXT.reset(context)
-    parts.CONTEXT.set(threading.Lock())
-    with loader_of(source, int) as loader:
-        loader.transform = {"cls": lambda value: 16 if parts.TABLE else value}
-        assert values(loader) == [16] * 6
-    for name in ("TABLE.further", "CONTEXT.value"):
-        assert f"user_parts.{name} (lock: cannot pickle" in caplog.text
+    kinds = make_module("user_kinds", KINDS)
+    kinds.Base.kind, kinds.Base.static = kinds.Kind.B, staticmethod(lambda: 48)
+    attributes = dict(vars(kinds.Wrapped))
+    with loader_of(source, kinds.wrapped, collate_fn=kinds.batch) as loader:
+        made = [each for batch in loader for each in batch]
+    assert [(type(each), each.once, each.value, each.size) for each in made] == [
+        (kinds.Wrapped, kinds.Kind.B, number, 48) for number in range(6)
+    ]
+    assert dict(vars(kinds.Wrapped)) == attributes
 
 
-CONTAINERS = """
-import threading
-class Kind:
-    pass
-TABLE = {"a.b": 16, 7: 16, ("x", 1): 16, None: {"a.b": 16, "lock": threading.Lock()}, "lock": threading.Lock()}
-MANY = {number: 16 for number in range(1500)} | {-1: threading.Lock()}
-LONG = [16] * 1500 + [threading.Lock()]
-ODD = {Kind: 16, "lock": threading.Lock()}
-FEW = {"gone": 16, "lock": threading.Lock(), "other": threading.Lock()}
-SHORT = [threading.Lock(), 16, 16]
-class Holder:
-    def __init__(self):
-        self.lock, self.size = threading.Lock(), 16
-HOLDER = Holder()
-def sizes(value):
-    return [TABLE["a.b"], TABLE[7], TABLE["x", 1], TABLE[None]["a.b"]]
-def left(value):
-    return [len(FEW), len(SHORT), len(vars(HOLDER))]
+def test_what_the_user_has_registered_with_cloudpickle_stays_registered(source: str, make_module: MakeModule) -> None:
+    settings = make_module("user_settings", SETTINGS)
+    functions = make_module("user_functions", FUNCTIONS)
+    cloudpickle.register_pickle_by_value(settings)
+    try:
+        with loader_of(source, functions.size) as loader:
+            assert values(loader) == [16] * 6
+        assert cloudpickle.list_registry_pickle_by_value() == {"user_settings"}
+    finally:
+        cloudpickle.unregister_pickle_by_value(settings)
+
+
+class Trainer:
+    """Holds its loader, and a pass of it, beside the transform."""
+
+    def __init__(self, source: str, uses: Callable[[Trainer], Any] = bool) -> None:
+        self.uses = uses
+        self.loader = loader_of(source, self.negative)
+        self.batches = iter(self.loader)
+
+    def negative(self, value: int) -> int:
+        self.uses(self)
+        return -value
+
+
+def test_an_object_that_holds_its_loader_gives_a_method_as_transform(source: str) -> None:
+    trainer = Trainer(source)
+    with trainer.loader:
+        assert values(trainer.loader) == [0, -1, -2, -3, -4, -5]
+
+
+@pytest.mark.parametrize(
+    ("uses", "name"),
+    [
+        (lambda trainer: trainer.loader.epoch, "StreamLoader"),
+        (lambda trainer: list(trainer.loader), "StreamLoader"),
+        (lambda trainer: len(trainer.loader), "StreamLoader"),
+        (lambda trainer: next(trainer.batches), "EpochIterator"),
+    ],
+)
+def test_a_loader_that_is_used_in_a_worker_says_that_it_cannot_be(
+    source: str, uses: Callable[[Trainer], Any], name: str
+) -> None:
+    trainer = Trainer(source, uses)
+    with trainer.loader, pytest.raises(TransformError, match=f"a {name} cannot be used in a worker") as caught:
+        list(trainer.loader)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+GENERATORS = """
+import random
+import numpy as np
+import torch
+class Noise:
+    shared = random.Random(0)
+    def __init__(self): self.own = np.random.default_rng(0)
+    def __call__(self, value): return value + self.own.random() + self.shared.random()
+RNG = np.random.default_rng(0)
+MANY = [torch.Generator().manual_seed(0)]
+draw = random.Random(0).random
+def of_global(value): return value + RNG.random()
+def of_list(value): return value + float(torch.rand((), generator=MANY[0]))
+def of_bound(value): return value + draw()
+def of_default(value, random_state=np.random.RandomState(0)): return value + random_state.rand()
+def closure():
+    hidden = random.Random(0)
+    return lambda value: value + hidden.random()
+def unused(value):
+    def never(): return RNG
+    return value
+def system(value): return value + random.SystemRandom().random()
+secure = random.SystemRandom()
+def of_system(value): return value + secure.random() + np.random.rand() + random.random()
 """
 
 
-def test_parts_under_any_plain_key_travel(
-    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        ("of_global", "'RNG' in of_global"),
+        ("of_list", "'MANY' in of_list"),
+        ("of_bound", "'draw' in of_bound"),
+        ("of_default", "'random_state' in of_default"),
+        ("closure()", "'hidden' in closure"),
+        ("Noise()", "'own' in Noise, 'shared' in Noise"),
+        ("unused", "'RNG' in unused"),
+    ],
+)
+def test_a_generator_of_the_users_own_is_warned_of_once(
+    source: str, make_module: MakeModule, function: str, named: str
 ) -> None:
-    """Text with dots, numbers, None and tuples of these."""
-    containers = make_module("user_containers", CONTAINERS)
-    table = containers.TABLE
-    table["a.b"] = table[7] = table["x", 1] = table[None]["a.b"] = 48
-    with loader_of(source, containers.sizes) as loader:
-        assert {size.item() for (columns,) in loader for column in columns for size in column} == {48}
-    assert caplog.text == ""
-    table["c.d"] = threading.Lock()
-    with loader_of(source, containers.sizes) as loader:
-        next(iter(loader))
-    assert "user_containers.TABLE['c.d'] (lock: cannot pickle" in caplog.text
+    module = make_module("user_generators", GENERATORS)
+    with loader_of(source, eval(function, vars(module))) as loader:
+        with pytest.warns(UserWarning, match=f"^{re.escape(named)}.*: a random generator of your own.* rng ") as warned:
+            values(loader), values(loader)
+        assert [warning.filename for warning in warned] == [__file__]
 
 
-def test_parts_that_the_program_has_removed_are_removed(
-    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
-) -> None:
-    containers = make_module("user_containers", CONTAINERS)
-    del containers.FEW["gone"], containers.SHORT[1:], containers.HOLDER.size
-    with loader_of(source, containers.left) as loader:
-        assert {tuple(size.tolist()) for (columns,) in loader for size in np.stack(columns, 1)} == {(2, 1, 1)}
-    assert caplog.text == ""
-    del containers.FEW["other"]
-    with loader_of(source, containers.left) as loader:
-        next(iter(loader))
-    assert "user_containers.FEW.other (removed in the program" in caplog.text, "it may be the worker's own"
-
-
-def test_parts_that_do_not_travel_are_said(
-    source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Of containers that hold a lock and too many parts to send each by itself, or keys that are objects."""
-    containers = make_module("user_containers", CONTAINERS)
-    with loader_of(source, containers.left) as loader:
-        next(iter(loader))
-    assert caplog.text == "", "nothing was set"
-    for changes, names in (
-        ("MANY[1400] = LONG[0] = ODD[Kind] = 48", ["MANY", "LONG", "ODD"]),
-        ("ODD[Kind] = LONG[0] = 16; del MANY[1400], LONG[0]", ["MANY", "LONG"]),
-    ):
-        exec(changes, vars(containers))
-        caplog.clear()
-        with loader_of(source, containers.left) as loader:
-            next(iter(loader))
-        for name in names:
-            assert re.search(rf"user_containers\.{name} \((dict|list): .*at most 1,000 parts", caplog.text)
-        assert ("user_containers.ODD" in caplog.text) == ("ODD" in names)
+def test_generators_that_workers_do_not_copy_are_not_warned_of(source: str, make_module: MakeModule) -> None:
+    module = make_module("user_generators", GENERATORS)
+    with loader_of(source, module.of_system) as loader:
+        assert len(values(loader)) == 6
+    with loader_of(source, module.of_global, num_workers=0) as loader:
+        assert len(values(loader)) == 6
 
 
 # -- when a change takes effect ------------------------------------------------------------------------------------
@@ -354,14 +411,13 @@ def test_workers_are_kept_where_nothing_has_changed(
 def test_what_changes_at_each_pass_is_warned_of(
     source: str, make_module: MakeModule, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = make_module("user_training", "losses = []\ndef same(value): return value")
+    training = make_module("user_training", "losses = []\ndef same(value): return value if losses is not None else 0")
     with loader_of(source, training.same) as loader:
         for _ in range(4):
             training.losses += values(loader)[:1]
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert "restarted at each pass" in said[0]
-    assert "user_training.losses" in said[0]
 
 
 # -- attributes ----------------------------------------------------------------------------------------------------
@@ -570,16 +626,13 @@ def test_an_exit_ends_the_program_where_the_function_runs_in_it(source: str) -> 
     ],
 )
 def test_what_cannot_be_sent_to_workers_is_named(source: str, given: Callable[[Any], Any], name: str) -> None:
-    lock = threading.Lock()
+    numbers = (number for number in range(6))
 
-    def locked(value: Any) -> Any:
-        with lock:
-            return value
+    def following(_: Any) -> Any:
+        return next(numbers)
 
-    with loader_of(source, abs, **given(locked)) as loader:
-        said = (
-            rf"^{re.escape(name)} cannot be sent to the workers, .* \(cannot pickle '_thread.lock' object\); make that"
-        )
+    with loader_of(source, abs, **given(following)) as loader:
+        said = rf"^{re.escape(name)} cannot be sent to the workers, .* \(cannot pickle 'generator' object\); make that"
         with pytest.raises(TypeError, match=said):
             iter(loader)
 

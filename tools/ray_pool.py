@@ -20,7 +20,7 @@ import cloudpickle
 from streamload_tools.failures import UsageError
 
 from streamload.decode.failure import first_line
-from streamload.decode.module_state import is_users
+from streamload.decode.job_pickle import is_users
 from streamload.environment.ray_cluster import FileOfAll, RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 

@@ -1,102 +1,316 @@
-"""Pickling a job with the state of the user's modules, and noticing whether it has changed since."""
+"""Pickling a job, so that a worker's functions see what the program sees.
+
+The user's own functions and classes travel by value: with their code, and with the values that they refer to. A worker
+imports their modules, as a pickle by reference would have it do, and sets these values there. So `cfg.SIZE = 48` in the
+program holds in the workers, a class is one and the same however it is reached, and instances that come back are of the
+program's class. What does not pickle, or is large, is what the worker's import makes of it.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import dis
+import functools
 import io
 import logging
-import pickle
-import pickletools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import os
+import random
+import sys
+import threading
+from collections.abc import Mapping
+from enum import EnumMeta
+from importlib import import_module
+from itertools import accumulate
+from pkgutil import resolve_name
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NoReturn
 
 import cloudpickle
+import numpy as np
 
-from streamload.decode.module_state import ModuleState, StatePickler, set_state, state_of
+from streamload.decode.failure import Attempt
+from streamload.decode.seeding import names_of_generators
 from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
-__all__ = ["PickledJob", "load_job", "pickle_job", "warn_of_lost"]
+__all__ = ["is_users", "load_job", "pickle_job"]
 
 _log = logging.getLogger("streamload")
-_FUNCTIONS = "the functions given to the loader, or what they refer to"
-_NAMED = 5
-_CODE = "the code of reloaded modules"
-_OF_FORM = frozenset({"FRAME", "PROTO", "MEMOIZE", "BINGET", "LONG_BINGET", "BINPUT", "LONG_BINPUT", "GET", "PUT"})
-"""Codes of a pickle that say how it is written, not what."""
+_MAX_VALUE_BYTES = 16 << 20
+"""Of a value of a module: a larger one is that of the worker's import, else each worker would get a copy."""
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+_OURS = {"streamload", "streamload_tools"}
+_NEW_IN_WORKERS: dict[type, Any] = {
+    type(threading.Lock()): threading.Lock,
+    type(threading.RLock()): threading.RLock,
+    threading.local: threading.local,
+}
+_PLAIN = (str, bytes, int, float, bool, type(None))
+_REGISTERING = threading.RLock()
 
 
-class PickledJob(NamedTuple):
-    """A job, ready to travel.
+def pickle_job(job: Any) -> tuple[bytes, list[str]]:
+    """Pickle a job, or some of its functions, with the values that they refer to.
 
-    Attributes:
-        data: for `load_job`.
-        parts: hashes of everything that it consists of, by name.
-    """
-
-    data: bytes
-    parts: Mapping[str, int]
-
-    def changes_since(self, other: PickledJob) -> set[str]:
-        """The names of the parts that differ, for a message."""
-        ours, theirs = self.parts, other.parts
-        return {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
-
-
-class _Payload(NamedTuple):
-    job: bytes
-    needed: tuple[str, ...]
-    state: ModuleState
-
-
-def pickle_job(job: Job) -> PickledJob:
-    """Pickle the user's functions, and the state of the user's modules that they can reach.
+    Returns:
+        The pickle, for `load_job`; and the variables that hold a random generator of the user's own.
 
     Raises:
         Exception: whatever pickling a function raises.
     """
-    file = io.BytesIO()
-    pickler = StatePickler(file)
-    pickler.dump(job)
-    state, code = state_of(pickler.needed | pickler.reached)
-    parts = {str(attribute): hash(state.values[attribute.value]) for attribute in state.attributes}
-    parts |= {_FUNCTIONS: hash(file.getvalue()), _CODE: hash(code)}
-    payload = _Payload(file.getvalue(), tuple(sorted(pickler.needed)), state)
-    return PickledJob(pickle.dumps(payload), parts)
+    with _REGISTERING:
+        theirs = cloudpickle.list_registry_pickle_by_value()  # these stay by value as a whole
+        loaded = {name: module for name, module in list(sys.modules.items()) if is_users(name)}
+        own = {name for name in loaded if not any(f"{name}.".startswith(f"{each}.") for each in theirs)}
+        for name in own:
+            cloudpickle.register_pickle_by_value(loaded[name])
+        try:
+            found = _Found(own)
+            while True:
+                known = len(found.names), len(found.modules)
+                _JobPickler(file := io.BytesIO(), found).dump((job, [loaded[name] for name in sorted(found.modules)]))
+                # Of a module those attributes travel that some function names, and each may bring further functions.
+                if not found.modules or (len(found.names), len(found.modules)) == known:
+                    return file.getvalue(), sorted(set(found.generators.values()))
+        finally:
+            for name in own:
+                cloudpickle.unregister_pickle_by_value(loaded[name])
 
 
-def _digest(value: object) -> str:
-    if not isinstance(value, bytes):
-        return repr(value)
-    said = sorted(f"{code.name} {arg!r}" for code, arg, _ in pickletools.genops(value) if code.name not in _OF_FORM)
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
-
-
-def load_job(data: bytes) -> tuple[Job, tuple[str, ...]]:
-    """Load the user's functions, and set their modules in this process to the pickled state.
-
-    Returns:
-        The job; and, as text, what differs in the modules and could not be set.
+def load_job(data: bytes) -> Job:
+    """Load the user's functions, and set the values that they refer to in the modules of this process.
 
     Raises:
         WorkerError: what the job holds, or a module that it needs, exits when it is loaded.
         Exception: whatever loading a function raises.
     """
-    payload: _Payload = pickle.loads(data)
     try:
-        lost = set_state(payload.state, payload.needed)
-        job: Job = cloudpickle.loads(payload.job)
+        job, _ = cloudpickle.loads(data)
     except SystemExit as error:
         raise refused_exit(error) from error
-    return job, tuple(lost)
+    assert isinstance(job, Job)
+    return job
 
 
-def warn_of_lost(lost: Sequence[str]) -> None:
-    """Log which values of the user's modules in the trainer the workers lack, the first few by name."""
-    others = f" and {len(lost) - _NAMED} others" if len(lost) > _NAMED else ""
-    _log.warning(
-        "the program has set %s%s, which cannot be sent to the workers: there it is what importing the module makes of "
-        "it. If a transform needs it, set it at the top of the module or in worker_init_fn, or use num_workers=0",
-        ", ".join(lost[:_NAMED]),
-        others,
+def is_users(name: str) -> bool:
+    """Return True for a loaded module of the user's own: not ours, installed, Python's, or `__main__`."""
+    module = sys.modules.get(name)
+    if not isinstance(module, ModuleType) or name.partition(".")[0] in _OURS or name == "__main__":
+        return False
+    file = vars(module).get("__file__")  # some load themselves when any attribute is asked for
+    return module.__name__ == name and isinstance(file, str) and _is_users_file(file)
+
+
+@functools.cache
+def _is_users_file(file: str) -> bool:
+    path = os.path.abspath(file)
+    return not path.startswith(_LIBRARY) and _INSTALLED.isdisjoint(path.split(os.sep))
+
+
+class LeftInTrainer:
+    """Stands in a worker for an object that stays in the program, such as a loader; every use of it is an error."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise RuntimeError(
+            f"a {self._name} cannot be used in a worker: it stays in the program. The object whose method or function "
+            "runs here may hold one, but must not use it here"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    __iter__ = __next__ = __len__ = __call__ = __getitem__ = _refuse
+
+
+class _Found:
+    """What picklers of a job have come across.
+
+    Attributes:
+        own: the user's modules.
+        names: that the user's functions contain, as of globals and attributes.
+        modules: the user's modules that functions refer to or import themselves.
+        generators: descriptions of the variables that hold generators, by the generators' `id`.
+        tried: values, and whether they pickle, by their `id`.
+    """
+
+    def __init__(self, own: set[str]) -> None:
+        self.own = own
+        self.names: set[str] = set()
+        self.modules: set[str] = set()
+        self.generators: dict[int, str] = {}
+        self.tried: dict[int, tuple[Any, bool]] = {}
+        self.global_generators = names_of_generators()
+
+    def record_function(self, function: FunctionType) -> None:
+        """Record the names in a function, and the modules that it imports when it is called."""
+        names, imports = _names_in(function.__code__)
+        self.names |= names
+        packages = accumulate((function.__globals__.get("__package__") or "").split("."), "{}.{}".format)
+        for prefix in ("", *(f"{package}." for package in packages)):
+            self.modules |= {f"{prefix}{name}".removesuffix(".") for name in imports} & self.own
+
+    def record_generators(self, value: Any) -> None:
+        """Record the random generators among the variables of a function, class or instance of the user's."""
+        cls = value if isinstance(value, type) else type(value)
+        if isinstance(value, FunctionType):
+            owner, held = value.__qualname__, _variables(value)
+        elif isinstance(value, functools.partial):
+            owner, held = "partial", {**value.keywords, **{f"{at}": each for at, each in enumerate(value.args)}}
+        elif cls.__module__ == "__main__" or cls.__module__ in self.own:
+            owner, held = cls.__qualname__, getattr(value, "__dict__", {})
+        else:
+            return
+        for name, each in held.items():
+            inner = each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple) else (each,)
+            for one in inner:
+                generator = one.__self__ if isinstance(one, BuiltinMethodType | MethodType) else one
+                if _is_generator(generator) and not self._is_global(generator):
+                    self.generators[id(generator)] = f"{name!r} in {owner}"
+
+    def _is_global(self, generator: Any) -> bool:
+        return bool({id(generator), id(getattr(generator, "bit_generator", None))} & self.global_generators.keys())
+
+
+class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles the user's functions and classes by value, for a process that imports their modules.
+
+    A global generator stands for that of the process in which it is loaded, also where something refers to it, as
+    `random.random` does, which is bound to one. A lock is a new one there.
+
+    Args:
+        file: takes the bytes.
+        found: what all picklers of the job have come across.
+        tries: a value that is only tried: what was tried before is left out of it.
+    """
+
+    def __init__(self, file: Any, found: _Found, tries: Any = None) -> None:
+        super().__init__(file)
+        self._found = found
+        self._tries = tries
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how a value is pickled, as cloudpickle calls it."""
+        found = self._found
+        if (substitute := self._substitute(value)) is not None:
+            return substitute
+        if isinstance(value, ModuleType) and value.__name__ in found.own:
+            found.modules.add(value.__name__)
+            named = {name: each for name, each in vars(value).items() if name in found.names and name[:2] != "__"}
+            return import_module, (value.__name__,), self._travelling(named), None, None, _set_values
+        reduced = super().reducer_override(value)
+        is_by_value = isinstance(reduced, tuple) and isinstance(value, FunctionType | type)
+        if is_by_value or not isinstance(value, FunctionType | type):
+            found.record_generators(value)
+        if not is_by_value:
+            return reduced
+        if isinstance(value, FunctionType):
+            found.record_function(value)
+        if value.__module__ not in found.own or not _is_importable(value):
+            return reduced
+        if isinstance(value, EnumMeta) or not self._travels(value):
+            return NotImplemented  # by its name
+        _, arguments, (attributes, slots), *rest = reduced
+        if isinstance(value, type):
+            state = (self._travelling(attributes), slots)
+            return _class_named, (f"{value.__module__}:{value.__qualname__}", value.__bases__), state, *rest
+        if value.__globals__ is not vars(sys.modules[value.__module__]):  # a decorator's, of another module
+            return reduced
+        slots["__globals__"] = self._travelling(slots["__globals__"])
+        return _function_in, (value.__code__, value.__module__, arguments[-1]), (attributes, slots), *rest
+
+    def _substitute(self, value: Any) -> tuple[Any, ...] | None:
+        """Return how something else is pickled in the place of a value, or None."""
+        found = self._found
+        if self._tries is not None and value is not self._tries and found.tried.get(id(value), (None, False))[1]:
+            return str, ()
+        if (generator := found.global_generators.get(id(value))) is not None:
+            return resolve_name, (generator,)
+        if (new := _NEW_IN_WORKERS.get(type(value))) is not None:
+            return new, ()
+        return (LeftInTrainer, (type(value).__name__,)) if getattr(type(value), "_stays_in_trainer", False) else None
+
+    def _travelling(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: each for name, each in values.items() if type(each) in _PLAIN or self._travels(each)}
+
+    def _travels(self, value: Any) -> bool:
+        """Return True if a value of a module pickles, and is not large."""
+        tried = self._found.tried
+        if id(value) not in tried:
+            tried[id(value)] = value, True  # where it refers to itself
+            with Attempt() as attempt:
+                _JobPickler(_Bounded(), self._found, tries=value).dump(value)
+            if attempt.error is not None:
+                tried[id(value)] = value, False
+                _log.debug("a worker has %r of its own import, since it is not sent: %s", value, attempt.error)
+        return tried[id(value)][1]
+
+
+class _Bounded(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > _MAX_VALUE_BYTES:
+            raise ValueError(f"it takes more than {_MAX_VALUE_BYTES >> 20} MiB")
+        return super().write(data)
+
+
+def _is_importable(value: FunctionType | type) -> bool:
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _is_generator(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Generator):
+        return True
+    return isinstance(value, random.Random | np.random.Generator | np.random.RandomState) and not isinstance(
+        value, random.SystemRandom
     )
+
+
+def _variables(function: FunctionType) -> dict[str, Any]:
+    """Return the values that a function refers to, by name: globals, default arguments and its closure."""
+    code, held = function.__code__, {}
+    for name in _names_in(code)[0]:
+        if name in function.__globals__:
+            held[name] = function.__globals__[name]
+    defaults = function.__defaults__ or ()
+    arguments = code.co_varnames[: code.co_argcount]
+    held.update(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+    held.update(function.__kwdefaults__ or {})
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with Attempt():  # a cell may be empty yet
+            held[name] = cell.cell_contents
+    return held
+
+
+@functools.lru_cache(4096)
+def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names in some code, of globals, attributes and for `getattr`; and the modules that it imports."""
+    names = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
+    imports = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            further = _names_in(inner)
+            names, imports = names | further[0], imports | further[1]
+    return frozenset(names), frozenset(imports)
+
+
+def _set_values(module: ModuleType, values: Mapping[str, Any]) -> None:
+    vars(module).update(values)
+
+
+def _class_named(name: str, _bases: tuple[type, ...]) -> type:
+    found = resolve_name(name)
+    assert isinstance(found, type)
+    return found
+
+
+def _function_in(code: CodeType, module: str, closure: Any) -> FunctionType:
+    return FunctionType(code, vars(import_module(module)), None, None, closure)

@@ -92,11 +92,9 @@ class WorkerStarted(NamedTuple):
 
     Attributes:
         failure: why it cannot.
-        lost: as text, what the user's modules hold in the trainer and could not be set in the worker.
     """
 
     failure: Failure | None = None
-    lost: tuple[str, ...] = ()
 
 
 class ShardOpened(NamedTuple):

@@ -30,6 +30,8 @@ class AsyncEpochIterator(AsyncIterator[Any]):
         begun: a pass; what it raises is raised here too, with StopAsyncIteration at its end.
     """
 
+    _stays_in_trainer = True
+
     def __init__(self, begun: EpochIterator) -> None:
         self._iterator = begun
         self._awaited = False

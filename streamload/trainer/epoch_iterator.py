@@ -173,6 +173,8 @@ class EpochIterator(Iterator[Any]):
         on_close: called when the pass ends before its epoch does.
     """
 
+    _stays_in_trainer = True
+
     def __init__(
         self,
         start: EpochStart,

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.job_pickle import PickledJob
 from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.environment.launchers import found_rank
 from streamload.errors import LoaderClosedError, StreamloadError
@@ -45,6 +44,7 @@ from streamload.trainer.feeder_client import FeederClient, call_feeder, named_pl
 from streamload.trainer.in_process_feeder import InProcessFeeder
 from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 from streamload.trainer.scan_progress import ScanProgress
+from streamload.warn_at_caller import warn_at_caller
 
 __all__ = ["FeederLink"]
 
@@ -87,11 +87,10 @@ class FeederLink:
         self._closed = self.traces = False
         self._configured: tuple[Configure, Job | None] | None = None
         self._classes_agree = False
-        self._job: PickledJob | None = None
+        self._job: bytes | None = None
         self._given: tuple[Any, ...] = ()
         self._changed = False
-        self._changed_before: set[str] = set()
-        self._warned_of_changes = False
+        self._changed_before = self._warned_of_changes = self._warned_of_generators = False
         self._sizes: tuple[int, ...] | None = None
         self._listings = self._find()
         self._listed_by = self._client.process if len(portions) == 1 else None
@@ -180,7 +179,7 @@ class FeederLink:
         return options
 
     def take_changes(self) -> None:
-        """End a feeder whose workers have other functions, or other states of the user's modules, than there are now.
+        """End a feeder whose workers have other functions, or other values that these refer to, than there are now.
 
         To be called between two passes. What the feeder has begun ahead was made with the old ones.
 
@@ -195,21 +194,30 @@ class FeederLink:
             return
         if self._job is None:  # without workers the functions are the user's own objects
             return
-        now = self._options.pickled_job(self._own_transforms, self._existing)
-        changes = now.changes_since(self._job)
-        if changes:  # some pickles are never twice the same, which says nothing
-            changes -= self._options.pickled_job(self._own_transforms, self._existing).changes_since(now)
-        again, self._changed_before = changes & self._changed_before, changes
-        if changes:
-            _log.info("the workers are restarted, because this has changed: %s", ", ".join(sorted(changes)))
+        now = self._pickled_job()
+        # Some pickles are never twice the same, which says nothing.
+        changed = now != self._job and now == self._pickled_job()
+        again, self._changed_before = changed and self._changed_before, changed
+        if changed:
+            _log.info("the workers are restarted: the loader's functions, or values that they refer to, have changed")
             self.disconnect()
         if again and not self._warned_of_changes:
             self._warned_of_changes = True
             _log.warning(
-                "the workers are restarted at each pass, because this changes each time: %s. If no transform needs "
-                "it, keep it out of the modules and objects of those",
-                ", ".join(sorted(again)),
+                "the workers are restarted at each pass: the loader's functions, or values that they refer to, change "
+                "each time. If no transform needs these values, keep them out of its objects and modules"
             )
+
+    def _pickled_job(self) -> bytes:
+        """Pickle the functions. Warn, once, of random generators of the user's own among what they refer to."""
+        job, generators = self._options.pickled_job(self._own_transforms, self._existing)
+        if generators and not self._warned_of_generators:
+            self._warned_of_generators = True
+            warn_at_caller(
+                f"{', '.join(generators)}: a random generator of your own. Each worker draws the same numbers from its "
+                "copy. Give the function a parameter rng instead, a generator that is seeded for each sample"
+            )
+        return job
 
     def count(self, lanes: int, *, in_pass: bool) -> tuple[int, ...]:
         """The samples of each shard; waits until all have been scanned.
@@ -376,13 +384,13 @@ class FeederLink:
     def _configuration(self, lanes: int) -> tuple[Configure, Job | None]:
         """What a feeder is told now, and the job where this process makes the rows."""
         options = self._options
-        self._job = options.pickled_job(self._own_transforms, self._existing) if options.workers else None
+        self._job = self._pickled_job() if options.workers else None
         self._given = self._functions()
         self._changed = False
         configure = Configure(
             listing=self.listing,
             settings=self.settings(lanes),
-            job=b"" if self._job is None else self._job.data,
+            job=self._job or b"",
             workers=options.workers,
             fetching=options.fetching(self._existing),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),

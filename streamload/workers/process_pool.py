@@ -18,7 +18,6 @@ from time import monotonic
 from typing import Any
 
 from streamload.decode.failure import error_from
-from streamload.decode.job_pickle import warn_of_lost
 from streamload.decode.tasks import (
     LayoutFixed,
     RowsDone,
@@ -231,7 +230,6 @@ class ProcessPool:
         self._events = events
         self._layout: bytes | None = None
         self._returned = ReturnedTasks(events)
-        self._warned = False
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._fatal = FatalRows(ends_pass=ends_at_failure)
         self._deaths_in_a_row = 0
@@ -373,9 +371,6 @@ class ProcessPool:
             self._events.on_broken(error)
             return
         worker.started = True
-        if message.lost and not self._warned:
-            warn_of_lost(message.lost)
-        self._warned = True
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_RESTARTS  # workers can start, so a later failure is an accident
         self._give_returned()

@@ -41,12 +41,12 @@ class _Worker:
         self._runner: TaskRunner | None = None
         self._sending = threading.RLock()
 
-    def start(self, setup: WorkerSetup) -> tuple[str, ...]:
-        """Load the job; returns, as text, what the user's modules hold in the trainer and could not be set here."""
+    def start(self, setup: WorkerSetup) -> None:
+        """Load the job."""
         sys.path[:] = setup.import_path
         set_log_levels(setup.log_levels)
         forward_records(self._send_logged)
-        job, lost = load_job(setup.job)
+        job = load_job(setup.job)
         self._runner = TaskRunner(job)
         if self._runner.maker.rows.resizes_images:
             opencv()  # loading it takes longer than a task: all workers do it now, at the same time
@@ -54,7 +54,6 @@ class _Worker:
             torch.set_num_threads(1)
         if job.worker_init_fn is not None:
             job.worker_init_fn(setup.worker)
-        return lost
 
     def send(self, message: Any) -> None:
         """Send to the feeder; locked, since threads of the user's code may log at the same time."""
@@ -95,10 +94,9 @@ def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn
     worker = _Worker(channel, progress)
     try:
         setup, _ = channel.receive()
-        lost: tuple[str, ...] = ()
         with Attempt(exits=True) as attempt:
-            lost = worker.start(setup)
-        worker.send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error), lost))
+            worker.start(setup)
+        worker.send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error)))
         worker.serve()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()

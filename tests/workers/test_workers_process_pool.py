@@ -47,7 +47,7 @@ class Office:
         self.slots = SlotPool()
         self.pool = ProcessPool(
             workers,
-            job=pickle_job(work).data,
+            job=pickle_job(work)[0],
             import_path=tuple(sys.path),
             shards=ResidentShards(shards, kept_bytes=0),
             slots=self.slots,
