@@ -112,7 +112,7 @@ class Statistics:
 
     @property
     def limit(self) -> Limit:
-        """What limits this run: its stage, and what the remedy would gain."""
+        """What limits this run: its stage, and the same sentence as `verdict`."""
         if not self.batches:
             return Limit("unknown", "nothing yet: no batch has been delivered")
         return find_limit(self.settled, self.machine)
@@ -287,12 +287,10 @@ class Meter:
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()
         settled = now.since(self._first) if self._first is not None else Totals()
-        workers = round(settled["worker_s"] / settled["feeder_s"]) if settled["feeder_s"] else self.workers
         machine = Machine(
-            workers if self.workers else 0,
-            remote_feeders * processors_of_each or processors_of_rank(),
-            os.cpu_count() or 1,
-            remote_feeders,
+            self.workers,
+            processors_of_each or processors_of_rank(),
+            0 if remote_feeders else os.cpu_count() or 1,
         )
         return Statistics(now, settled, dict(self._skipped), machine)
 

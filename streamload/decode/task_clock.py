@@ -1,4 +1,4 @@
-"""The clock of a task: what it takes of the thread that does it, in time, of the processors and of the disk."""
+"""The clock of a task: what it takes of the thread that does it, in time and of the processors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from streamload.decode.tasks import TaskCosts
 __all__ = ["DelayCounter", "TaskClock"]
 
 _WHOSE: int = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # there are no figures of threads but on Linux
-
-_BLOCK_BYTES = 512
 
 
 class DelayCounter:
@@ -69,6 +67,5 @@ class TaskClock:
             whole=whole_s,
             processor=usage.ru_utime + usage.ru_stime - begun.ru_utime - begun.ru_stime,
             delayed=0.0 if self._delays is None else self._delays.delayed_s() - self._delayed_s,
-            disk_bytes=_BLOCK_BYTES * (usage.ru_inblock - begun.ru_inblock),
             **stages,
         )

@@ -367,7 +367,6 @@ class TaskCosts(NamedTuple):
         whole: seconds from its start to its end.
         processor: seconds of these on a processor.
         delayed: seconds of these in which it was ready to run, and others had the processors.
-        disk_bytes: what was read from a disk for it, not from memory.
         named: seconds of some stage by what took them, such as "decode_s/jpg".
         started: when it began, by `perf_counter`.
         process: the number of the worker's process.
@@ -381,7 +380,6 @@ class TaskCosts(NamedTuple):
     whole: float = 0.0
     processor: float = 0.0
     delayed: float = 0.0
-    disk_bytes: int = 0
     named: Mapping[str, float] = {}
     started: float = 0.0
     process: int = 0

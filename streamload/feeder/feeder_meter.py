@@ -21,16 +21,17 @@ __all__ = ["FeederMeter"]
 _SENT_EVERY_S = 0.02
 """Totals go with batches, and a message with them takes a hundredth of a millisecond more."""
 
-_Reason = Literal["order", "memory", "network", "scan"]
+_Reason = Literal["work", "memory", "network", "scan"]
 
 
 class FeederMeter:
     """Adds up, in `totals`, what a feeder and its workers do.
 
     While the loop waits, it adds up where the workers' time goes, as "awaited_s/REASON": "work"; or what idle workers
-    wait for: the "network", a "scan" of a shard, room in memory_budget ("memory"), or the "order", where a batch takes
-    longer than those after it. If one of three workers is at work and the others wait for the network, a third of that
-    time counts as work. The loop counts as waiting as soon as it has so few batches that it need not acknowledge any.
+    wait for: the "network", a "scan" of a shard, or room in memory_budget ("memory"). If one of three workers is at
+    work and the others wait for the network, a third of that time counts as work. So does all time in which the
+    batches after the awaited one are ready. The loop counts as waiting as soon as it has so few batches that it need
+    not acknowledge any.
 
     Args:
         totals: where to add.
@@ -78,7 +79,6 @@ class FeederMeter:
         totals["workers_busy_s"] += costs.whole
         totals["workers_processor_s"] += costs.processor
         totals["workers_delayed_s"] += costs.delayed
-        totals["disk_bytes"] += costs.disk_bytes
         totals[duration_bucket("task", costs.whole)] += 1
         totals.add(costs.named)
         if self.events is not None:
@@ -156,7 +156,7 @@ class FeederMeter:
 
     def _why_idle(self) -> _Reason:
         if self._epochs.full:
-            return "order"
+            return "work"  # one batch takes longer than those after it
         if self._fetcher is None:
             return "scan"
         if self._fetcher.counts.in_flight or not self._scans.outstanding:
