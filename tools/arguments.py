@@ -11,11 +11,14 @@ import typer
 from streamload_tools.failures import EXIT_STATUS, UsageError
 from typer.core import TyperCommand
 
+from streamload.tar.header_chain import RECORD_BYTES
+
 __all__ = [
     "Index",
     "Json",
     "PlainUsage",
     "Ray",
+    "RecordSize",
     "StorageOption",
     "Urls",
     "Where",
@@ -41,6 +44,12 @@ Where = Annotated[
     str | None, typer.Option(metavar="CONDITION", help="Only samples that meet it, as 'label == 3 and \"txt\"'.")
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="Shards to read at once. Default: one per core.", min=1)]
+RecordSize = Annotated[
+    int,
+    typer.Option(
+        metavar="BYTES", min=RECORD_BYTES, help="The largest record of the archives, as `tar -b` wrote them (512 each)."
+    ),
+]
 Ray = Annotated[
     str | None,
     typer.Option(

@@ -159,7 +159,7 @@ def _rows_of_tables(
 ) -> Iterator[tuple[Any, ...]]:
     """The values from the table beside each shard, joined by its column `key`."""
     storages = Storages(storage_options)
-    columns, counts = read_columns(list_shards(urls, index, storages), storages, [KEY], True)
+    columns, counts = read_columns(list_shards(urls, index, storages), storages, [KEY])
     keys = iter(columns[KEY].tolist())
     for url, count in zip(urls, counts.tolist(), strict=True):
         table_url = f"{url.removesuffix('.tar')}.{kind}"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Annotated, BinaryIO
 
 import typer
-from streamload_tools.arguments import Json, Ray, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Json, Ray, RecordSize, StorageOption, Urls, Workers, parse_storage_options
 from streamload_tools.columns import MetadataColumns
 from streamload_tools.failures import UsageError, reported_errors
 from streamload_tools.output import print_document, print_line, say
 from streamload_tools.progress import open_progress
 from streamload_tools.ray_pool import open_pool
 from streamload_tools.reading import Reader, ReadShard
-from streamload_tools.verify import missing_names
+from streamload_tools.verify import missing_names, warn_of_missing_end
 
 from streamload.environment.launchers import available_processors
 from streamload.errors import StorageError
@@ -28,7 +28,7 @@ from streamload.index.shard_names import WEB, folder_and_name
 from streamload.index.table_file import pack_table
 from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
-from streamload.tar.header_chain import LINK
+from streamload.tar.header_chain import LINK, RECORD_BYTES
 from streamload.text import counted
 
 __all__ = ["index_command"]
@@ -49,6 +49,7 @@ def index_command(
             "file beside each shard (csv:width, parquet:similarity).",
         ),
     ] = None,
+    record_size: RecordSize = RECORD_BYTES,
     as_document: Json = False,
     workers: Workers = None,
     ray: Ray = None,
@@ -70,7 +71,7 @@ def index_command(
         storages = Storages(options)
         shards = find_shards(urls, storages)
         with open_progress("indexing", len(shards), "shards") as progress:
-            reader = Reader(storages, workers or available_processors(), pool)
+            reader = Reader(storages, workers or available_processors(), pool, record_size)
             found = _index_shards(shards, output, reader, progress.advance)
         if not as_document:
             print_line(f"indexed {counted(len(shards), 'shard')}, {counted(found.samples, 'sample')}")
@@ -188,6 +189,7 @@ class _Spool:
         self._fields[url] = read.table.fields
         self.samples += len(read.table)
         self.links += read.table.skipped.get(LINK, 0)
+        warn_of_missing_end(url, read.table)
 
     def write(self, folder: str, urls: Sequence[str], storages: Storages, gone: Sequence[str]) -> None:
         """Write one index without the entries of shards that are gone; `index.json` comes last."""

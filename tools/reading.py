@@ -25,6 +25,7 @@ from streamload.sampling.selection import Selection
 from streamload.storage.local_storage import storage_for
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
+from streamload.tar.header_chain import RECORD_BYTES
 from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 from streamload.trainer.feeder_client import FeederClient, listing_places
@@ -45,16 +46,20 @@ class Reader:
         storages: storages of the shards.
         workers: how many shards to read at once on threads.
         pool: does it on the nodes of a cluster instead.
+        record_bytes: as for `scan_shard`.
 
     Attributes:
         storages: as given.
         workers: as given.
     """
 
-    def __init__(self, storages: Storages, workers: int = 1, pool: RayPool | None = None) -> None:
+    def __init__(
+        self, storages: Storages, workers: int = 1, pool: RayPool | None = None, record_bytes: int = RECORD_BYTES
+    ) -> None:
         self.storages = storages
         self.workers = workers
         self._pool = pool
+        self._record_bytes = record_bytes
         self._advance: Callable[[int, int], None] = lambda *_: None
         self._stopped = threading.Event()
         self._counting = threading.Lock()
@@ -72,7 +77,7 @@ class Reader:
             advance: called with numbers of shards and bytes as they are read.
         """
         if self._pool is not None:
-            calls = (partial(_acted_on_a_node, self.storages, act, url) for url in urls)
+            calls = (partial(_acted_on_a_node, self.storages, self._record_bytes, act, url) for url in urls)
             yield from zip(urls, self._pool.results(calls, advance), strict=True)
             return
         self._advance = advance
@@ -100,7 +105,7 @@ class Reader:
         local = self.storages.is_local(url)
         mtime_ns = storage_for(url).info(url).mtime_ns if local else None
         if local and compression_of(url) is None:
-            table = scanned_table(url, every_byte=every_byte, labels=labels)
+            table = scanned_table(url, every_byte=every_byte, labels=labels, record_bytes=self._record_bytes)
             self._count(0, table.shard_bytes)
             return ReadShard(table.shard_bytes, mtime_ns, None, table)
         return asyncio.run(self._stream(url, every_byte or labels))._replace(mtime_ns=mtime_ns)
@@ -109,7 +114,13 @@ class Reader:
         # Storages of its own, since connections belong to the loop that opened them.
         storages = self.storages.copy()
         try:
-            return await stream_shard(storages.for_url(url), url, every_byte=every_byte, on_bytes=self._on_bytes)
+            return await stream_shard(
+                storages.for_url(url),
+                url,
+                every_byte=every_byte,
+                record_bytes=self._record_bytes,
+                on_bytes=self._on_bytes,
+            )
         finally:
             await storages.aclose()
 
@@ -131,19 +142,26 @@ class Reader:
 
 
 def _acted_on_a_node(
-    storages: Storages, act: Callable[[Reader, str], _Result], url: str, report: Callable[[int, int], None]
+    storages: Storages,
+    record_bytes: int,
+    act: Callable[[Reader, str], _Result],
+    url: str,
+    report: Callable[[int, int], None],
 ) -> _Result:
-    ((_, result),) = Reader(storages).each([url], act, report)
+    ((_, result),) = Reader(storages, record_bytes=record_bytes).each([url], act, report)
     return result
 
 
-def scanned_table(url: str, *, every_byte: bool = False, labels: bool = False) -> ShardTable:
+def scanned_table(
+    url: str, *, every_byte: bool = False, labels: bool = False, record_bytes: int = RECORD_BYTES
+) -> ShardTable:
     """Scan a local uncompressed shard strictly.
 
     Args:
         url: the shard.
         every_byte: also compute the members' crc32 and the labels, by reading all of it.
         labels: also read the labels.
+        record_bytes: as for `scan_shard`.
 
     Raises:
         StorageError: it cannot be opened.
@@ -152,7 +170,8 @@ def scanned_table(url: str, *, every_byte: bool = False, labels: bool = False) -
     descriptor = storage_for(url).open(url)
     try:
         size_bytes = os.fstat(descriptor).st_size
-        return scan_file(descriptor, size_bytes, url, crc32=every_byte, labels=every_byte or labels)
+        labels = every_byte or labels
+        return scan_file(descriptor, size_bytes, url, crc32=every_byte, labels=labels, record_bytes=record_bytes)
     except OSError as exc:
         raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
     finally:
@@ -208,7 +227,7 @@ def _selected(where: str, listing: Listing, storages: Storages) -> NDArray[np.bo
     """Which samples of a listing meet a condition, bool[N]. Raises UsageError for one that makes no sense."""
     with closing(FeederClient(storages, listing_places(listing))) as client:
         try:
-            return client.select(Selection(where), listing, strict=True)
+            return client.select(Selection(where), listing)
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from None
 

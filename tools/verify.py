@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from streamload_tools.arguments import Index, Json, Ray, StorageOption, Urls, Workers, parse_storage_options
+from streamload_tools.arguments import Index, Json, Ray, RecordSize, StorageOption, Urls, Workers, parse_storage_options
 from streamload_tools.failures import reported_errors
 from streamload_tools.output import print_document, print_line, say
 from streamload_tools.progress import open_progress
@@ -24,13 +24,14 @@ from streamload.index.dataset_index import check_shard
 from streamload.index.finder import find_shards
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.shard_names import WEB, folder_and_name, shard_name
-from streamload.storage.protocol import protocol_of
+from streamload.storage.protocol import protocol_of, without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import is_compressed
+from streamload.tar.header_chain import MISSING_END, RECORD_BYTES
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
-__all__ = ["missing_names", "verify_command"]
+__all__ = ["missing_names", "verify_command", "warn_of_missing_end"]
 
 _DECODED_TOGETHER = 64
 _NOTHING = "nothing was verified, because no shard of these names exists; check the path"
@@ -44,6 +45,7 @@ def verify_command(
     ] = False,
     as_document: Json = False,
     index: Index = None,
+    record_size: RecordSize = RECORD_BYTES,
     workers: Workers = None,
     ray: Ray = None,
     storage_option: StorageOption = None,
@@ -63,7 +65,7 @@ def verify_command(
         storages, workers = Storages(options), workers or available_processors()
         shards = find_shards(urls, storages)
         lookup = IndexLookup(index, storages)
-        reader = Reader(storages, workers, pool)
+        reader = Reader(storages, workers, pool, record_size)
         found, whole, samples = _Faults(kept=as_document), list[str](), 0
         classes, faults = _class_names(dict.fromkeys(folder_and_name(url)[0] for url in shards), storages)
         found.add(faults)
@@ -93,6 +95,12 @@ def verify_command(
             raise typer.Exit(1)
         if not as_document:
             print_line(f"{counted(len(shards), 'shard')} verified, no damage{_without_index(unchecked)}")
+
+
+def warn_of_missing_end(url: str, table: ShardTable) -> None:
+    """Print a warning if a shard has no end-of-archive marker."""
+    if MISSING_END in table.skipped:
+        say(f"warning: {without_secrets(url)} has no end-of-archive marker; it may have been cut after a member")
 
 
 class _Faults:
@@ -188,6 +196,7 @@ def _check(url: str, read: ReadShard | StreamloadError, lookup: IndexLookup, cla
     """
     if isinstance(read, StreamloadError):
         return _Checked(0, [read])
+    warn_of_missing_end(url, read.table)
     folder, name = folder_and_name(url)
     found: list[StreamloadError] = [] if classes is None else list(_nameless_labels(url, read.table, classes))
     try:

@@ -196,7 +196,6 @@ class ScanTask(NamedTuple):
     Attributes:
         number: unique within a pool.
         shards: the shards' numbers; a single one where only a part is read.
-        strict: as for `scan_shard`.
         start: where the part begins, as for `scan_prefix`.
         available: where the part ends; None to scan whole shards.
         total: the shard's size where it is known; used for parts only.
@@ -204,7 +203,6 @@ class ScanTask(NamedTuple):
 
     number: int
     shards: tuple[int, ...]
-    strict: bool
     start: int = 0
     available: int | None = None
     total: int | None = None

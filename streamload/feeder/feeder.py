@@ -98,13 +98,12 @@ class Feeder:
         self._reported_s = 0.0
         self.tables = Tables(
             listing,
-            strict=configure.settings.strict,
             storages=configure.fetching.storages,
             indexes=indexes,
             budget_bytes=configure.fetching.budget_bytes,
         )
         self.prerequisites = self._make_prerequisites(configure.fetching, listing) if shards is None else None
-        self.scans = Scans(self.tables, strict=configure.settings.strict, fetcher=self.fetcher)
+        self.scans = Scans(self.tables, fetcher=self.fetcher)
         self._feed = None if self.fetcher is None else ScanFeed(self.scans, self.fetcher)
         self._orphaned = OrphanedTasks(self.fetcher)
         self._epochs = Epochs(

@@ -39,7 +39,7 @@ class RangeReader:
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._listing = listing
         self._storages = storages
-        self._tables = Tables(listing, strict=True, storages=storages)
+        self._tables = Tables(listing, storages=storages)
         self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
         self._pins: dict[int, Pin] = {}
 

@@ -100,16 +100,13 @@ def unpack_columns(content: bytes | None, index: DatasetIndex) -> Columns:
         return {}
 
 
-def read_columns(
-    listing: Listing, storages: Storages, names: Sequence[str], strict: bool
-) -> tuple[Columns, NDArray[np.int64]]:
+def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> tuple[Columns, NDArray[np.int64]]:
     """Some columns of all samples. Blocks; shards that no index knows are scanned, and that is remembered.
 
     Args:
         listing: the shards.
         storages: where they lie.
         names: of the columns.
-        strict: how shards are scanned.
 
     Returns:
         The columns, in the order of the listing, and the samples of each shard, int64[shards].
@@ -120,26 +117,24 @@ def read_columns(
         StorageError: a shard or an index cannot be read.
     """
     with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
-        return thread.submit(asyncio.run, _read(listing, storages.copy(), names, strict)).result()
+        return thread.submit(asyncio.run, _read(listing, storages.copy(), names)).result()
 
 
-async def _read(
-    listing: Listing, storages: Storages, names: Sequence[str], strict: bool
-) -> tuple[Columns, NDArray[np.int64]]:
+async def _read(listing: Listing, storages: Storages, names: Sequence[str]) -> tuple[Columns, NDArray[np.int64]]:
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
     try:
         found = await asyncio.to_thread(_stored, listing, storages, stored) if stored else {}
         if not others and listing.counts is not None:
             return found, np.array(listing.counts, np.int64)
-        tables = Tables(listing, strict=strict, storages=storages)
+        tables = Tables(listing, storages=storages)
         room = asyncio.Semaphore(SMALL_REQUESTS)
 
         fields: set[str] = set()
 
         async def of_shard(shard: int) -> list[Any]:
             async with room:
-                table = await _table(tables, storages, shard, strict=strict)
+                table = await _table(tables, storages, shard)
                 fields.update(table.fields)
                 return [len(table), *(_values(table, name, tables.url(shard)) for name in others)]
 
@@ -156,23 +151,23 @@ async def _read(
     return {**found, **joined}, np.array(counts, np.int64)
 
 
-async def _table(tables: Tables, storages: Storages, shard: int, *, strict: bool) -> ShardTable:
+async def _table(tables: Tables, storages: Storages, shard: int) -> ShardTable:
     table = await tables.load(shard)
     if table is not None:
         return table
     url = tables.url(shard)
     if storages.is_local(url) and compression_of(url) is None:
-        table = await asyncio.to_thread(_scan, url, strict=strict)
+        table = await asyncio.to_thread(_scan, url)
     else:
         table = (await stream_shard(storages.for_url(url), url, every_byte=False)).table
     tables.add(shard, table)
     return table
 
 
-def _scan(url: str, *, strict: bool) -> ShardTable:
+def _scan(url: str) -> ShardTable:
     descriptor = storage_for(url).open(url)
     try:
-        return scan_file(descriptor, os.fstat(descriptor).st_size, url, strict=strict)
+        return scan_file(descriptor, os.fstat(descriptor).st_size, url)
     finally:
         os.close(descriptor)
 

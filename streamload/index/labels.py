@@ -63,7 +63,7 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
     for shard, folder in zip(listing.shards, listing.index_of, strict=True):
         if folder is None:
             raise _no_labels("this shard is in no index", shard.url)
-    tables = Tables(listing, strict=True, storages=storages)
+    tables = Tables(listing, storages=storages)
     shards = range(len(listing.shards))
     if any(map(tables.is_remote, shards)):
         with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own

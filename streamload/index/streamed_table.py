@@ -15,6 +15,7 @@ from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin, download
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
+from streamload.tar.header_chain import RECORD_BYTES
 from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_prefix
 from streamload.tar.table import ShardTable
 
@@ -41,7 +42,12 @@ class ReadShard(NamedTuple):
 
 
 async def stream_shard(
-    storage: Storage, url: str, *, every_byte: bool, on_bytes: Callable[[int], None] = lambda _: None
+    storage: Storage,
+    url: str,
+    *,
+    every_byte: bool,
+    record_bytes: int = RECORD_BYTES,
+    on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
     """Read a shard as one stream; no more than some megabytes of it, or its largest sample, are held at once.
 
@@ -49,6 +55,7 @@ async def stream_shard(
         storage: where it lies.
         url: the shard.
         every_byte: compute the crc32 of each member and read the labels.
+        record_bytes: as for `scan_shard`.
         on_bytes: called with the number of bytes as they arrive; what it raises ends the reading.
 
     Raises:
@@ -58,7 +65,7 @@ async def stream_shard(
     pin = Pin()
     compression = compression_of(url)
     decompressor = None if compression is None else Decompressor(compression, url)
-    table = StreamedTable(url, every_byte=every_byte)
+    table = StreamedTable(url, every_byte=every_byte, record_bytes=record_bytes)
 
     def take(_: int, piece: bytes) -> None:
         on_bytes(len(piece))
@@ -77,10 +84,11 @@ async def stream_shard(
 class StreamedTable:
     """Takes the bytes of an uncompressed shard in their order, and finds its samples as they come."""
 
-    def __init__(self, url: str, *, every_byte: bool) -> None:
+    def __init__(self, url: str, *, every_byte: bool, record_bytes: int) -> None:
         """Begin; `close` must be called in the end."""
         self._url = url
         self._every_byte = every_byte
+        self._record_bytes = record_bytes
         self._growing = GrowingTable(url)
         self._memory = SparseMemory(None)
         self._available = 0
@@ -121,7 +129,14 @@ class StreamedTable:
         growing = self._growing
         mapped = mmap.mmap(self._memory.descriptor, self._available, access=mmap.ACCESS_READ)
         octets = np.frombuffer(mapped, np.uint8)
-        piece = scan_prefix(octets, self._url, start=growing.resume, available=self._available, total=total)
+        piece = scan_prefix(
+            octets,
+            self._url,
+            start=growing.resume,
+            available=self._available,
+            total=total,
+            record_bytes=self._record_bytes,
+        )
         growing.add(piece)
         found = piece.table
         if self._every_byte and len(found):

@@ -28,7 +28,7 @@ _MAGIC = b"slt\n"
 _HEADER = struct.Struct("<4sHHQQQQQ")
 """Magic, format, flags, the shard's bytes; the numbers of members, samples, bytes of keys, bytes of JSON."""
 
-_CRC32, _LABELS, _MISSING_END = 1, 2, 4
+_CRC32, _LABELS = 1, 2
 _ALIGNMENT = 8
 _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<u2", "u1"))
 
@@ -40,11 +40,7 @@ class _TableError(Exception):
 def pack_table(table: ShardTable) -> bytes:
     """The bytes of a table; they depend on nothing but the table."""
     about = json.dumps({"fields": table.fields, "skipped": dict(sorted(table.skipped.items()))}).encode("ascii")
-    flags = (
-        (_CRC32 if table.member_crc32 is not None else 0)
-        | (_LABELS if table.labels is not None else 0)
-        | (_MISSING_END if table.missing_end else 0)
-    )
+    flags = (_CRC32 if table.member_crc32 is not None else 0) | (_LABELS if table.labels is not None else 0)
     counts = (len(table.member_offset), len(table), len(table.key_bytes), len(about))
     columns = (
         (table.member_offset, _INT64),
@@ -122,7 +118,6 @@ def _table_in(content: bytes) -> ShardTable:
         member_crc32=crc32s,
         labels=ints[labels:] if has_labels else None,
         skipped=dict(skipped),
-        missing_end=bool(flags & _MISSING_END),
     )
     _check_table(table)
     return table

@@ -35,7 +35,6 @@ class Tables:
 
     Args:
         listing: the shards, and which index knows them.
-        strict: how shards are scanned.
         storages: how indexes that lie remotely are read.
         indexes: those that have been read already, by folder.
         budget_bytes: of which tables from an index take a sixteenth, but at least 32 and at most 256 MiB, unless more
@@ -51,7 +50,6 @@ class Tables:
         self,
         listing: Listing,
         *,
-        strict: bool,
         storages: Storages | None = None,
         indexes: Mapping[str, DatasetIndex] | None = None,
         budget_bytes: int | None = None,
@@ -60,7 +58,6 @@ class Tables:
         share_bytes = MOST_TABLES_BYTES if budget_bytes is None else budget_bytes // TABLES_SHARE
         self._memory_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._storages = Storages() if storages is None else storages
-        self._strict = strict
         self._reader = TableReader(self._storages, indexes)
         self._packed: OrderedDict[int, bytes] = OrderedDict()  # tables that were read beside others
         self._numbers: dict[tuple[str, str], int] = {}
@@ -178,7 +175,7 @@ class Tables:
             ShardFormatError: see `GrowingTable.add`.
             ValueError: the piece does not begin where the one before it ended.
         """
-        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard), strict=self._strict))
+        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard)))
         table = growing.add(piece)
         self._columns.pop(shard, None)
         if growing.ended:

@@ -52,16 +52,14 @@ class Scans:
 
     Args:
         tables: gets what is found.
-        strict: how shards are scanned.
         fetcher: has the shards that are scanned while they arrive; None where there are none.
 
     Attributes:
         numbers: the numbers of tasks, unique within a pool.
     """
 
-    def __init__(self, tables: Tables, *, strict: bool, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, tables: Tables, *, fetcher: Fetcher | None = None) -> None:
         self._tables = tables
-        self._strict = strict
         self._fetcher = fetcher
         self._waiting: deque[int] = deque()
         self._requested: set[int] = set()
@@ -200,7 +198,7 @@ class Scans:
         self, shards: tuple[int, ...], start: int = 0, available: int | None = None, total: int | None = None
     ) -> ScanTask:
         """A scan, which holds the parts that it reads until it is done."""
-        task = ScanTask(next(self.numbers), shards, self._strict, start, available, total)
+        task = ScanTask(next(self.numbers), shards, start, available, total)
         self._started[task.number] = []
         if self._fetcher is not None and available is not None:
             numbers = range(start // PART_BYTES, -(-available // PART_BYTES))

@@ -65,7 +65,6 @@ class PipelineSettings(NamedTuple):
         order: the order and its division into batches.
         fields: the wanted fields, or None for all.
         verify: check the bytes against the index's checksums.
-        strict: how shards are scanned.
         whole_batches: every batch is made by one task, as a `collate_fn` needs it.
         prefetch_batches: at least so many batches may be in flight or waiting for the loop.
         in_order: deliver them in order.
@@ -76,7 +75,6 @@ class PipelineSettings(NamedTuple):
     order: OrderOptions
     fields: tuple[str, ...] | None
     verify: bool
-    strict: bool
     whole_batches: bool
     prefetch_batches: int
     in_order: bool

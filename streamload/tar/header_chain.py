@@ -7,7 +7,6 @@ those of extension headers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,16 +31,14 @@ from streamload.text import counted
 __all__ = [
     "LINK",
     "MISSING_END",
+    "RECORD_BYTES",
     "ArchivePart",
     "TarMembers",
-    "check_zeros_behind",
-    "is_cut_in",
     "read_chain",
     "read_chain_part",
 ]
 
 _UNBOUNDED_BYTES = 1 << 62
-_BYTES_AT_ONCE = 1 << 20
 
 
 class NotArrivedError(Exception):
@@ -90,11 +87,6 @@ class ArchivePart:
         """Where the archive ends; where that is unknown, a number that no archive reaches."""
         return _UNBOUNDED_BYTES if self.total is None else self.total
 
-    @property
-    def whole(self) -> bool:
-        """Whether the archive's last bytes have arrived."""
-        return self.available == self.total
-
     def read(self, position: int, size: int) -> bytes:
         """The `size` bytes at `position`, which lie within the archive and not before `start`.
 
@@ -106,142 +98,73 @@ class ArchivePart:
         first = position - self.start
         return self.octets[first : first + size].tobytes()
 
-    def first_nonzero(self, position: int) -> int | None:
-        """The start of the block with the first nonzero byte from `position` on; None if all are zeros."""
-        for first in range(position - self.start, len(self.octets), _BYTES_AT_ONCE):
-            found = np.flatnonzero(self.octets[first : first + _BYTES_AT_ONCE])
-            if len(found):
-                return self.start + (first + int(found[0])) // BLOCK_BYTES * BLOCK_BYTES
-        return None
-
 
 _MARKER_BYTES = 2 * BLOCK_BYTES
-_USUAL_RECORD_BYTES = 20 * BLOCK_BYTES
-_LONG_RECORDS = [1 << power for power in range(5, 16)]
-"""Blocks of longer records that are also usual: `tar -b 32` to `-b 32768`."""
 
-_MOST_RECORD_BLOCKS = 32_768
-"""The longest record that is accepted, 16 MiB: `tar -b 32768`."""
+RECORD_BYTES = 20 * BLOCK_BYTES
+"""The default record of tar, which fills the last record with zeros."""
 
 
-class EndNotArrivedError(NotArrivedError):
-    """The end-of-archive marker is there, and what follows has not arrived completely; so far it is valid.
+def check_end(part: ArchivePart, position: int, url: str, record_bytes: int) -> None:
+    """Check what follows the last member: the end-of-archive marker, and zeros up to the end of the record.
 
-    Attributes:
-        reached: the check can continue from here as if the marker began here.
-    """
-
-    def __init__(self, needs: int, reached: int) -> None:
-        super().__init__(needs)
-        self.reached = reached
-
-
-def check_end(part: ArchivePart, position: int, url: str, *, strict: bool) -> bool:
-    """Check what follows the last member: the marker and nothing but zeros after it.
+    A preallocated file that was not written to its end also ends in zeros, and would pass for a shorter archive.
 
     Args:
         part: the bytes that have arrived.
-        position: where a header would start; the block there is zero, or does not lie within the archive.
+        position: where the marker should start, before the end of the archive.
         url: the shard, for errors.
-        strict: False accepts a missing marker.
-
-    Returns:
-        Whether the marker is missing.
+        record_bytes: the size of the archive's records.
 
     Raises:
-        ShardFormatError: the marker is missing or broken, or something follows it.
-        EndNotArrivedError: the marker is valid; the zeros after it have not arrived.
-        NotArrivedError: more bytes are needed for any answer.
+        ShardFormatError: the marker is broken, or something follows it, or more zeros than fill the record.
+        NotArrivedError: more bytes are needed for an answer.
     """
     total = part.limit
-    if total - position < BLOCK_BYTES and total != position:
+    if total - position < BLOCK_BYTES:
         if position == 0 and (what := what_else(part.read(0, total))) is not None:
             raise ShardFormatError(what, url=url, offset=0)
-        raise _cut_in_block(total, min(position, total), url)
-    if total - position <= BLOCK_BYTES:
-        if strict:
-            raise ShardFormatError(
-                "the end-of-archive marker (two blocks of zeros) is missing, so the shard was probably cut; "
-                "fetch or pack it again, or pass strict=False if it is known to be whole",
-                url=url,
-                offset=position,
-            )
-        return True
-    if total - position >= _MARKER_BYTES and part.read(position + BLOCK_BYTES, BLOCK_BYTES) != ZERO_BLOCK:
+        raise _cut_in_block(total, min(total, position), url)
+    if total - position < _MARKER_BYTES:
         raise ShardFormatError(
+            "the shard was cut in its end-of-archive marker (two blocks of zeros); fetch or pack it again",
+            url=url,
+            offset=position,
+        )
+    # The marker may begin in one record and end in the next.
+    most_zeros = max(record_bytes, _MARKER_BYTES + -(position + _MARKER_BYTES) % record_bytes)
+    rest = part.read(position, min(total - position, most_zeros + BLOCK_BYTES))
+    if rest.strip(b"\0"):
+        raise _not_only_zeros(rest, position, url)
+    if len(rest) > most_zeros:
+        length = f"{total - position:,}" if part.total is not None else f"at least {len(rest):,}"
+        raise ShardFormatError(
+            f"the archive ends here, and {length} bytes follow that begin with more zeros than tar writes; the shard "
+            "was probably not downloaded or copied to its end: fetch or pack it again. If they are the rest of a "
+            "record (`tar -b`), `streamload index --record-size` accepts them",
+            url=url,
+            offset=position,
+        )
+    if total % BLOCK_BYTES:
+        raise _cut_in_block(total, total, url)
+
+
+def _not_only_zeros(rest: bytes, position: int, url: str) -> ShardFormatError:
+    """Return the error for an archive in which other bytes follow a block of zeros at `position`."""
+    start = (len(rest) - len(rest.lstrip(b"\0"))) // BLOCK_BYTES * BLOCK_BYTES
+    if start < _MARKER_BYTES:
+        return ShardFormatError(
             "a block of zeros stands in place of a tar header, and more follows; fetch or pack the shard again",
             url=url,
             offset=position,
         )
-    _check_zeros(part, position + _MARKER_BYTES, url)
-    if not part.whole:
-        # The last two blocks that have arrived are zeros like the marker itself, and can stand for it.
-        reached = max(position, part.available // BLOCK_BYTES * BLOCK_BYTES - _MARKER_BYTES)
-        raise EndNotArrivedError(min(part.available + BLOCK_BYTES, total), reached)
-    if total % BLOCK_BYTES:
-        raise _cut_in_block(total, total, url)
-    return False
-
-
-def is_cut_in(read: Callable[[int, int], bytes], offset: NDArray[np.int64], size: NDArray[np.int64]) -> bool:
-    """Whether zeros may have taken the place of the end of the last payload, or of everything.
-
-    A preallocated file that was not written to its end nearly always breaks off within a payload: then at least the
-    payload's last block is zeros.
-
-    Args:
-        read: gives the bytes between two offsets.
-        offset: int64[M], the first byte of each payload of a sample.
-        size: int64[M], the bytes of each.
-    """
-    if not len(offset):
-        return True
-    start, end = int(offset[-1]), int(offset[-1] + size[-1])
-    return end > start and not any(read(max(start, (end - 1) // BLOCK_BYTES * BLOCK_BYTES), end))
-
-
-def check_zeros_behind(end: int, total: int, url: str, *, strict: bool, cut: bool) -> None:
-    """Refuse an archive that ends in more zeros than any writer leaves; the last check of all.
-
-    Tar fills its last record with zeros: 10,240 bytes by default, and `tar -b` takes any number of blocks. A
-    preallocated file that was not written to its end also ends in zeros, and would pass for a shorter archive; so
-    unusual record sizes are accepted only where the last payload is whole.
-
-    Args:
-        end: where the end-of-archive marker begins.
-        total: the size of the archive.
-        url: the shard, for errors.
-        strict: False accepts it.
-        cut: see `is_cut_in`.
-
-    Raises:
-        ShardFormatError: no record size of which the archive is a multiple has room for so many zeros.
-    """
-    zeros = total - end
-    if not strict or zeros < _USUAL_RECORD_BYTES + _MARKER_BYTES:
-        return
-    least_blocks = (zeros - _MARKER_BYTES) // BLOCK_BYTES + 1
-    records = _LONG_RECORDS if cut else range(least_blocks, _MOST_RECORD_BLOCKS + 1)
-    if not any(total % (blocks * BLOCK_BYTES) == 0 for blocks in records if blocks >= least_blocks):
-        raise ShardFormatError(
-            f"the archive ends here, and the {zeros} bytes that follow are all zeros, so the shard was probably not "
-            "downloaded or copied to its end; fetch or pack it again, or pass strict=False if it is known to be whole",
-            url=url,
-            offset=end,
-        )
-
-
-def _check_zeros(part: ArchivePart, start: int, url: str) -> None:
-    found = part.first_nonzero(start)
-    if found is not None:
-        block = part.read(found, min(BLOCK_BYTES, part.limit - found))
-        what = "a second archive follows" if looks_like_header(block) else "other bytes follow"
-        raise ShardFormatError(
-            f"{what} behind the end-of-archive marker and would not be read; if archives were put together "
-            "with `cat`, keep them as separate shards or use `tar --concatenate`",
-            url=url,
-            offset=found,
-        )
+    what = "a second archive follows" if looks_like_header(rest[start : start + BLOCK_BYTES]) else "other bytes follow"
+    return ShardFormatError(
+        f"{what} behind the end-of-archive marker and would not be read; if archives were put together "
+        "with `cat`, keep them as separate shards or use `tar --concatenate`",
+        url=url,
+        offset=position + start,
+    )
 
 
 def _cut_in_block(total: int, position: int, url: str) -> ShardFormatError:
@@ -284,11 +207,8 @@ class TarMembers:
         offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
         size: int64[M], payload bytes.
         skipped: where the headers of other members start, each with the reason for skipping it.
-        missing_end: True if the end-of-archive marker is missing.
-        end: where the end-of-archive marker begins; None where more members may follow. What lies behind it may still
-            have to be checked.
-        reached: where reading continues: at the first header of a member whose headers have not all arrived, or in the
-            zeros of the end-of-archive marker.
+        reached: where reading continues: at the first header of a member whose headers have not all arrived, or at
+            the end-of-archive marker.
         needs: the end of the bytes that must be there to get further, or None if everything has been read and checked.
     """
 
@@ -296,8 +216,6 @@ class TarMembers:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     skipped: list[tuple[int, str]]
-    missing_end: bool
-    end: int | None
     reached: int
     needs: int | None
 
@@ -317,22 +235,22 @@ class _Extensions:
     pax_size: int | None = None
 
 
-def read_chain(data: NDArray[np.uint8], url: str, *, strict: bool = True) -> TarMembers:
+def read_chain(data: NDArray[np.uint8], url: str, record_bytes: int = RECORD_BYTES) -> TarMembers:
     """Find every regular file of an uncompressed tar archive.
 
     Args:
         data: uint8[n], the whole archive; contiguous.
         url: the shard, for errors.
-        strict: False accepts an archive that ends with a member, without its end-of-archive marker.
+        record_bytes: the size of the archive's records.
 
     Raises:
         ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is the
             start of the first invalid header (or block of the end-of-archive marker).
     """
-    return read_chain_part(ArchivePart(data, 0, len(data), len(data)), url, strict=strict)
+    return read_chain_part(ArchivePart(data, 0, len(data), len(data)), url, record_bytes)
 
 
-def read_chain_part(part: ArchivePart, url: str, *, strict: bool = True) -> TarMembers:
+def read_chain_part(part: ArchivePart, url: str, record_bytes: int = RECORD_BYTES) -> TarMembers:
     """Find the regular files whose headers, with the extension headers before them, lie in a part of an archive.
 
     Their payloads may lie behind it, but within the archive; where its size is unknown, payloads must have arrived too.
@@ -341,30 +259,28 @@ def read_chain_part(part: ArchivePart, url: str, *, strict: bool = True) -> TarM
         part: begins where a header starts that is not preceded by extension headers of its own, or at a place that
             was `reached` before.
         url: the shard, for errors.
-        strict: as for `read_chain`.
+        record_bytes: as for `read_chain`.
 
     Raises:
         ShardFormatError: as for `read_chain`; what is wrong with the whole is found in one of its parts.
     """
     if part.total == 0:
         raise ShardFormatError("the shard is empty (0 bytes); fetch or pack it again", url=url, offset=0)
-    return _Chain(part, url, strict).read()
+    return _Chain(part, url, record_bytes).read()
 
 
 class _Chain:
     """One pass over one part of an archive."""
 
-    def __init__(self, part: ArchivePart, url: str, strict: bool) -> None:
+    def __init__(self, part: ArchivePart, url: str, record_bytes: int) -> None:
         self._part = part
         self._reader = None if len(part.octets) <= FEW_BYTES else HeaderReader(part.octets, part.start)
         self._url = url
-        self._strict = strict
+        self._record_bytes = record_bytes
         self._names: list[bytes] = []
         self._places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
         self._odd_places: list[tuple[int, int]] = []
         self._skipped: list[tuple[int, str]] = []
-        self._missing_end = False
-        self._end: int | None = None
         self._reached = part.start
 
     def read(self) -> TarMembers:
@@ -373,13 +289,11 @@ class _Chain:
         try:
             while position is not None:
                 position = self._read_run(position)
-        except EndNotArrivedError as exc:
-            self._end, self._reached, needs = self._reached, exc.reached, exc.needs
         except NotArrivedError as exc:
             needs = exc.needs
         self._flush_odd()
         offset, size = np.concatenate(self._places, axis=1)
-        return TarMembers(self._names, offset, size, self._skipped, self._missing_end, self._end, self._reached, needs)
+        return TarMembers(self._names, offset, size, self._skipped, self._reached, needs)
 
     def _read_run(self, position: int) -> int | None:
         """Read a run of headers from `position` on; where the next one starts, or None at the end."""
@@ -467,10 +381,10 @@ class _Chain:
         if block != ZERO_BLOCK:
             return block
         self._refuse_orphans(extensions)
-        if check_end(self._part, position, self._url, strict=self._strict):
-            self._missing_end = True
+        if position == self._part.total:
             self._skipped.append((position, MISSING_END))
-        self._end = position
+        else:
+            check_end(self._part, position, self._url, self._record_bytes)
         return None
 
     def _read_extension(self, header: TarHeader, position: int, extensions: _Extensions) -> int:

@@ -31,14 +31,7 @@ from streamload.tar.grouping import (
     repeated_key,
 )
 from streamload.tar.header import BLOCK_BYTES, padded
-from streamload.tar.header_chain import (
-    ArchivePart,
-    TarMembers,
-    check_zeros_behind,
-    is_cut_in,
-    read_chain,
-    read_chain_part,
-)
+from streamload.tar.header_chain import RECORD_BYTES, ArchivePart, TarMembers, read_chain, read_chain_part
 from streamload.tar.table import MISSING, ShardTable
 
 __all__ = [
@@ -69,7 +62,7 @@ def scan_shard(
     data: memoryview | NDArray[np.uint8],
     url: str,
     *,
-    strict: bool = True,
+    record_bytes: int = RECORD_BYTES,
     crc32: bool = False,
     labels: bool = False,
 ) -> ShardTable:
@@ -81,8 +74,7 @@ def scan_shard(
     Args:
         data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of a truncated one.
         url: the shard, for errors.
-        strict: False accepts a missing end-of-archive marker, which is then counted in `skipped`, and an archive that
-            ends in more zeros than tar writes; nothing else.
+        record_bytes: the size of the archive's records; its end may be filled with zeros to the end of one.
         crc32: compute the crc32 of every payload, which reads the whole shard.
         labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.
 
@@ -92,8 +84,7 @@ def scan_shard(
             are set.
     """
     octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    members = read_chain(octets, url, strict=strict)
-    table = _whole_table(members, len(octets), url, lambda start, end: octets[start:end].tobytes(), strict=strict)
+    table = _whole_table(read_chain(octets, url, record_bytes), len(octets), url)
     if crc32:
         table = replace(table, member_crc32=crc32_of(octets, table.member_offset, table.member_size))
     if labels:
@@ -106,7 +97,7 @@ def scan_file(
     shard_bytes: int,
     url: str,
     *,
-    strict: bool = True,
+    record_bytes: int = RECORD_BYTES,
     crc32: bool = False,
     labels: bool = False,
     window_bytes: int = 1 << 20,
@@ -119,7 +110,7 @@ def scan_file(
         descriptor: the file.
         shard_bytes: its size.
         url: as for `scan_shard`, like all that follows.
-        strict: see there.
+        record_bytes: see there.
         crc32: see there.
         labels: see there.
         window_bytes: how much is read at once.
@@ -136,10 +127,7 @@ def scan_file(
             raise _shorter(url, shard_bytes)
         return found
 
-    members = _chain_of(descriptor, shard_bytes, url, strict=strict, most_bytes=window_bytes)
-    table = _whole_table(
-        members, shard_bytes, url, lambda start, end: os.pread(descriptor, end - start, start), strict=strict
-    )
+    table = _whole_table(_chain_of(descriptor, shard_bytes, url, record_bytes, window_bytes), shard_bytes, url)
     if crc32:
         edges = zip(table.member_offset.tolist(), table.member_size.tolist(), strict=True)
         checksums = (
@@ -152,7 +140,7 @@ def scan_file(
     return table
 
 
-def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool, most_bytes: int) -> TarMembers:
+def _chain_of(descriptor: int, shard_bytes: int, url: str, record_bytes: int, most_bytes: int) -> TarMembers:
     """The members of an open file, window by window."""
     found: list[TarMembers] = []
     start, window_bytes = 0, most_bytes
@@ -162,7 +150,7 @@ def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool, most
         data = np.empty(available - start, np.uint8)
         if read_fully(descriptor, memoryview(data.data), start) < len(data):
             raise _shorter(url, shard_bytes)
-        part = read_chain_part(ArchivePart(data, start, available, shard_bytes, first=start), url, strict=strict)
+        part = read_chain_part(ArchivePart(data, start, available, shard_bytes, first=start), url, record_bytes)
         found.append(part)
         far_apart = part.reached - start > _FAR_APART_BYTES * max(1, len(part.names))
         window_bytes = BLOCK_BYTES if far_apart else most_bytes
@@ -175,7 +163,6 @@ def _chain_of(descriptor: int, shard_bytes: int, url: str, *, strict: bool, most
         offset=np.concatenate([part.offset for part in found]),
         size=np.concatenate([part.size for part in found]),
         skipped=list(chain.from_iterable(part.skipped for part in found)),
-        end=next((part.end for part in found if part.end is not None), None),
     )
 
 
@@ -199,27 +186,21 @@ def _shorter(url: str, shard_bytes: int) -> ShardChangedError:
     )
 
 
-def _whole_table(
-    members: TarMembers, shard_bytes: int, url: str, read: Callable[[int, int], bytes], *, strict: bool
-) -> ShardTable:
-    """The samples of a whole archive's members; `read` gives the bytes between two offsets."""
+def _whole_table(members: TarMembers, shard_bytes: int, url: str) -> ShardTable:
+    """The samples of a whole archive's members."""
     samples = group_members(members.names, members.offset - BLOCK_BYTES, url)
-    offset, size = members.offset[samples.member], members.size[samples.member]
-    if members.end is not None:
-        check_zeros_behind(members.end, shard_bytes, url, strict=strict, cut=is_cut_in(read, offset, size))
     skipped = Counter(reason for _, reason in members.skipped)
     skipped.update(samples.skipped.values())
     return ShardTable(
         shard_bytes=shard_bytes,
         fields=samples.fields,
-        member_offset=offset,
-        member_size=size,
+        member_offset=members.offset[samples.member],
+        member_size=members.size[samples.member],
         member_field=samples.member_field,
         sample_start=samples.sample_start,
         key_bytes=np.frombuffer(b"".join(samples.keys), np.uint8),
         key_start=np.cumsum([0, *map(len, samples.keys)], dtype=np.int64),
         skipped=dict(skipped),
-        missing_end=members.missing_end,
     )
 
 
@@ -266,16 +247,12 @@ class ScannedPiece:
             No scan needs what lies before.
         needs: the end of the bytes that the next call needs to make progress, always beyond `available`; None if there
             is nothing left to scan.
-        end: where the end-of-archive marker begins, if this piece has reached it.
-        cut: whether zeros may have taken the place of the last payload's end; False where `end` is None.
     """
 
     start: int
     table: ShardTable
     resume: int
     needs: int | None
-    end: int | None = None
-    cut: bool = False
 
     @property
     def ended(self) -> bool:
@@ -290,13 +267,13 @@ def scan_prefix(
     start: int,
     available: int,
     total: int | None,
-    strict: bool = True,
+    record_bytes: int = RECORD_BYTES,
 ) -> ScannedPiece:
     """Find the samples that are whole in bytes `start` to `available` of an uncompressed tar archive.
 
     Nothing outside of these bytes is looked at. All checks of `scan_shard` are made, each as soon as its bytes have
-    arrived; `GrowingTable` makes those that concern several pieces: a repeated key, and zeros after the end. Of several
-    faults the one whose bytes arrive first is raised, which need not be the one that `scan_shard` names.
+    arrived; `GrowingTable` refuses a key that is repeated in another piece. Of several faults the one whose bytes
+    arrive first is raised, which need not be the one that `scan_shard` names.
 
     Args:
         data: maps the shard from its first byte to `available` at least.
@@ -305,16 +282,16 @@ def scan_prefix(
         available: the end of the bytes that have arrived without a gap from `start` on.
         total: the size of the shard, or None where that is not known yet; then it cannot come to its end, and must be
             scanned once more with the size when all bytes have arrived.
-        strict: as for `scan_shard`.
+        record_bytes: as for `scan_shard`.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
         ValueError: the numbers contradict each other; see `ArchivePart`.
     """
     octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    members = read_chain_part(ArchivePart(octets, start, available, total), url, strict=strict)
+    members = read_chain_part(ArchivePart(octets, start, available, total), url, record_bytes)
     samples = group_part(members.names, members.offset - BLOCK_BYTES, url)
-    if members.end is not None or not samples.keys:
+    if members.needs is None or not samples.keys:
         whole, member_end = len(samples.keys), len(members.names)
         resume = members.reached if members.needs is not None or total is None else total
     else:
@@ -324,10 +301,7 @@ def scan_prefix(
     skipped.update(reason for member, reason in samples.skipped.items() if member < member_end)
     shard_bytes = UNKNOWN_BYTES if total is None else total
     table = _table_of_piece(members, samples, whole, shard_bytes, dict(skipped))
-    # The last sample stays for the piece that has reached the end, so its payloads are there.
-    offset, size = table.member_offset, table.member_size
-    cut = members.end is not None and is_cut_in(lambda first, end: octets[first:end].tobytes(), offset, size)
-    return ScannedPiece(start, table, resume, members.needs, members.end, cut)
+    return ScannedPiece(start, table, resume, members.needs)
 
 
 def _end_of(members: TarMembers, member: int) -> int:
@@ -354,7 +328,6 @@ def _table_of_piece(
         key_bytes=np.frombuffer(b"".join(keys), np.uint8),
         key_start=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         skipped=skipped,
-        missing_end=members.missing_end,
     )
 
 
@@ -371,14 +344,11 @@ class GrowingTable:
         needs: the end of the bytes that the next scan needs; None when there is none.
     """
 
-    def __init__(self, url: str, *, strict: bool = True) -> None:
-        """Start empty; `url` is the shard, for errors, and `strict` as for `scan_shard`."""
+    def __init__(self, url: str) -> None:
+        """Start empty; `url` is the shard, for errors."""
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
         self._url = url
-        self._strict = strict
-        self._end: int | None = None
-        self._cut = False
         self._keys: set[bytes] = set()
         self._fields: dict[str, int] = {}
         self._skipped: dict[str, int] = {}
@@ -390,7 +360,7 @@ class GrowingTable:
         self._key_start = _Column(np.int64)
         self._sample_start.extend(np.zeros(1, np.int64))
         self._key_start.extend(np.zeros(1, np.int64))
-        self.table = self._view(shard_bytes=UNKNOWN_BYTES, missing_end=False)
+        self.table = self._view(UNKNOWN_BYTES)
 
     @property
     def ended(self) -> bool:
@@ -401,8 +371,8 @@ class GrowingTable:
         """Append the next piece; returns all samples so far.
 
         Raises:
-            ShardFormatError: a key is repeated, there are too many fields or too long keys, or the archive ends in more
-                zeros than any writer leaves. Then no more pieces can be added.
+            ShardFormatError: a key is repeated, or there are too many fields or too long keys. Then no more pieces can
+                be added.
             ValueError: the piece does not begin where the last one ended.
         """
         if piece.start != self.resume:
@@ -420,12 +390,8 @@ class GrowingTable:
         for reason, count in table.skipped.items():
             self._skipped[reason] = self._skipped.get(reason, 0) + count
         self.resume, self.needs = piece.resume, piece.needs
-        if self._end is None:
-            self._end, self._cut = piece.end, piece.cut
-        self.table = self._view(shard_bytes=table.shard_bytes, missing_end=table.missing_end)
+        self.table = self._view(table.shard_bytes)
         if self.ended:
-            if self._end is not None:
-                check_zeros_behind(self._end, table.shard_bytes, self._url, strict=self._strict, cut=self._cut)
             self._keys.clear()
             self.table = _without_room(self.table)
         return self.table
@@ -450,7 +416,7 @@ class GrowingTable:
         refuse_many_fields(len(self._fields), self._url)
         return np.array(numbers, np.uint16)
 
-    def _view(self, *, shard_bytes: int, missing_end: bool) -> ShardTable:
+    def _view(self, shard_bytes: int) -> ShardTable:
         return ShardTable(
             shard_bytes=shard_bytes,
             fields=tuple(self._fields),
@@ -461,7 +427,6 @@ class GrowingTable:
             key_bytes=self._key_bytes.filled,
             key_start=self._key_start.filled,
             skipped=dict(self._skipped),
-            missing_end=missing_end,
         )
 
 

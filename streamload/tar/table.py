@@ -38,7 +38,6 @@ class ShardTable:
         member_crc32: uint32[M], crc32 of each payload, or None where it was not computed.
         labels: int64[S], the integer in the sample's `cls`, or None where some sample has none.
         skipped: how many members were skipped, by reason.
-        missing_end: True if the end-of-archive marker was missing (possible only with `strict=False`).
         member_shard: int64[M], the number of the shard that each member lies in, or None where all lie in this one.
     """
 
@@ -53,7 +52,6 @@ class ShardTable:
     member_crc32: NDArray[np.uint32] | None = None
     labels: NDArray[np.int64] | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
-    missing_end: bool = False
     member_shard: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:

@@ -174,7 +174,7 @@ class FeederClient:
         listing: Listing = self.call("list_shards", urls, index, self.storages, sidecars)
         return listing
 
-    def select(self, selection: Selection, listing: Listing, *, strict: bool) -> NDArray[np.bool_]:
+    def select(self, selection: Selection, listing: Listing) -> NDArray[np.bool_]:
         """Which samples of a dataset take part, bool[N], in the order of the listing.
 
         Raises:
@@ -184,12 +184,12 @@ class FeederClient:
 
         def read(names: Sequence[str]) -> Columns:
             nonlocal counts
-            columns, found = self.call("read_columns", listing, self.storages, tuple(names), strict)
+            columns, found = self.call("read_columns", listing, self.storages, tuple(names))
             counts = found.tolist()
             return cast("Columns", columns)
 
         def count() -> int:
-            return sum(self.counts(listing, strict=strict) if counts is None else counts)
+            return sum(self.counts(listing) if counts is None else counts)
 
         if selection.is_everything:
             return np.ones(count(), np.bool_)
@@ -197,11 +197,11 @@ class FeederClient:
         names = partial(self.call, "read_class_names", folders, self.storages)
         return selection.select(ColumnsOf(read, names), count)
 
-    def counts(self, listing: Listing, *, strict: bool) -> Sequence[int]:
+    def counts(self, listing: Listing) -> Sequence[int]:
         """The samples of each shard; those without an index are scanned. Raises what `read_columns` raises."""
         if listing.counts is not None:
             return listing.counts
-        _, found = self.call("read_columns", listing, self.storages, (), strict)
+        _, found = self.call("read_columns", listing, self.storages, ())
         return cast("Sequence[int]", found.tolist())
 
     def close(self) -> None:

@@ -323,7 +323,7 @@ class FeederLink:
         found = []
         for name, selection, listing in zip(self._portions, selections, self._listings, strict=True):
             try:
-                found.append(self._client.select(selection, listing, strict=self._options.strict))
+                found.append(self._client.select(selection, listing))
             except (TypeError, ValueError) as error:
                 if not name:
                     raise

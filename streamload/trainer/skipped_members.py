@@ -65,29 +65,34 @@ class NothingLeft:
 
 
 class SkippedMembers:
-    """Says once each in a loader's life that links were skipped, and that no sample is in the shards.
+    """Warn once each of skipped links, of shards without an end-of-archive marker, and if there is no sample at all.
 
     Attributes:
-        emptiness_reported: whether the latter has been said.
+        emptiness_reported: whether the last has been reported.
     """
 
     def __init__(self) -> None:
         self._skipped: Mapping[str, int] = {}
-        self._links_reported = False
+        self._reported: set[str] = set()
         self.emptiness_reported = False
 
     def look_at(self, skipped: Mapping[str, int]) -> None:
-        """Take in how many members the scans have skipped so far, by reason, and warn of links among them."""
+        """Take in how many members the scans have skipped so far, by reason, and warn of those that may be missed."""
         self._skipped = skipped
-        links = skipped.get(LINK, 0)
-        if not links or self._links_reported:
-            return
-        self._links_reported = True
-        warn_at_caller(
-            f"{counted(links, 'link')} skipped in the shards read so far: a link in an archive has no bytes of its "
-            "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
-            "samples, pack the shards with `tar --hard-dereference -h`",
-        )
+        links, cut = skipped.get(LINK, 0), skipped.get(MISSING_END, 0)
+        if links and LINK not in self._reported:
+            self._reported.add(LINK)
+            warn_at_caller(
+                f"{counted(links, 'link')} skipped in the shards read so far: a link in an archive has no bytes of its "
+                "own, and `tar` makes links of symbolic links and of files that have several names; if they belong to "
+                "samples, pack the shards with `tar --hard-dereference -h`",
+            )
+        if cut and MISSING_END not in self._reported:
+            self._reported.add(MISSING_END)
+            warn_at_caller(
+                f"{counted(cut, 'shard')} without an end-of-archive marker among those read so far, so it may have "
+                "been cut after a member; `streamload verify` names each: fetch or pack it again",
+            )
 
     def explain_emptiness(self) -> None:
         """Warn that no sample is in the shards, all of which have been scanned."""

@@ -41,7 +41,7 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
     with Attempt() as attempt:
         url = shards.url(shard)
         if task.available is None:
-            table = scan_file(shards.descriptor(shard), shards.size_bytes(shard), url, strict=task.strict)
+            table = scan_file(shards.descriptor(shard), shards.size_bytes(shard), url)
             return ScannedShard(shard, table)
         piece = scan_prefix(
             shards.first_bytes(shard, task.available),
@@ -49,7 +49,6 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
             start=task.start,
             available=task.available,
             total=task.total,
-            strict=task.strict,
         )
         return ScannedShard(shard, piece=piece)
     assert attempt.error is not None

@@ -81,13 +81,11 @@ def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path) ->
     (path,) = tmp_path.glob("*.tar")
     content = path.read_bytes() + bytes(7 * 512)
     path.write_bytes(content)
-    wanted = scan_shard(content, "a.tar", strict=False, crc32=True, labels=True)
+    wanted = scan_shard(content, "a.tar", crc32=True, labels=True)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         for window in (512, 1536, 4096, 1 << 20):
-            found = scan_file(
-                descriptor, len(content), "a.tar", strict=False, crc32=True, labels=True, window_bytes=window
-            )
+            found = scan_file(descriptor, len(content), "a.tar", crc32=True, labels=True, window_bytes=window)
             for name in wanted.__slots__:
                 assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
     finally:

@@ -387,7 +387,7 @@ def test_a_filesystem_takes_urls_of_what_fsspec_has_it_for(monkeypatch: pytest.M
 async def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storages) -> None:
     write(bucket, [3, 4])
     listing = list_shards(f"s3://{bucket.name}", storages=s3)
-    tables = Tables(listing, strict=True, storages=s3)
+    tables = Tables(listing, storages=s3)
     assert tables.is_remote(0)
 
     async def load() -> list[int]:
@@ -396,12 +396,12 @@ async def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: S
 
     assert await load() == [3, 4]
     assert not tables.is_remote(0)
-    blocking = Tables(listing, strict=True, storages=s3).find(1)
+    blocking = Tables(listing, storages=s3).find(1)
     assert blocking is not None
     assert len(blocking) == 4
     for path in (bucket / ".streamload").glob("tables-*.bin"):
         path.unlink()
-    again = Tables(listing, strict=True, storages=s3)
+    again = Tables(listing, storages=s3)
     with pytest.raises(DatasetIndexError, match="no such file"):
         await again.load(0)
     with pytest.raises(DatasetIndexError, match="no such file"):

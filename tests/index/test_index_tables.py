@@ -57,7 +57,7 @@ def scanned(listing: Listing, shard: int) -> ShardTable:
 
 
 def test_an_index_gives_counts_at_once_and_tables_when_requested(folder: Path) -> None:
-    tables = Tables(list_shards(folder), strict=True)
+    tables = Tables(list_shards(folder))
     assert tables.counts.values.tolist() == list(COUNTS)
     assert tables.counts.complete
     table = tables.find(2)
@@ -67,7 +67,7 @@ def test_an_index_gives_counts_at_once_and_tables_when_requested(folder: Path) -
 
 
 def test_without_an_index_nothing_is_known_until_it_was_scanned(bare: Listing) -> None:
-    tables = Tables(bare, strict=True)
+    tables = Tables(bare)
     assert not tables.counts.complete
     assert [tables.find(shard) for shard in range(3)] == [None, None, None]
     table = scanned(bare, 1)
@@ -83,14 +83,14 @@ def test_a_damaged_index_is_an_error_where_it_is_needed(folder: Path) -> None:
     content = bytearray(file.read_bytes())
     content[DatasetIndex.load(folder / ".streamload").place("part1-000000.tar").start] ^= 1
     file.write_bytes(content)
-    tables = Tables(listing, strict=True)
+    tables = Tables(listing)
     assert tables.find(0) is not None
     with pytest.raises(DatasetIndexError):
         tables.find(1)
 
 
 def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
-    tables = Tables(list_shards(folder), strict=True)
+    tables = Tables(list_shards(folder))
     table = tables.find(0)
     assert table is not None
     column = tables.column(0, table, ("jpg", "cls"))
@@ -102,7 +102,7 @@ def test_columns_are_those_of_the_table_and_made_once(folder: Path) -> None:
 def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
-    tables = Tables(list_shards(folder), strict=True)
+    tables = Tables(list_shards(folder))
     for shard in (0, 1, 2, 0, 2, 1, 1):
         table = tables.find(shard)
         assert table is not None
@@ -112,12 +112,12 @@ def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monke
 
 
 def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = Tables(list_shards(folder), strict=True)
+    both = Tables(list_shards(folder))
     first, _, _ = both.find(0), both.find(1), both.find(2)
     assert first is not None
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", both.held_bytes - 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", both.held_bytes - 1)
-    tables = Tables(list_shards(folder), strict=True)
+    tables = Tables(list_shards(folder))
     tables.find(0), tables.find(1), tables.find(0)
     column = tables.column(0, first, ("cls",))
     tables.find(2)
@@ -130,15 +130,15 @@ def test_of_the_tables_held_the_longest_unused_goes_first(folder: Path, monkeypa
 def test_a_scanned_table_is_held_whatever_the_limit(bare: Listing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
-    tables = Tables(bare, strict=True)
+    tables = Tables(bare)
     for shard in range(3):
         tables.add(shard, scanned(bare, shard))
     assert all(tables.find(shard) is not None for shard in range(3))
 
 
 def test_a_column_of_a_table_that_was_dropped_is_made_without_being_kept(folder: Path) -> None:
-    tables = Tables(list_shards(folder), strict=True)
-    table = Tables(list_shards(folder), strict=True).find(0)
+    tables = Tables(list_shards(folder))
+    table = Tables(list_shards(folder)).find(0)
     assert table is not None
     column = tables.column(0, table, ("cls",))
     assert column.tolist() == table.column(("cls",)).tolist()
@@ -146,7 +146,7 @@ def test_a_column_of_a_table_that_was_dropped_is_made_without_being_kept(folder:
 
 
 def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: Listing) -> None:
-    tables = Tables(bare, strict=True)
+    tables = Tables(bare)
     table = scanned(bare, 0)
     noted = ShardTable(
         **{name: getattr(table, name) for name in ShardTable.__slots__ if name != "skipped"}, skipped={"directory": 2}
@@ -158,13 +158,13 @@ def test_skipped_members_are_counted_once_for_each_shard(tmp_path: Path, bare: L
 
 
 def test_the_url_of_a_shard(bare: Listing) -> None:
-    assert Tables(bare, strict=True).url(2) == bare.shards[2].url
+    assert Tables(bare).url(2) == bare.shards[2].url
 
 
 def test_memory_is_counted_by_the_arrays(folder: Path) -> None:
     held = []
     for shard in (1, 2):
-        tables = Tables(list_shards(folder), strict=True)
+        tables = Tables(list_shards(folder))
         table = tables.find(shard)
         assert table is not None
         assert tables.held_bytes >= np.asarray(table.member_offset).nbytes
@@ -182,7 +182,7 @@ def pieces_of(listing: Listing, shard: int, cuts: list[int]) -> list[ScannedPiec
 
 
 def test_a_table_grows_with_every_piece(bare: Listing) -> None:
-    tables = Tables(bare, strict=True)
+    tables = Tables(bare)
     whole = scanned(bare, 2)
     cut = int(whole.member_offset[4])  # the third sample's first payload: two samples are whole
     assert tables.next_scan(2) == (0, 512)
@@ -210,7 +210,7 @@ def test_a_key_that_comes_again_in_another_piece_names_the_shard(tmp_path: Path)
         for name in ("a.jpg", "b.jpg", "a.cls"):
             tar.addfile(tarfile.TarInfo(name))
     listing = list_shards([str(path)], None)
-    tables = Tables(listing, strict=True)
+    tables = Tables(listing)
     first, last = pieces_of(listing, 0, [1024])
     tables.add_piece(0, first)
     with pytest.raises(ShardFormatError) as caught:
@@ -224,7 +224,7 @@ def test_members_skipped_in_pieces_are_counted_once(tmp_path: Path) -> None:
         for name in (".x", "a.jpg", ".y", "b.jpg", ".z"):
             tar.addfile(tarfile.TarInfo(name))
     listing = list_shards([str(path)], None)
-    tables = Tables(listing, strict=True)
+    tables = Tables(listing)
     for piece in pieces_of(listing, 0, [512, 1024, 1536, 2048, 2560]):
         tables.add_piece(0, piece)
     assert tables.skipped == {"hidden": 3}
@@ -241,7 +241,7 @@ async def test_a_table_file_that_is_cut_on_a_server_is_an_error_of_the_index(
     with FaultServer(files) as server:
         storages = Storages()
         listing = list_shards(f"{server.url}/data", None, storages)
-        tables = Tables(listing, strict=True, storages=storages)
+        tables = Tables(listing, storages=storages)
         try:
             with pytest.raises(DatasetIndexError, match="streamload index") as caught:
                 await tables.load(2)
@@ -255,7 +255,7 @@ async def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_l
     with FaultServer({f"data/{path.relative_to(folder)}": path.read_bytes() for path in files_below(folder)}) as server:
         storages = Storages()
         listing = list_shards(f"{server.url}/data", None, storages)
-        tables = Tables(listing, strict=True, storages=storages)
+        tables = Tables(listing, storages=storages)
         server.play(Script())
         try:
             loaded = await asyncio.gather(*(tables.load(shard) for shard in range(len(COUNTS))))
@@ -276,7 +276,7 @@ def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
 ) -> None:
     monkeypatch.setattr(tables_module, "LEAST_TABLES_BYTES", 1)
     monkeypatch.setattr(tables_module, "MOST_TABLES_BYTES", 1)
-    tables = Tables(list_shards(folder), strict=True)
+    tables = Tables(list_shards(folder))
     tables.hold([0, 1])
     tables.find(0), tables.find(1)
     assert tables.at_hand(0) is not None
@@ -290,7 +290,7 @@ def test_an_index_that_is_written_anew_while_it_is_used_is_read_again_for_shards
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dataset_index, "GROUP_BYTES", 1)
-    tables = Tables(list_shards(folder), strict=True)
+    tables = Tables(list_shards(folder))
     assert tables.find(0) is not None
     rewrite(folder, "part2-000000.tar")
     table = tables.find(1)
@@ -306,7 +306,7 @@ async def test_the_same_of_a_remote_index(folder: Path, monkeypatch: pytest.Monk
     memory, storages, url = fsspec.filesystem("memory"), Storages(), "memory://written-anew"
     try:
         memory.put(str(folder), "/written-anew", recursive=True)
-        tables = Tables(list_shards(url, None, storages), strict=True, storages=storages)
+        tables = Tables(list_shards(url, None, storages), storages=storages)
         await tables.load(0)
         place = RemoteIndexFolder(storages.for_url(url), f"{url}/.streamload")
         rewrite(folder, "part2-000000.tar", place)
@@ -336,6 +336,6 @@ def test_tables_that_lie_beside_each_other_are_read_at_once(folder: Path, monkey
         return real(path, start, end)
 
     monkeypatch.setattr(table_reader, "read_local", noting)
-    tables = Tables(list_shards(folder), strict=True)
+    tables = Tables(list_shards(folder))
     assert [tables.find(shard) is not None for shard in range(3)] == [True] * 3
     assert len(reads) == 1

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tables_of(folder: Path) -> Tables:
-    return Tables(list_shards(folder), strict=True)
+    return Tables(list_shards(folder))
 
 
 def block(rows: list[tuple[int, int]], batches: tuple[int, ...] | None = None) -> RowBlock:
@@ -135,7 +135,7 @@ def test_verifying_without_checksums_is_refused_with_what_to_do(tmp_path: Path, 
 
     bare = tmp_path / "bare.tar"
     bare.write_bytes((folder / "part0-000000.tar").read_bytes())
-    tables = Tables(list_shards(bare), strict=True)
+    tables = Tables(list_shards(bare))
     with bare.open("rb") as file:
         tables.add(0, scan_shard(map_memory(file.fileno(), bare.stat().st_size, writable=False), str(bare)))
     with pytest.raises(DatasetIndexError, match=r"verify=True needs the checksums.*`streamload index`") as caught:

@@ -53,9 +53,9 @@ class Arrival:
     def __init__(self, listing: Listing, *, tables: Tables | None = None) -> None:
         self.contents = [Path(shard.url).read_bytes() for shard in listing.shards]
         self.listing = listing
-        self.tables = tables or Tables(listing, strict=True)
+        self.tables = tables or Tables(listing)
         self.ends = [0] * len(self.contents)
-        self.scans = Scans(self.tables, strict=True, fetcher=arriving(lambda shard, _: self.ends[shard]))
+        self.scans = Scans(self.tables, fetcher=arriving(lambda shard, _: self.ends[shard]))
         self.open = OpenShards()
         self._descriptors: list[int] = []
         for number, content in enumerate(self.contents):
@@ -104,7 +104,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     assert scans.next_task() is None
     arrival.fetch(0, 20_000)
     task = scans.next_task()
-    assert task == ScanTask(0, (0,), True, 0, 20_000, len(arrival.contents[0]))
+    assert task == ScanTask(0, (0,), 0, 20_000, len(arrival.contents[0]))
     assert scans.wanted() == [0, 2], "until it has ended"
     arrival.fetch(0, 30_000)
     assert scans.next_task() is None, "one scan of a shard at a time"
@@ -115,7 +115,7 @@ def test_a_scan_is_given_out_when_its_bytes_have_come(arrival: Arrival) -> None:
     start, needs = scans.next_bytes(0)
     assert 0 < start < 20_000 < needs
     again = scans.next_task()
-    assert again == ScanTask(1, (0,), True, start, 30_000, len(arrival.contents[0]))
+    assert again == ScanTask(1, (0,), start, 30_000, len(arrival.contents[0]))
     scans.on_done(scan(again, arrival.open))
     assert scans.next_task() is None, "nothing more has come"
 
@@ -135,7 +135,7 @@ def test_a_shard_whose_turn_has_not_come_is_scanned_as_a_whole(arrival: Arrival)
     arrival.fetch(2, size - 1)
     assert arrival.scans.next_task() is None
     arrival.fetch(2, size)
-    assert arrival.scans.next_task() == ScanTask(0, (2,), True, 0, size, size)
+    assert arrival.scans.next_task() == ScanTask(0, (2,), 0, size, size)
 
 
 def test_what_a_batch_waits_for_is_put_first(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_of_a_shard_of_unknown_size_what_has_come_is_scanned_at_once(arrival: Ar
     """It is compressed, and its parts take room that those before it may need."""
     arrival.scans.request([0, 2])
     arrival.fetch(2, 5_000, total=False)
-    assert arrival.scans.next_task() == ScanTask(0, (2,), True, 0, 5_000, None)
+    assert arrival.scans.next_task() == ScanTask(0, (2,), 0, 5_000, None)
 
 
 def test_a_shard_is_scanned_as_it_arrives_when_those_before_it_are_known(arrival: Arrival) -> None:
@@ -179,7 +179,7 @@ def test_a_shard_is_scanned_as_it_arrives_when_those_before_it_are_known(arrival
     done = arrival.scan()
     assert done is not None
     assert [each.shard for each in done.found] == [0]
-    assert arrival.scans.next_task() == ScanTask(1, (2,), True, 0, 5_000, len(arrival.contents[2]))
+    assert arrival.scans.next_task() == ScanTask(1, (2,), 0, 5_000, len(arrival.contents[2]))
 
 
 def test_of_a_large_shard_much_is_scanned_before_its_turn(tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def test_of_a_large_shard_much_is_scanned_before_its_turn(tmp_path: Path) -> Non
 def test_what_is_gone_again_is_not_scanned(tmp_path: Path) -> None:
     """The disk cache may have gone off since it was said to be there; memory that is not filled yet reads as zeros."""
     there = 20_000
-    tables = Tables(bare(tmp_path / "shards"), strict=True)
-    scans = Scans(tables, strict=True, fetcher=arriving(lambda _, start: start + there))
+    tables = Tables(bare(tmp_path / "shards"))
+    scans = Scans(tables, fetcher=arriving(lambda _, start: start + there))
     scans.request([0])
     scans.available(0, 20_000, 50_000)
     there = 0
     assert scans.next_task() is None
     there = 10_000
-    assert scans.next_task() == ScanTask(0, (0,), True, 0, 10_000, 50_000)
+    assert scans.next_task() == ScanTask(0, (0,), 0, 10_000, 50_000)
 
 
 def fetched(tmp_path: Path, *sizes: int, budget_bytes: int = 1 << 30) -> tuple[Scans, ScanFeed, Fetcher]:
@@ -217,7 +217,7 @@ def fetched(tmp_path: Path, *sizes: int, budget_bytes: int = 1 << 30) -> tuple[S
     folder = "http://127.0.0.1:9"
     listed = tuple(Shard(f"{folder}/{n}.tar", f"{n}.tar", size, 0, folder) for n, size in enumerate(sizes))
     listing = Listing(listed, None, (None,) * len(sizes), ())
-    tables = Tables(listing, strict=True)
+    tables = Tables(listing)
     fetcher = Fetcher(
         listing,
         frozenset(range(len(sizes))),
@@ -227,7 +227,7 @@ def fetched(tmp_path: Path, *sizes: int, budget_bytes: int = 1 << 30) -> tuple[S
         wake=lambda: None,
         progress=lambda: None,
     )
-    scans = Scans(tables, strict=True, fetcher=fetcher)
+    scans = Scans(tables, fetcher=fetcher)
     return scans, ScanFeed(scans, fetcher), fetcher
 
 
@@ -403,7 +403,7 @@ def test_requesting_is_idempotent(arrival: Arrival) -> None:
     arrival.scans.request([0])
     arrival.fetch(0, 10_000)
     assert arrival.scans.next_task() is None
-    local = Scans(arrival.tables, strict=True)
+    local = Scans(arrival.tables)
     local.request([1, 1])
     local.request([1])
     assert [task is None for task in (local.next_task(), local.next_task())] == [False, True]
@@ -435,10 +435,10 @@ def test_damage_is_raised_and_nothing_more_is_wanted(arrival: Arrival) -> None:
 
 def test_local_shards_are_scanned_whole_and_at_once(tmp_path: Path) -> None:
     listing = bare(tmp_path / "shards")
-    scans = Scans(Tables(listing, strict=True), strict=True)
+    scans = Scans(Tables(listing))
     scans.request([1, 0])
     assert scans.wanted() == []
-    assert [scans.next_task(), scans.next_task()] == [ScanTask(0, (1, 0), True), None]
+    assert [scans.next_task(), scans.next_task()] == [ScanTask(0, (1, 0)), None]
 
 
 @settings(max_examples=12, deadline=None)
@@ -473,7 +473,7 @@ def test_rows_flow_as_bytes_come_and_are_the_same(
     assert located, "some rows came before their shard was whole"
     starts = np.cumsum([0, *COUNTS])
     expected = []
-    with_counts = Tables(list_shards(write_numbers(folder / "indexed", COUNTS)), strict=True)
+    with_counts = Tables(list_shards(write_numbers(folder / "indexed", COUNTS)))
     known = RankPlan(order, with_counts.counts, 0, 0, 1)
     while (block := known.take(64)) is not None:
         expected += (starts[block.shard] + block.sample).tolist()

@@ -93,7 +93,7 @@ class Run:
         self.order = OrderOptions(0, shuffle, 30, 1, batch_size, drop_last=False, pad=True)
         self.start = start or EpochStart(0, 0, 0, 1)
         self.pool, self.slots, self.learned = Pool(capacity), SlotPool(), learned or Learned()
-        self.tables = Tables(listing, strict=True)
+        self.tables = Tables(listing)
         self.listing = listing
         self._row_s = row_s
         self._mismatched = mismatched
@@ -101,13 +101,12 @@ class Run:
         self.batches: list[list[Place]] = []
         self.ends: list[int] = []
         self.tasks: list[RowTask] = []
-        self._scans = Scans(self.tables, strict=True)
+        self._scans = Scans(self.tables)
         self.epoch = Epoch(
             PipelineSettings(
                 self.order,
                 ("cls",),
                 False,
-                True,
                 whole,
                 prefetch,
                 in_order,

@@ -199,7 +199,7 @@ def test_shards_that_were_forgotten_are_opened_again(shelf: Shelf, caller: Make)
 
 def test_the_caller_scans_too(caller: Make) -> None:
     here = caller(job())
-    here.pool.submit(ScanTask(5, (0,), True))
+    here.pool.submit(ScanTask(5, (0,)))
     here.step()
     assert here.done[5].found[0].failure is not None, "these shards are no tar files"
 

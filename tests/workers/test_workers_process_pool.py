@@ -504,7 +504,7 @@ async def test_shards_are_scanned_and_damage_is_the_answer_and_not_the_end(tmp_p
         shards.append(Shard(str(path), path.name, len(content), path.stat().st_mtime_ns, str(tmp_path)))
 
     async with in_office(job(), tuple(shards)) as office:
-        (done,) = await office.do([ScanTask(0, (0, 1), True)])
+        (done,) = await office.do([ScanTask(0, (0, 1))])
         good, bad = done.found
         assert good.table.keys() == ["0", "1", "2"]
         assert bad.table is None
@@ -527,7 +527,7 @@ async def test_a_part_of_a_shard_is_scanned_and_the_answer_is_a_piece(tmp_path: 
 
     async with in_office(job(), shards) as office:
         answers = await office.do(
-            [ScanTask(0, (0,), True, 0, 1024, len(content)), ScanTask(1, (0,), True, 512, 2048, len(content))]
+            [ScanTask(0, (0,), 0, 1024, len(content)), ScanTask(1, (0,), 512, 2048, len(content))]
         )
         first, bad = (done.found[0] for done in answers)
         assert first.failure is None

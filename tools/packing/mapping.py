@@ -95,8 +95,8 @@ def map_shards(
     with closing(FeederClient(storages, named_places([Portion(urls, 1.0)]))) as client:
         listing = client.list_shards(urls, None)
         _refuse_source(os.fspath(destination), listing, storages)
-        chosen = None if where is None else client.select(Selection(where), listing, strict=True)
-        counts = listing.counts if chosen is None else client.counts(listing, strict=True)
+        chosen = None if where is None else client.select(Selection(where), listing)
+        counts = listing.counts if chosen is None else client.counts(listing)
     inputs = [pickle.dumps(shard) for shard in _source_shards(listing, chosen, counts)]
     pack_inputs(
         partial(_mapped, partial(_only_new if sidecar else _kept, function), batch_size, decode, storage_options),

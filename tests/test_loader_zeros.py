@@ -1,0 +1,146 @@
+"""Zeros at the end of a shard: the rest of a record is its end, and more are an error for every reader."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers.small_web_server import SmallWebServer
+from streamload_tools.main import app
+from streamload_tools.packing.mapping import map_shards
+from typer.testing import CliRunner
+
+from streamload import StreamLoader, TarDataset
+from streamload.errors import ShardFormatError, StreamloadError
+
+MEMBERS, KEPT = 2_000, 1_004
+
+
+def archive_of(members: int) -> bytes:
+    """An archive of one-byte members, with the end of archive that Python writes."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number in range(members):
+            info = tarfile.TarInfo(f"{number:05d}.cls")
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"7"))
+    return file.getvalue()
+
+
+def zeroed() -> bytes:
+    """2,000 samples, of which all after the first 1,004 were overwritten by zeros."""
+    whole = archive_of(MEMBERS)
+    return whole[: KEPT * 1024] + bytes(len(whole) - KEPT * 1024)
+
+
+def samples(source: object, **options: Any) -> int:
+    with StreamLoader(source, 100, fields=("cls",), **options) as loader:  # type: ignore[arg-type]
+        return sum(len(labels) for (labels,) in loader)
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def served(folder: Path) -> SmallWebServer:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return SmallWebServer({f"/{path.relative_to(folder)}": path.read_bytes() for path in files})
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> dict[str, Path]:
+    """The zeroed shard, plain and compressed, and a file of zeros, each in a folder."""
+    contents = {
+        "plain/a.tar": zeroed(),
+        "compressed/a.tar.gz": gzip.compress(zeroed(), 1),
+        "nothing/a.tar": bytes(1 << 20),
+        "no-payload/a.tar.gz": gzip.compress(bytes(1 << 20), 1),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(content)
+    return {name.partition("/")[0]: (tmp_path / name) for name in contents}
+
+
+@pytest.mark.parametrize("kind", ["plain", "compressed", "nothing", "no-payload"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_loader_refuses_a_tail_of_zeros(shards: dict[str, Path], kind: str, remote: bool) -> None:
+    shard = shards[kind]
+    offset = 0 if kind in ("nothing", "no-payload") else KEPT * 1024
+    with served(shard.parent) as server:
+        for workers in (0, 1):
+            with pytest.raises(ShardFormatError, match="more zeros than tar writes") as caught:
+                samples(f"http://{server.address}/{shard.name}" if remote else shard, num_workers=workers)
+            assert caught.value.offset == offset
+            if kind == "plain":
+                assert f"{len(zeroed()) - offset:,} bytes follow" in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["plain", "compressed", "nothing", "no-payload"])
+def test_the_tools_refuse_a_tail_of_zeros(shards: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    folder = shards[kind].parent
+    for command in ("verify", "index", "ls"):
+        status, output = run(command, folder)
+        assert (status, "more zeros than tar writes" in output) == (1, True)
+    assert not (folder / ".streamload").exists()
+    with pytest.raises(StreamloadError, match="more zeros"):
+        map_shards(dict, folder, tmp_path / "mapped", workers=1)
+
+
+def test_a_dataset_refuses_a_tail_of_zeros(shards: dict[str, Path]) -> None:
+    for kind in ("plain", "nothing"):
+        with pytest.raises(ShardFormatError, match="more zeros than tar writes"):
+            len(TarDataset(shards[kind]))
+
+
+def test_larger_records_are_read_with_an_index_that_accepts_them(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.cls").write_text("7")
+    for name, blocks in (("a", 20), ("b", 200)):
+        command = ["tar", "-b", str(blocks), "-cf", f"{name}.tar", "0.cls", "1.cls", "2.cls"]
+        subprocess.run(command, cwd=folder, check=True)
+    (folder / "c.tar.gz").write_bytes(gzip.compress((folder / "b.tar").read_bytes()))
+    assert samples(folder / "a.tar", num_workers=0) == 3
+    for name in ("b.tar", "c.tar.gz"):
+        with pytest.raises(ShardFormatError, match="`streamload index --record-size`"):
+            samples(folder / name, num_workers=0)
+    assert run("index", folder, "--record-size", 100 * 512)[0] == 1
+    assert run("index", folder, "--record-size", 200 * 512)[0] == 0
+    assert samples(folder, num_workers=0) == 9
+    assert len(TarDataset(folder / "b.tar")) == 3
+    assert run("ls", folder)[0] == 0
+    assert run("verify", folder, "--record-size", 200 * 512)[0] == 0
+    with served(folder) as server:
+        names = [f"http://{server.address}/{name}" for name in ("a.tar", "b.tar", "c.tar.gz")]
+        assert samples(names, num_workers=0) == 9
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_missing_end_of_archive_marker_is_a_counted_warning(tmp_path: Path, workers: int, compressed: bool) -> None:
+    content = archive_of(3)[: 3 * 1024]
+    shard = tmp_path / ("a.tar.gz" if compressed else "a.tar")
+    shard.write_bytes(gzip.compress(content) if compressed else content)
+    with StreamLoader(shard, 3, fields=("cls",), num_workers=workers) as loader:
+        with pytest.warns(UserWarning, match="^1 shard without an end-of-archive marker") as said:
+            assert [labels.tolist() for (labels,) in loader] == [[7, 7, 7]]
+        assert [warning.filename for warning in said] == [__file__]
+        assert loader.statistics().skipped_members == {"missing end-of-archive marker": 1}
+        assert len(list(loader)) == 1  # a second warning would be an error
+    for command in ("verify", "index"):
+        status, output = run(command, shard)
+        assert (status, f"warning: {shard} has no end-of-archive marker" in output) == (0, True)
+
+
+@pytest.mark.parametrize("make", [StreamLoader, TarDataset])
+def test_strict_is_retired(tmp_path: Path, make: Any) -> None:
+    with pytest.raises(TypeError, match=r"'strict' \(retired: leave it out; a missing end-of-archive marker is a warn"):
+        make(tmp_path / "a.tar", strict=False)
