@@ -5,6 +5,7 @@ same steps are then done with fresh batches: from streamload with `device="cuda"
 `pin_memory=True` and `.to("cuda", non_blocking=True)` in the loop, and from torch's DataLoader (one file a sample)
 with the same. They take turns, and each has an epoch to warm up. A second table has the rate at which the memory of one
 batch goes to the device: a slot that was page-locked, as much memory that torch page-locked, and ordinary memory.
+Before that, streamload's batches are checked on a busy device, which copies late.
 Where there is no CUDA device it says so and measures nothing. Run it with
 
     python benchmarks/bench_gpu.py
@@ -37,6 +38,8 @@ ROUNDS = 5
 WARM_UP_STEPS = 5
 LEAST_S = 5.0
 MATRIX = 4096
+BUSY_CYCLES = 20_000_000
+"""About ten milliseconds."""
 
 Step = Callable[[Any], None]
 
@@ -165,6 +168,24 @@ def step_ms(batches: Iterator[Any], step: Step) -> float:
     return 1000 * (perf_counter() - began) / steps
 
 
+def check(of: Workload) -> None:
+    """Raise an error if a batch that a busy device copies late differs from the same batch on the host."""
+    host = Ours(of, moves=False)
+    expected = [int(batch[0].sum()) for batch in host._loader]
+    host.close()
+    for moves in (False, True):
+        ours = Ours(of, moves=moves)
+        sums = []
+        for batch in ours.epoch():
+            torch.cuda._sleep(BUSY_CYCLES)
+            sums.append(batch[0].sum())
+        wrong = sum(one != other for one, other in zip(torch.stack(sums).tolist(), expected, strict=True))
+        ours.close()
+        if wrong:
+            how = 'device="cuda"' if moves else ".to()"
+            raise RuntimeError(f"{wrong} of {len(expected)} batches of {of.name} are wrong with {how}")
+
+
 def measure_steps(of: Workload, step: Step) -> dict[str, list[float]]:
     """Milliseconds a step, in each of the rounds: with a batch that is there already, and with each kind of feeding."""
     kinds = {name: make(of) for name, make in FEEDINGS.items()}
@@ -241,6 +262,7 @@ def main() -> None:
     steps, rates = {}, {}
     for name in arguments.workloads:
         of = replace(GPU_WORKLOADS[name], root=arguments.folder)
+        check(of)
         rates[name] = copy_rates(of)
         steps[name] = measure_steps(of, step)
     text = f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n\n{report(steps, rates)}"

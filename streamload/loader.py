@@ -33,11 +33,10 @@ from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
-from streamload.trainer.device import Mover, device_for
+from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
-from streamload.trainer.page_locked import HostRegistry, cuda_registry
 from streamload.trainer.skipped_members import NothingLeft
 
 __all__ = ["StreamLoader"]
@@ -212,14 +211,14 @@ class StreamLoader(NamedClasses):
         feeders: RayFeeders | None = None,
     ) -> None:
         options = Options.among(locals())
-        moves_to = device_for(device)
-        self._mover = None if moves_to is None else Mover(moves_to)
+        cuda = Cuda(device_for(device))
+        self._move = None if cuda.device is None else cuda.move
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
         self._rank_was_found = goes_by_found_rank(rank, is_divided=sampling.is_divided)
         portions = portions_of(urls, index, where=where, keys=keys, samples=samples, join=join)
         options = options.resolved_for(named_places(portions.values()))
-        self._open(options, portions, sampling, moves_to.registry if moves_to else cuda_registry)
+        self._open(options, portions, sampling, cuda)
         self._link.check(self._lanes, self.world_size)
 
     def _open(
@@ -227,10 +226,10 @@ class StreamLoader(NamedClasses):
         options: Options,
         portions: Mapping[str, Portion],
         sampling: SamplingOptions,
-        registry: Callable[[], HostRegistry | None],
+        cuda: Cuda,
     ) -> None:
         self._options, self._portions, self._sampling = options, portions, sampling
-        self._link = FeederLink(self._options, portions, registry=registry)
+        self._link = FeederLink(self._options, portions, cuda=cuda)
         self._listing, self._lanes = self._link.listing, self._sampling.lanes
         self._link.choose(self._sampling)
         self._counts = self._listing.counts
@@ -413,7 +412,7 @@ class StreamLoader(NamedClasses):
             on_nothing=partial(self._explain_nothing, start),
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
-            mover=self._mover,
+            move=self._move,
         )
         self._iterator = weakref.ref(begun)
         return begun
@@ -510,8 +509,6 @@ class StreamLoader(NamedClasses):
         """End the feeder and its workers. Batches that were delivered stay valid. Idempotent."""
         self._end_iterator("the loader was closed")
         self._link.close()
-        if self._mover is not None:
-            self._mover.close()
 
     async def aclose(self) -> None:
         """The same as `close`; other coroutines run while processes end. If it is cancelled, it closes at once."""

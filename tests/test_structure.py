@@ -72,7 +72,7 @@ SINGLE_PROTOCOLS_YET = 18
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
-TORCH_AT_TOP = {"streamload.trainer.page_locked", "streamload.trainer.device", "streamload.tar_dataset"}
+TORCH_AT_TOP = {"streamload.trainer.device", "streamload.tar_dataset"}
 TORCH_IN_FUNCTIONS = {
     "streamload.decode.collate",
     "streamload.decode.decoders",
@@ -576,7 +576,7 @@ def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
         "streamload/errors.py": "",
         "streamload/order/plan.py": "from streamload import errors\nfrom streamload.order import lanes",
         "streamload/order/lanes.py": '"""\n' + "words\n" * MOST_LINES_OF_CODE + '"""\n# a comment\n\nx = 1\n',
-        "streamload/trainer/page_locked.py": "import torch",
+        "streamload/trainer/device.py": "import torch",
         "streamload/decode/collate.py": "def f():\n    import torch",
         "streamload/environment/launch.py": "import subprocess",
         "streamload/feeder/start.py": "def main():\n    from streamload.feeder.process import run",

@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -183,7 +184,7 @@ class SlotPool:
         self._sizes: dict[int, int] = {}
         self._mapped: dict[int, int] = {}
         self._held_bytes = 0
-        self._free: list[int] = []
+        self._free: deque[int] = deque()
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
         self._kept_bytes = 0
@@ -193,7 +194,7 @@ class SlotPool:
     def take(self, size_bytes: int) -> int:
         """A free slot, or a new one of at least this size."""
         if self._free:
-            slot = self._free.pop()
+            slot = self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
         else:
             slot = next(self._numbers)
             self._descriptors[slot] = new_memory(round_up(size_bytes))
@@ -366,15 +367,22 @@ class SlotReader:
 
     Args:
         on_map: called with every newly mapped memory when it is leased for the first time (to page-lock it).
+        fence: returns a function that returns True once everything is done that devices were told to read until now.
     """
 
-    def __init__(self, on_map: Callable[[Bytes], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_map: Callable[[Bytes], None] | None = None,
+        fence: Callable[[], Callable[[], bool]] | None = None,
+    ) -> None:
         self._memory: dict[int, Bytes] = {}
         self._new: set[int] = set()
         self._leases: dict[int, weakref.ref[Bytes]] = {}
         self._on_map = on_map
-        self.released: list[int] = []
-        """The slots whose last view has died since the last acknowledgement; the caller empties it."""
+        self._fence = fence
+        self._ended: deque[int] = deque()
+        self._fenced: deque[tuple[Callable[[], bool], list[int]]] = deque()
+        self._collecting = Lock()
 
     def add(self, slot: int, descriptor: int) -> None:
         """Map all of a slot that was not known yet, or has grown; the descriptor stays the caller's."""
@@ -383,7 +391,7 @@ class SlotReader:
         self._new.add(slot)
 
     def lease(self, slot: int) -> Bytes:
-        """The slot's memory for one batch; when this array and all views of it are gone, the slot is `released`."""
+        """The slot's memory for one batch; when this array and all views of it are gone, the slot is free again."""
         memory = self._memory[slot]
         if slot in self._new:
             self._new.remove(slot)
@@ -392,8 +400,25 @@ class SlotReader:
         # The memoryview gives this lease an identity of its own: NumPy would otherwise let its views refer to the
         # mapped array directly, and the lease would seem to end at once.
         lease = np.frombuffer(memory.data, np.uint8)
-        self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self.released))
+        self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
+
+    def take_released(self) -> tuple[int, ...]:
+        """Return the slots that may be filled again, oldest first.
+
+        Their last view has died, and then so much time has passed that a fence, set up by a call after that, is open:
+        copies to a device read the memory later than they are queued.
+        """
+        with self._collecting:
+            ended = [self._ended.popleft() for _ in range(len(self._ended))]
+            if self._fence is None:
+                return tuple(ended)
+            if ended:
+                self._fenced.append((self._fence(), ended))
+            released: list[int] = []
+            while self._fenced and self._fenced[0][0]():
+                released += self._fenced.popleft()[1]
+            return tuple(released)
 
     def drop(self, slots: Sequence[int]) -> None:
         """Forget slots that the feeder has discarded; what the user still views stays valid."""
@@ -407,7 +432,7 @@ class SlotReader:
         self._new.clear()
 
 
-def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], released: list[int], _: object) -> None:
+def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], ended: deque[int], _: object) -> None:
     """A plain reference costs a third of `weakref.finalize`, once for every batch."""
     del leases[slot]
-    released.append(slot)
+    ended.append(slot)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 from time import monotonic, sleep
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from streamload.decode.tasks import Job, WorkerMessage
 from streamload.environment.launch import STACK_S, Child, launch
@@ -26,6 +26,9 @@ from streamload.order.epoch_start import EpochStart
 from streamload.trainer.inbox import Inbox
 from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_worker import CallerWorker
+
+if TYPE_CHECKING:
+    from streamload.trainer.device import Cuda  # which imports torch
 
 __all__ = ["Connection", "FeederDiedError", "FeederProcess", "second_death", "with_another_feeder"]
 
@@ -159,7 +162,7 @@ class FeederProcess:
     Args:
         workers: how many processes it is to start before anything else.
         progress: shows how far scans are.
-        on_map: called with every newly mapped slot.
+        cuda: page-locks the slots; None leaves them as they are.
         module: the first lines of the process.
 
     Attributes:
@@ -170,12 +173,13 @@ class FeederProcess:
     def __init__(
         self,
         workers: int,
-        on_map: Callable[[Bytes], None] | None,
+        cuda: Cuda | None,
         progress: ScanProgress | None = None,
         *,
         module: str = _FEEDER,
     ) -> None:
-        self._slots = SlotReader(on_map)
+        lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
+        self._slots = SlotReader(lock, fence)
         self._inbox = Inbox(progress)
         self.waited_s = 0.0
         self.configured = False
@@ -373,9 +377,8 @@ class FeederProcess:
     def flush(self) -> None:
         """Acknowledge the batches that were taken and the slots that are free, and send all queued messages."""
         if self._unacknowledged:
-            released = self._slots.released
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
-            self._unsent.append(Acknowledge(unacknowledged, tuple(released.pop() for _ in range(len(released)))))
+            self._unsent.append(Acknowledge(unacknowledged, self._slots.take_released()))
         self._send_unsent()
 
     def _send_unsent(self) -> None:

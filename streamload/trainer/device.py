@@ -1,132 +1,152 @@
-"""Batches for a device: copied on a stream of their own, and their host memory kept until the copy is done."""
+"""CUDA: page-locked slots, when no copy reads them any more, and batches that are copied on a stream of their own."""
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from streamload.decode.batch_layout import is_named_tuple
-from streamload.trainer.page_locked import HostRegistry, cuda_registry
+from streamload.memory.mapped import Bytes
 
-__all__ = ["Mover", "device_for"]
+__all__ = ["Cuda", "Moving", "device_for"]
 
-
-class Copying(Protocol):
-    """Copies that were begun together, and that the device makes when it comes to them."""
-
-    def passed(self) -> bool:
-        """Whether they are done, so that nothing reads the host's memory any more; it does not wait."""
-
-    def wait(self) -> None:
-        """Wait until they are done."""
-
-    def give(self, copies: Sequence[torch.Tensor]) -> None:
-        """Make the copies ready for the caller's current stream: that waits for them, the caller does not."""
+_FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
 
-class Device(Protocol):
-    """What a device must offer."""
+class Moving(NamedTuple):
+    """A batch that is being copied to a device.
 
-    def registry(self) -> HostRegistry | None:
-        """What page-locks memory for it, if anything does."""
+    Attributes:
+        batch: the batch on the device.
+        copies: its tensors that are copied.
+        event: passes when they are.
+        device: the device.
+    """
 
-    def begin(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Copying]:
-        """Begin to copy tensors in the host's memory, which has to stay as it is until that has `passed`.
-
-        Returns:
-            The copies, in the same order, not to be used before they are given; and what knows of their progress.
-
-        Raises:
-            RuntimeError: it cannot be done (torch.OutOfMemoryError); then nothing reads the host's memory any more.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class _CudaCopying:
+    batch: Any
+    copies: list[torch.Tensor]
     event: torch.cuda.Event
     device: torch.device
 
-    def passed(self) -> bool:
-        return bool(self.event.query())
-
-    def wait(self) -> None:
-        self.event.synchronize()
-
-    def give(self, copies: Sequence[torch.Tensor]) -> None:
+    def give(self) -> Any:
+        """Return the batch, ready for the caller's current stream, which waits for the copies."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(self.event)
-        for tensor in filter(_is_dense, copies):
+        for tensor in self.copies:
             # Their memory belongs to the stream of the copies: this keeps it from being used again while the work
             # that the loop has queued still reads it.
             tensor.record_stream(stream)
+        return self.batch
 
 
-class CudaDevice:
-    """A CUDA device. What it needs there is made when it is first used, so the process may still choose its device.
+class Cuda:
+    """Page-lock slots, tell when no copy reads them any more, and copy batches to a device.
+
+    Memory that CUDA has page-locked for us is unknown to torch, which does not keep it until a copy that the user has
+    queued is done: the fence does.
+
+    CUDA is first used when the first slot is locked or the first batch is moved, so that the program can still call
+    `torch.cuda.set_device` after it has made the loader.
 
     Args:
-        device: without an index it is the current device at the first use.
+        device: where batches are moved; without an index, the current device at the first use.
+
+    Attributes:
+        device: the same.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
         self._stream: torch.cuda.Stream | None = None
 
-    def registry(self) -> HostRegistry | None:
-        """The CUDA runtime's; that it is this device which is asked keeps it from making room on another one."""
-        runtime = cuda_registry()
-        if runtime is None:
-            return None
-        register, unregister = runtime.register, runtime.unregister
+    def lock(self, memory: Bytes) -> None:
+        """Page-lock a slot until it is unmapped, if there is a CUDA device.
 
-        def register_here(address: int, size_bytes: int, flags: int) -> int:
-            with torch.cuda.device(self._resolved()):
-                return register(address, size_bytes, flags)
+        Memory that CUDA refuses (the limit of locked memory) stays as it is: copies from it work, and wait.
+        """
+        if not torch.cuda.is_available():
+            return
+        device = self._resolved()
+        address = memory.ctypes.data
+        with torch.cuda.device(device):
+            refused = int(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, _FOR_EVERY_DEVICE))
+        if not refused:
+            # Finalizers run last made, first called: so before the one that unmaps the memory.
+            weakref.finalize(memory, _unlock, address, device).atexit = False
 
-        def unregister_here(address: int) -> int:
-            with torch.cuda.device(self._resolved()):
-                return unregister(address)
+    def fence(self) -> Callable[[], bool]:
+        """Return a function that returns True once all copies queued until now are done.
 
-        return HostRegistry(register_here, unregister_here)
+        It asks for an event on the current stream of each device that has a CUDA context, and on the stream of `move`.
+        Copies that the user has queued on other streams are not covered.
+        """
+        if not torch.cuda.is_initialized():
+            return lambda: True
+        streams = [torch.cuda.current_stream(device) for device in _devices_in_use()]
+        if self._stream is not None:
+            streams.append(self._stream)
+        events = [stream.record_event() for stream in streams]
+        return lambda: all(event.query() for event in events)
 
-    def begin(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Copying]:
-        """Begin to copy tensors, on a stream of its own."""
+    def move(self, batch: Any) -> Moving:
+        """Begin to copy the tensors in a batch's mappings, lists and tuples. All else stays as it is.
+
+        The batch may be dropped at once: slots wait for the fence, and CUDA has read other memory when this returns.
+
+        Raises:
+            RuntimeError: a tensor cannot be copied (torch.OutOfMemoryError).
+        """
         device = self._resolved()
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
-        stream = self._stream
-        # Sparse tensors and the like know no streams: they are copied here and now, on the caller's.
-        copies = [
-            tensor if _is_dense(tensor) and tensor.device.type == "cpu" else tensor.to(device) for tensor in tensors
-        ]
-        try:
-            with torch.cuda.stream(stream):
-                copies = [copy.to(device, non_blocking=True) if copy.device.type == "cpu" else copy for copy in copies]
-                event = torch.cuda.Event()
-                event.record(stream)
-        except BaseException:
-            stream.synchronize()  # those that were begun still read the host's memory
-            raise
-        return copies, _CudaCopying(event, device)
+        stream, callers = self._stream, torch.cuda.current_stream(device)
+        copies: list[torch.Tensor] = []
+
+        def begin(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_nested:
+                copies.append(tensor.to(device, non_blocking=True))
+                return copies[-1]
+            with torch.cuda.stream(callers):  # sparse tensors and the like know no streams
+                return tensor.to(device)
+
+        with torch.cuda.stream(stream):
+            moved = map_tensors(batch, begin)
+        return Moving(moved, copies, stream.record_event(), device)
 
     def _resolved(self) -> torch.device:
-        if self._device.index is None:
-            self._device = torch.device("cuda", torch.cuda.current_device())
-        return self._device
+        """Return the device; if none was given, one that is in use already, so that no other one is opened."""
+        if self.device is None:
+            return torch.device("cuda", next(iter(_devices_in_use()), torch.cuda.current_device()))
+        if self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        return self.device
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
+def _devices_in_use() -> list[int]:
+    """Return the devices with a CUDA context in this process: no other one can be copied to."""
+    # Private, but all that is public makes a context where there is none.
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # noqa: SLF001
+    return [device for device in range(torch.cuda.device_count()) if has_context(device)]
 
 
-def device_for(device: Any) -> Device | None:
-    """What `device=` stands for: None for the host itself.
+def _unlock(address: int, device: torch.device) -> None:
+    """Unlock memory when no stream copies from it any more."""
+    if not torch.cuda.is_initialized():  # in a fork, where CUDA cannot be used
+        return
+    with suppress(RuntimeError):  # CUDA has failed before: then nothing is copied any more
+        for used in _devices_in_use():
+            torch.cuda.synchronize(used)
+    with torch.cuda.device(device):
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def device_for(device: Any) -> torch.device | None:
+    """Return the device that `device=` stands for: None for the host itself.
 
     Raises:
         TypeError, ValueError: it is no device, one that cannot be copied to, or one that is not there.
@@ -149,7 +169,7 @@ def device_for(device: Any) -> Device | None:
     count = torch.cuda.device_count()
     if wanted.index is not None and wanted.index >= count:
         raise ValueError(f"device={device!r}, but torch sees {count} CUDA device{'s' * (count != 1)}, counted from 0")
-    return CudaDevice(wanted)
+    return wanted
 
 
 def _parsed(device: Any) -> torch.device:
@@ -165,78 +185,6 @@ def _parsed(device: Any) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ValueError(f'device={device!r} is no device; "cuda" or "cuda:0" would be one') from error
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A batch that is being copied to a device."""
-
-    batch: Any
-    copies: list[torch.Tensor]
-    copying: Copying
-
-    def give(self) -> Any:
-        """The batch, ready to be used on the caller's current stream."""
-        self.copying.give(self.copies)
-        return self.batch
-
-
-_Held = deque[tuple[Copying, list[torch.Tensor]]]
-
-
-class Mover:
-    """Moves batches to a device, and keeps what they are copied from until that is done.
-
-    It neither waits nor works by itself: `finish` is to be called now and then. When it is dropped, it waits for the
-    copies that are in flight.
-
-    Args:
-        device: where to.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._held: _Held = deque()
-        # At exit nothing is unmapped, so nothing has to be waited for.
-        weakref.finalize(self, _wait_for, self._held).atexit = False
-
-    def begin(self, batch: Any) -> Moving:
-        """Begin to move a batch: the tensors in its mappings, lists and tuples. All else stays as it is.
-
-        The caller is not to keep `batch`: its memory is free for others when the copies are done and `finish` has
-        noticed.
-
-        Raises:
-            RuntimeError: as `Device.begin`.
-        """
-        tensors: list[torch.Tensor] = []
-
-        def collect(tensor: torch.Tensor) -> torch.Tensor:
-            tensors.append(tensor)
-            return tensor
-
-        map_tensors(batch, collect)
-        copies, copying = self._device.begin(tensors)
-        self._held.append((copying, tensors))
-        following = iter(copies)
-        return Moving(map_tensors(batch, lambda _: next(following)), copies, copying)
-
-    def finish(self) -> None:
-        """Let go of the host's memory of all copies that are done; it does not wait."""
-        while self._held and self._held[0][0].passed():
-            self._held.popleft()
-
-    def close(self) -> None:
-        """Wait for the copies that are in flight, and release the host's memory. It can be used again."""
-        _wait_for(self._held)
-
-
-def _wait_for(held: _Held) -> None:
-    try:
-        for copying, _ in held:
-            copying.wait()
-    finally:
-        held.clear()
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

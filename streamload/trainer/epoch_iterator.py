@@ -21,7 +21,7 @@ from streamload.statistics import Meter
 from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection, FeederDiedError, second_death
-from streamload.trainer.device import Mover
+from streamload.trainer.device import Moving
 from streamload.trainer.feeder_client import what_holds_up
 
 __all__ = ["Cursor", "EpochIterator"]
@@ -165,7 +165,7 @@ class EpochIterator(Iterator[Any]):
         on_nothing: called when the epoch is over and this pass has given no batch.
         timeout_s: how long to wait for a batch, or None.
         in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
-        mover: moves batches to a device, one ahead of the loop if it is there already; or None.
+        move: begins to move a batch to a device, one ahead of the loop if it is there already; or None.
 
     Attributes:
         connection: to the feeder that gives the batches.
@@ -188,7 +188,7 @@ class EpochIterator(Iterator[Any]):
         on_nothing: Callable[[], None],
         timeout_s: float | None,
         in_order: bool,
-        mover: Mover | None = None,
+        move: Callable[[Any], Moving] | None = None,
     ) -> None:
         self._start = start
         self._in_order = in_order
@@ -197,7 +197,7 @@ class EpochIterator(Iterator[Any]):
         self._batch_builder = batch_builder
         self._cursor = cursor
         self._meter = meter
-        self._mover = mover
+        self._move = move
         self._last_position = last_position
         self._on_nothing = on_nothing
         self.timeout_s = timeout_s
@@ -351,13 +351,11 @@ class EpochIterator(Iterator[Any]):
         """The next batch, in a tuple, if it is here; it counts as given."""
         if self._error_ahead is not None:
             raise self._error_ahead
-        if self._mover is not None:
-            self._mover.finish()
         made, self._ahead = self._ahead or self._make(), None
         if made is None:
             return None
         batch = made.batch
-        if self._mover is not None:
+        if self._move is not None:
             self._look_ahead()
             batch = batch.give()
         self._note_given(made.end)
@@ -370,7 +368,7 @@ class EpochIterator(Iterator[Any]):
         while (filled := self._filling.take()) is None or filled.end in self._given:
             if filled is None and not self._fill():
                 return None
-        batch = filled.batch if self._mover is None else self._mover.begin(filled.batch)
+        batch = filled.batch if self._move is None else self._move(filled.batch)
         return _Made(batch, filled.samples, filled.end)
 
     def _fill(self) -> bool:
@@ -532,17 +530,11 @@ class EpochIterator(Iterator[Any]):
             self.connection.put_back([Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)])
         if untaken or not all_came:  # others that get the same batches may wait for them to be taken
             self.connection.abandon(self._start.number)
-        if self._mover is not None:
-            self._mover.close()
 
     def _end_processes(self, why: str, state: Literal["ready", "left"] = "left") -> None:
         """End the pass before its end, and the feeder's processes with it."""
         if self.stop(why, state):
-            try:
-                self.connection.close()
-            finally:
-                if self._mover is not None:
-                    self._mover.close()
+            self.connection.close()
 
     def _finish(self) -> None:
         self._over = "finished"

@@ -40,9 +40,9 @@ from streamload.trainer.checks import (
     warn_of_separate_crops,
 )
 from streamload.trainer.connection import Connection, FeederProcess
+from streamload.trainer.device import Cuda
 from streamload.trainer.feeder_client import FeederClient, call_feeder, named_places
 from streamload.trainer.in_process_feeder import InProcessFeeder
-from streamload.trainer.page_locked import HostRegistry, cuda_registry, pinning
 from streamload.trainer.scan_progress import ScanProgress
 from streamload.warn_at_caller import warn_at_caller
 
@@ -57,7 +57,7 @@ class FeederLink:
     Args:
         options: the loader's.
         portions: the datasets, by name.
-        registry: finds what page-locks memory, if anything does.
+        cuda: page-locks memory, if there is a device.
 
     Attributes:
         listing: the shards.
@@ -73,17 +73,17 @@ class FeederLink:
         options: Options,
         portions: Mapping[str, Portion],
         *,
-        registry: Callable[[], HostRegistry | None] = cuda_registry,
+        cuda: Cuda,
     ) -> None:
         self._options = options
-        self._registry = registry
+        self._cuda = cuda
         self._portions = portions
         self._sampling: SamplingOptions | None = None
         self._own_transforms: OwnTransforms = ()
         self._connection: Connection | None = None
         # It does not refer to this object: in a circle, processes would outlive a loader that was dropped.
         places = named_places(portions.values())
-        self._client = FeederClient(options.storages, places, partial(_start_process, options, registry))
+        self._client = FeederClient(options.storages, places, partial(_start_process, options, cuda))
         self._closed = self.traces = False
         self._configured: tuple[Configure, Job | None] | None = None
         self._classes_agree = False
@@ -175,7 +175,7 @@ class FeederLink:
         places = named_places(self._portions.values())
         options = replace(self._options, feeders=feeders).resolved_for(places)
         self._options, self._changed = options, True
-        self._client.start = partial(_start_process, options, self._registry)
+        self._client.start = partial(_start_process, options, self._cuda)
         return options
 
     def take_changes(self) -> None:
@@ -409,7 +409,7 @@ class FeederLink:
             return InProcessFeeder(configure, self.listing, job, _progress(self._options))
         process = self._client.find_running()
         if process is None:
-            process = self._client.process = _start_process(self._options, self._registry)
+            process = self._client.process = _start_process(self._options, self._cuda)
         elif process is self._listed_by:
             configure = configure._replace(listing=None)
         if job is not None:
@@ -435,13 +435,12 @@ def _progress(options: Options) -> ScanProgress:
     return ScanProgress(shows=options.progress and (found_rank() or (0, 1))[0] == 0)
 
 
-def _start_process(options: Options, registry: Callable[[], HostRegistry | None]) -> FeederProcess:
+def _start_process(options: Options, cuda: Cuda) -> FeederProcess:
     """A feeder, which starts the workers."""
-    found = registry() if options.pin_memory and options.workers else None
-    on_map = None if found is None else pinning(found)
+    locks = cuda if options.pin_memory and options.workers else None
     try:
         if options.feeders is not None:
-            return FeederProcess(0, on_map, _progress(options), module="streamload.remote.start")
-        return FeederProcess(options.workers, on_map, _progress(options))
+            return FeederProcess(0, locks, _progress(options), module="streamload.remote.start")
+        return FeederProcess(options.workers, locks, _progress(options))
     except OSError as error:
         raise naming_the_limit(error) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from late_device import LateDevice
+from late_cuda import LateCuda
 from make_shards import write_numbers
 from processes import alive, children, wait_until
 from transforms import negative, slow
@@ -130,18 +130,17 @@ def test_batches_without_an_order_come_once_each(source: str) -> None:
 
 
 def test_what_was_copied_ahead_is_neither_lost_nor_given_twice(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, device = undisturbed(source), LateDevice()
-    monkeypatch.setattr("streamload.loader.device_for", lambda _: device)
+    expected, cuda = undisturbed(source), LateCuda(monkeypatch)
     got, killed = [], list[int]()
     with loader_of(source, device="cuda", prefetch_batches=4) as loader:
         for batch in loader:
-            got.append(device.read(batch[0]))
-            if device.begun > len(got) and not killed:
+            got.append(cuda.read(batch[0]))
+            if cuda.begun > len(got) and not killed:
                 killed = kill_feeder()
             time.sleep(0 if killed else 0.05)
         assert loader.statistics().restarted_workers == 1
     assert got == expected
-    assert device.too_early == 0
+    assert cuda.too_early == 0
 
 
 def test_failed_samples_are_noted_once(source: str, tmp_path: Path) -> None:

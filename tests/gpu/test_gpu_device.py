@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from make_shards import write_numbers
 
 from streamload import StreamLoader
-from streamload.trainer.device import CudaDevice
+from streamload.trainer.device import Cuda
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -65,15 +64,15 @@ def test_the_loop_runs_ahead_of_a_busy_device(source: str) -> None:
 
 def test_copies_that_are_late(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot must not be filled again while a copy that is queued will read it, nor a batch be used before it."""
-    begin = CudaDevice.begin
+    move = Cuda.move
 
-    def begin_late(self: CudaDevice, tensors: Sequence[torch.Tensor]) -> Any:
+    def move_late(self: Cuda, batch: Any) -> Any:
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 torch.cuda._sleep(BUSY_CYCLES)
-        return begin(self, tensors)
+        return move(self, batch)
 
-    monkeypatch.setattr(CudaDevice, "begin", begin_late)
+    monkeypatch.setattr(Cuda, "move", move_late)
     with make(source, prefetch_batches=1) as loader:
         for _ in range(3):
             wrong = [check(values, labels) for values, labels in loader]
@@ -82,13 +81,13 @@ def test_copies_that_are_late(source: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_it_is_copied_from_page_locked_memory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[bool] = []
-    begin = CudaDevice.begin
+    move = Cuda.move
 
-    def look(self: CudaDevice, tensors: Sequence[torch.Tensor]) -> Any:
-        pinned.extend(tensor.is_pinned() for tensor in tensors)
-        return begin(self, tensors)
+    def look(self: Cuda, batch: Any) -> Any:
+        pinned.extend(tensor.is_pinned() for tensor in batch)
+        return move(self, batch)
 
-    monkeypatch.setattr(CudaDevice, "begin", look)
+    monkeypatch.setattr(Cuda, "move", look)
     with make(source) as loader:
         for _ in loader:
             pass

@@ -74,6 +74,16 @@ def test_a_slot_is_used_again_only_after_it_was_released(pool: SlotPool) -> None
     assert pool.take(10) not in (first, second)
 
 
+def test_the_slot_that_has_been_free_longest_is_used_first(pool: SlotPool) -> None:
+    """A copy on a stream that no fence covers has the most time then."""
+    slots = [pool.take(10) for _ in range(5)]
+    for slot in slots:
+        hand_out(pool, slot)
+    for slot in slots:
+        pool.note_released([slot])
+    assert [pool.take(10) for _ in slots] == slots
+
+
 def test_a_new_slot_has_the_size_requested(pool: SlotPool) -> None:
     assert os.fstat(pool.descriptor(pool.take(100_000))).st_size >= 100_000
 
@@ -300,20 +310,20 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
     slot = give(pool, reader)
     held = views_of(reader.lease(slot))[kind]
     gc.collect()
-    assert reader.released == []
+    assert reader.take_released() == ()
     assert held is not None
     del held
     gc.collect()
-    assert reader.released == [slot]
+    assert reader.take_released() == (slot,)
 
 
 def test_each_loan_of_a_slot_is_released_on_its_own(pool: SlotPool, reader: SlotReader) -> None:
     slot = give(pool, reader)
     for round_number in range(1, 4):
         batch = reader.lease(slot)
-        assert reader.released == [slot] * (round_number - 1)
+        assert reader.take_released() == ()
         del batch
-        assert reader.released == [slot] * round_number
+        assert reader.take_released() == (slot,)
 
 
 def test_a_lease_has_at_least_the_size_requested_and_shows_what_was_written(pool: SlotPool, reader: SlotReader) -> None:
@@ -329,6 +339,33 @@ def test_a_lease_has_at_least_the_size_requested_and_shows_what_was_written(pool
     assert len(lease) >= 50_000
     assert lease[49_999] == 9
     filler.close()
+
+
+def test_slots_are_released_in_order_once_their_fence_is_open(pool: SlotPool) -> None:
+    open_fences: set[int] = set()
+    fences: list[list[int]] = []
+    held: dict[int, Bytes] = {}
+
+    def fence() -> Any:
+        number = len(fences)
+        fences.append(sorted(held))
+        return lambda: number in open_fences
+
+    reader = SlotReader(fence=fence)
+    slots = [give(pool, reader) for _ in range(4)]
+    held.update({slot: reader.lease(slot) for slot in slots})
+    assert reader.take_released() == ()
+    assert fences == [], "no tensor has died"
+    del held[slots[1]], held[slots[0]]
+    assert reader.take_released() == ()
+    assert fences == [slots[2:]], "set up after both have died"
+    del held[slots[3]]
+    open_fences.add(1)
+    assert reader.take_released() == ()
+    open_fences.add(0)
+    assert reader.take_released() == (slots[1], slots[0], slots[3])
+    held.clear()
+    reader.close()
 
 
 def test_new_memory_is_announced_once_for_each_mapping(pool: SlotPool) -> None:
@@ -430,7 +467,7 @@ class RoundTrips(RuleBasedStateMachine):
 
     @rule()
     def tell_the_pool(self) -> None:
-        released, self.reader.released[:] = list(self.reader.released), []
+        released = self.reader.take_released()
         self.pool.note_released(released)
 
     @invariant()

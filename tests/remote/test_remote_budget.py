@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from late_device import LateDevice
+from late_cuda import LateCuda
 from matrix import exhaustive
 from places import Place, write_datasets
 from processes import children
@@ -233,7 +233,7 @@ def test_copies_that_are_late_let_go_of_their_batch_where_nothing_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They read its memory until somebody waits for them."""
-    monkeypatch.setattr("streamload.loader.device_for", lambda wanted: LateDevice() if wanted == "cuda" else None)
+    LateCuda(monkeypatch)
     write_datasets(tmp_path / "data", [[MB] * 24] * 3, [])
     with FaultServer(tmp_path / "data") as server:
         tight: dict[str, Any] = {"memory_budget": "55MB", "prefetch_batches": 1, "batch_size": 8, "shuffle": False}

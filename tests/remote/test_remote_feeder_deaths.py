@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from late_device import LateDevice
+from late_cuda import LateCuda
 from matrix import exhaustive
 from places import Place, local, write_datasets
 from processes import children, wait_until
@@ -75,9 +75,7 @@ def test_killed_at_random_instants(
     kills: int,
 ) -> None:
     """Feeders, and where so many are killed as many workers."""
-    generator, device = random.Random(workers), LateDevice()
-    if on_device:
-        monkeypatch.setattr("streamload.loader.device_for", lambda _: device)
+    generator, cuda = random.Random(workers), LateCuda(monkeypatch)
     modules = ["streamload.feeder", "workers.worker"] if workers and kills > 1 else ["streamload.feeder"]
     due = [module for module in modules for _ in range(kills)]
     generator.shuffle(due)
@@ -89,13 +87,13 @@ def test_killed_at_random_instants(
         while due:
             epochs += 1
             for step, batch in enumerate(loader):
-                got += device.read(batch[1]) if on_device else batch[1].tolist()
+                got += cuda.read(batch[1]) if on_device else batch[1].tolist()
                 assert batch[0].shape == (4, 30_000)
                 time.sleep(generator.random() * 0.02)
                 if due and step % 8 == 4 and kill_one(due[-1]):
                     due.pop()
     assert got == epochs * LABELS
-    assert device.too_early == 0
+    assert cuda.too_early == 0
 
 
 def test_a_call_is_made_again_while_the_loop_goes_on(server: FaultServer) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from late_device import LateDevice
+from late_cuda import RUBBISH, LateCuda
 
 from streamload.memory.slots import SlotPool, SlotReader
-from streamload.trainer.device import CudaDevice, Mover, device_for, map_tensors
+from streamload.trainer.device import Cuda, device_for, map_tensors
 
 
 class Pair(NamedTuple):
@@ -28,8 +28,12 @@ class Described(UserDict[str, Any]):
     note = ""
 
 
-def test_tensors_move_and_all_else_stays() -> None:
-    device = LateDevice()
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> LateCuda:
+    return LateCuda(monkeypatch)
+
+
+def test_tensors_move_and_all_else_stays(cuda: LateCuda) -> None:
     array, thing = np.arange(3), object()
     described = Described({"x": torch.tensor([1, 2])})
     described.note = "kept"
@@ -45,8 +49,8 @@ def test_tensors_move_and_all_else_stays() -> None:
         "ordered": OrderedDict(b=torch.tensor(3), a="text"),
         "described": described,
     }
-    moved = Mover(device).begin(batch).give()
-    device.run()
+    moved = Cuda(torch.device("cuda")).move(batch).give()
+    cuda.run()
     assert moved["array"] is array
     assert moved["thing"] is thing
     assert moved["names"] == ["a", "b"]
@@ -58,84 +62,138 @@ def test_tensors_move_and_all_else_stays() -> None:
     assert list(moved["ordered"]) == ["b", "a"]
     assert type(moved["ordered"]) is OrderedDict
     assert (type(moved["described"]), moved["described"].note) == (Described, "kept")
-    found: list[int] = []
-
-    def find(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(id(tensor))
-        return tensor
-
-    map_tensors(moved, find)
-    assert len(found) == 10
-    assert set(found) == device.of.keys()
+    found: list[torch.Tensor] = []
+    map_tensors(moved, found.append)  # type: ignore[arg-type]
+    assert len(found) == cuda.begun == 10
     assert torch.equal(batch["image"], torch.ones(2, 3)), "the batch itself is as it was"
 
 
 @pytest.mark.parametrize("batch", [None, "text", [], {}, (1, 2), {"a": [b"bytes"]}])
-def test_a_batch_without_tensors_passes(batch: Any) -> None:
-    mover = Mover(LateDevice())
-    assert mover.begin(batch).give() == batch
+def test_a_batch_without_tensors_passes(batch: Any, cuda: LateCuda) -> None:
+    assert Cuda(torch.device("cuda")).move(batch).give() == batch
+    assert cuda.begun == 0
 
 
-@contextmanager
-def slots() -> Iterator[tuple[SlotPool, SlotReader]]:
-    pool, reader = SlotPool(), SlotReader()
-    yield pool, reader
-    reader.close()
+def test_a_sparse_tensor_is_copied_on_the_stream_of_the_caller(cuda: LateCuda) -> None:
+    moved = Cuda(torch.device("cuda")).move([torch.eye(2).to_sparse(), torch.ones(1)]).give()
+    assert [cuda.copied_on(tensor) is torch.cuda.current_stream() for tensor in moved] == [True, False]
+
+
+def test_a_copy_is_used_only_when_it_is_done(cuda: LateCuda) -> None:
+    moving = Cuda(torch.device("cuda")).move(torch.ones(3))
+    torch.cuda.current_stream().run()  # type: ignore[attr-defined]
+    assert moving.batch.tolist() == [RUBBISH] * 3
+    assert cuda.read(moving.give()) == [1] * 3
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    pool = SlotPool()
+    yield pool
     pool.close()
 
 
-def lease(pool: SlotPool, reader: SlotReader, value: int) -> torch.Tensor:
-    slot = pool.take(64)
-    reader.add(slot, pool.descriptor(slot))
+def lease(pool: SlotPool, reader: SlotReader, slot: int) -> torch.Tensor:
+    """A delivered batch of ones."""
+    if pool.announce(slot, 64):
+        reader.add(slot, pool.descriptor(slot))
+    pool.note_taken(1)
     memory = reader.lease(slot)
-    memory[:] = value
+    memory[:] = 1
     return torch.from_numpy(memory[:8])
 
 
-def test_a_slot_is_released_when_its_copy_is_done_and_not_before() -> None:
-    device = LateDevice()
-    mover = Mover(device)
-    with slots() as (pool, reader):
-        moving = [mover.begin({"x": lease(pool, reader, value)}) for value in (1, 2, 3)]
-        given = moving[0].give()
-        mover.finish()
-        assert reader.released == []
-        assert device.read(given["x"]) == [1] * 8
-        assert reader.released == [], "nobody has asked yet"
-        mover.finish()
-        assert reader.released == [0]
-        device.run()
-        mover.finish()
-        assert reader.released == [0, 1, 2]
-        assert device.waits == 0
-        assert [device.read(batch.give()["x"])[0] for batch in moving[1:]] == [2, 3]
-    assert device.too_early == 0
+@pytest.mark.parametrize("how", [".to", "device="])
+def test_a_slot_is_released_after_the_copies_from_it(cuda: LateCuda, pool: SlotPool, how: str) -> None:
+    ours = Cuda(torch.device("cuda"))
+    reader = SlotReader(ours.lock, ours.fence)
+    slots = [pool.take(64) for _ in range(3)]
+    copies = []
+    for slot in slots:
+        batch = lease(pool, reader, slot)
+        copies.append(ours.move(batch).batch if how == "device=" else batch.to("cuda", non_blocking=True))
+        del batch
+        assert reader.take_released() == ()
+    cuda.run()
+    assert reader.take_released() == tuple(slots)
+    assert reader.take_released() == ()
+    assert cuda.waits == 0
+    reader.close()
+    assert cuda.locked == {}
 
 
-@pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_copies_in_flight_at_the_end_are_waited_for(how: str) -> None:
-    device = LateDevice()
-    mover = Mover(device)
-    with slots() as (pool, reader):
-        for value in (1, 2):
-            mover.begin([lease(pool, reader, value)])
-        if how == "closed":
-            mover.close()
-            mover.close()
-        else:
-            del mover
-        assert sorted(reader.released) == [0, 1]
-    assert device.too_early == 0
-    assert device.waits == 2
+def test_copies_to_every_device_in_use_are_waited_for(monkeypatch: pytest.MonkeyPatch, pool: SlotPool) -> None:
+    cuda = LateCuda(monkeypatch, devices=3)
+    ours = Cuda()
+    reader = SlotReader(ours.lock, ours.fence)
+    slot = pool.take(64)
+    lease(pool, reader, slot).to("cuda:2", non_blocking=True)
+    assert reader.take_released() == ()
+    torch.cuda.current_stream(0).run()  # type: ignore[attr-defined]
+    assert reader.take_released() == ()
+    torch.cuda.current_stream(2).run()  # type: ignore[attr-defined]
+    assert reader.take_released() == (slot,)
+    assert cuda.contexts == {0, 2}
+    reader.close()
 
 
-def test_a_batch_without_room_on_the_device_frees_what_was_copied() -> None:
-    mover = Mover(LateDevice(fails_at=1))
-    with slots() as (pool, reader):
-        with pytest.raises(RuntimeError, match="out of memory"):
-            mover.begin([lease(pool, reader, 1)])
-        gc.collect()  # the traceback refers to itself
-        assert reader.released == [0]
+def test_a_batch_without_room_on_the_device_frees_its_slot(cuda: LateCuda, pool: SlotPool) -> None:
+    cuda.fails_at = 2
+    ours = Cuda(torch.device("cuda"))
+    reader = SlotReader(ours.lock, ours.fence)
+    slot = pool.take(64)
+    batch = lease(pool, reader, slot)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        ours.move([batch, batch])
+    del batch
+    gc.collect()  # the traceback refers to itself
+    assert reader.take_released() == (), "the first copy is queued"
+    cuda.run()
+    assert reader.take_released() == (slot,)
+    reader.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="looks at /proc")
+def test_a_slot_is_locked_once_and_unlocked_before_it_is_unmapped(cuda: LateCuda, pool: SlotPool) -> None:
+    reader = SlotReader(Cuda().lock)
+    slots = [pool.take(100), pool.take(5000)]
+    for _ in range(3):
+        for slot in slots:
+            assert lease(pool, reader, slot).data_ptr() in cuda.locked
+        pool.note_released(reader.take_released())
+        slots = [pool.take(100), pool.take(100)]
+    assert sorted(cuda.locked.values()) == [4096, 8192]
+    assert cuda.ever_locked == 2
+    kept = lease(pool, reader, slots[0])
+    copy = kept.to("cuda", non_blocking=True)
+    reader.close()
+    assert list(cuda.locked) == [kept.data_ptr()]
+    del kept
+    assert cuda.locked == {}
+    assert cuda.too_early == 0
+    assert copy.tolist() == [1] * 8
+
+
+def test_a_slot_that_grows_is_locked_again(cuda: LateCuda, pool: SlotPool) -> None:
+    reader = SlotReader(Cuda().lock)
+    slot = pool.take(100)
+    kept = lease(pool, reader, slot)
+    os.ftruncate(pool.descriptor(slot), 12_288)
+    reader.add(slot, pool.descriptor(slot))
+    reader.lease(slot)
+    assert list(cuda.locked.values()) == [4096, 12288], "the old mapping lives on under the kept batch"
+    del kept
+    assert list(cuda.locked.values()) == [12288]
+    reader.close()
+    assert cuda.locked == {}
+
+
+def test_memory_that_cuda_refuses_is_never_unlocked(cuda: LateCuda, pool: SlotPool) -> None:
+    cuda.refuses = 2
+    reader = SlotReader(Cuda().lock)
+    lease(pool, reader, pool.take(100))
+    reader.close()
+    assert cuda.ever_locked == 0
 
 
 # -- what `device=` may be ------------------------------------------------------------------------------------------
@@ -166,9 +224,8 @@ def test_wrong_devices_are_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(error, match=message):
         device_for(device)
-    assert isinstance(device_for("cuda"), CudaDevice)
-    assert isinstance(device_for(1), CudaDevice)
-    assert isinstance(device_for(torch.device("cuda:1")), CudaDevice)
+    assert device_for("cuda") == torch.device("cuda")
+    assert device_for(1) == device_for(torch.device("cuda:1")) == torch.device("cuda:1")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda")])
@@ -176,136 +233,3 @@ def test_without_cuda_that_is_said(device: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="but torch sees no CUDA device here"):
         device_for(device)
-
-
-# -- the calls of torch.cuda, on a torch.cuda that only writes them down --------------------------------------------
-
-
-class Written:
-    """torch.cuda's streams and events, as far as they are used, and tensors that say what is done to them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[str] = []
-        self.inside: list[str] = []
-        self.full = False
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: _Stream(self, f"own {device}"))
-        monkeypatch.setattr(torch.cuda, "Event", lambda: _Event(self))
-        monkeypatch.setattr(torch.cuda, "stream", self._within)
-        monkeypatch.setattr(torch.cuda, "device", self._within)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: _Stream(self, f"current {device}"))
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-
-    @contextmanager
-    def _within(self, what: Any) -> Iterator[None]:
-        self.inside.append(str(what))
-        yield
-        self.inside.pop()
-
-
-class _Stream:
-    def __init__(self, written: Written, name: str) -> None:
-        self.written, self.name = written, name
-
-    def __str__(self) -> str:
-        return self.name
-
-    def wait_event(self, event: _Event) -> None:
-        self.written.log.append(f"{self} waits for {event.recorded_on}")
-
-    def synchronize(self) -> None:
-        self.written.log.append(f"host waits for {self}")
-
-
-class _Event:
-    recorded_on = ""
-
-    def __init__(self, written: Written) -> None:
-        self.written = written
-
-    def record(self, stream: _Stream) -> None:
-        self.recorded_on = str(stream)
-        self.written.log.append(f"event on {stream}")
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        self.written.log.append("host waits for event")
-
-
-class _Tensor:
-    layout = torch.strided
-    is_nested = False
-
-    def __init__(self, written: Written, name: str, device: str = "cpu") -> None:
-        self.written, self.name, self.device = written, name, torch.device(device)
-
-    def __str__(self) -> str:
-        return self.name
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> _Tensor:
-        if self.written.full and self.name == "b":
-            raise RuntimeError("out of memory")
-        how = "non-blocking" if non_blocking else "blocking"
-        self.written.log.append(f"{self.name} to {device} {how} within {self.written.inside}")
-        copy = _Tensor(self.written, f"{self.name}'", str(device))
-        copy.layout = self.layout
-        return copy
-
-    def record_stream(self, stream: _Stream) -> None:
-        self.written.log.append(f"{self.name} used on {stream}")
-
-
-def test_cuda_is_called_in_the_right_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Written(monkeypatch)
-    device = CudaDevice(torch.device("cuda"))
-    sparse = _Tensor(written, "s")
-    sparse.layout = torch.sparse_coo
-    tensors: Any = [_Tensor(written, "a"), sparse, _Tensor(written, "b")]
-    copies, copying = device.begin(tensors)
-    assert [str(copy) for copy in copies] == ["a'", "s'", "b'"]
-    assert written.log == [
-        "s to cuda:1 blocking within []",
-        "a to cuda:1 non-blocking within ['own cuda:1']",
-        "b to cuda:1 non-blocking within ['own cuda:1']",
-        "event on own cuda:1",
-    ]
-    written.log.clear()
-    assert copying.passed()
-    copying.give(copies)
-    assert written.log == [
-        "current cuda:1 waits for own cuda:1",
-        "a' used on current cuda:1",
-        "b' used on current cuda:1",
-    ]
-    copying.wait()
-    assert written.log[-1] == "host waits for event"
-
-
-def test_when_cuda_fails_what_was_begun_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Written(monkeypatch)
-    written.full = True
-    tensors: Any = [_Tensor(written, "a"), _Tensor(written, "b")]
-    with pytest.raises(RuntimeError, match="out of memory"):
-        CudaDevice(torch.device("cuda:0")).begin(tensors)
-    assert written.log[-1] == "host waits for own cuda:0"
-
-
-def test_memory_is_locked_for_the_device_that_it_is_copied_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Written(monkeypatch)
-
-    class Runtime:
-        def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
-            written.log.append(f"lock {address} {size_bytes} {flags} within {written.inside}")
-            return 0
-
-        def cudaHostUnregister(self, address: int) -> int:
-            written.log.append(f"unlock {address} within {written.inside}")
-            return 0
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    registry = CudaDevice(torch.device("cuda")).registry()
-    assert registry is not None
-    assert (registry.register(8, 4096, 1), registry.unregister(8)) == (0, 0)
-    assert written.log == ["lock 8 4096 1 within ['cuda:1']", "unlock 8 within ['cuda:1']"]
