@@ -206,7 +206,7 @@ class ByHand:
     def must_wrap(self) -> bool:
         return False
 
-    def pump(self, most: float) -> int:
+    def pump(self) -> int:
         if self.failing:
             raise ShardNotFoundError("it is gone", url="a.tar")
         self.exhausted = True
