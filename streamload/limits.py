@@ -12,7 +12,6 @@ __all__ = [
     "BLOCK_ROWS",
     "CACHED_SHARDS_SHARE",
     "CALLER_SHARDS_SHARE",
-    "COPIES_SHARE",
     "DECOMPRESSED_AT_ONCE",
     "EXPANSION_SHARE",
     "FETCHED_SHARDS_SHARE",
@@ -115,9 +114,6 @@ FETCHED_SHARDS_SHARE = 6
 
 CACHED_SHARDS_SHARE = 12
 """The same with a disk cache: a shard has one for its memory and one for its file, and one more while it is copied."""
-
-COPIES_SHARE = 16
-"""Feeder: whole copies of files; besides, at most as many are being made."""
 
 SCHEDULED_SHARDS_SHARE = 8
 """Feeder: the shards of tasks that are scheduled at the same time."""

@@ -37,7 +37,7 @@ from streamload.storage.protocol import (
     without_secrets,
 )
 from streamload.storage.storages import Storages
-from streamload.storage.urls import COPYING, Urls, chain_links, expand_urls
+from streamload.storage.urls import Urls, chain_links, expand_urls
 from streamload.text import counted
 
 __all__ = ["Finder", "find_shards", "look_at"]
@@ -213,7 +213,7 @@ class Finder:
                 ShardInfo(f"{folder}/{_quoted(name) if web else name}", size, mtime_ns or 0, etag)
                 for name, size, mtime_ns, etag in sorted(columns, key=itemgetter(0))
             ]
-        if protocol_of(folder) in WEB and not folder.startswith(COPYING):  # fsspec lists what servers show of folders
+        if protocol_of(folder) in WEB:
             self._refuse_web_folder(folder)
         tars = [found for found in self._in_folder(storage, folder) if is_shard_name(found.url)]
         if tars:

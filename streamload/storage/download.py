@@ -16,8 +16,8 @@ from streamload.text import counted
 
 __all__ = ["Downloaded", "Pin", "RangeStorage", "Watch", "download"]
 
-_TRIES_OF_WHOLE_ANSWERS = 3
-"""Where a server has never answered with a part; a proxy that sometimes does not is tried as often as any other."""
+_TRIES_OF_WHOLE_ANSWERS = 5
+"""In a row: some proxies send a whole file now and then, and servers without ranges always do."""
 
 
 class RangeStorage(Protocol):
@@ -265,10 +265,11 @@ class _Download:
                     "before it, does not keep to ranges",
                     url=self._url,
                 )
+            if not piece_bytes:  # the answer is on its way; only bytes count as progress
+                deadline.reschedule(self._clock() + self._policy.stall_timeout_s)
+                continue
             now_s = self._attempts.progressed()
             deadline.reschedule(now_s + self._policy.stall_timeout_s)
-            if not piece_bytes:
-                continue
             if watch.answered_s is None:
                 watch.answered(now_s)
             self._write(watch.position, piece)
@@ -281,8 +282,7 @@ class _Download:
     async def _back_off(self, failure: TransientStorageError) -> None:
         failures = [*self._attempts.failures, failure]
         only_whole = all(isinstance(each, WholeAnswerError) for each in failures)
-        never_parts = only_whole and isinstance(failure, WholeAnswerError) and failure.never_parts
-        wait_s = self._attempts.wait_s(failure, _TRIES_OF_WHOLE_ANSWERS if never_parts else math.inf)
+        wait_s = self._attempts.wait_s(failure, _TRIES_OF_WHOLE_ANSWERS if only_whole else math.inf)
         if wait_s is None:
             raise (self._no_parts() if only_whole else self._given_up()) from failure
         await asyncio.sleep(wait_s)
@@ -291,8 +291,7 @@ class _Download:
         times = counted(len(self._attempts.failures), "request")
         return StorageError(
             f"this server does not serve parts of files (the answer to {times} in a row for one was a whole file); "
-            "use another one (nginx, caddy, rclone serve), or have whole files copied, by simplecache:: before the "
-            "urls of the shards",
+            "use another one (nginx, caddy, rclone serve), or copy the shards to a disk",
             url=self._url,
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
 from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.text import counted
 
 __all__ = [
     "NO_SUCH_SHARD",
@@ -16,6 +17,7 @@ __all__ = [
     "UntrustedServerError",
     "WholeAnswerError",
     "changed_error",
+    "check_length",
     "check_small",
     "close_matches",
     "connection_error",
@@ -75,13 +77,7 @@ class UntrustedServerError(StorageError):
 
 
 class WholeAnswerError(TransientStorageError):
-    """The server answered a request for a part with the whole object, as some proxies occasionally do.
-
-    Attributes:
-        never_parts: the same server has not answered with a part so far; set by the storage.
-    """
-
-    never_parts = False
+    """The server answered a request for a part with the whole object, as some proxies occasionally do."""
 
 
 def status_error(url: str, status: int | None, code: str | None) -> StorageError:
@@ -174,10 +170,10 @@ def whole_answer_error(url: str) -> WholeAnswerError:
 
 
 def unknown_length_error(url: str) -> StorageError:
-    """The error for a part of an object whose length the server does not give (RFC 9110 allows `bytes 0-9/*`)."""
+    """The error for a file whose length the server does not give (RFC 9110 allows `bytes 0-9/*`)."""
     return StorageError(
-        "the server sends a part without saying how long the whole file is (`Content-Range: bytes .../*`), so nobody "
-        "can tell whether all of it has come; read from a server that does, or copy the file",
+        "the storage does not say how long the whole file is, so an answer that breaks off cannot be told from a whole "
+        "one; read from a server that sends Content-Length, or copy the file",
         url=without_secrets(url),
     )
 
@@ -196,6 +192,16 @@ def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
     if size_bytes > most_bytes:
         raise StorageError(
             f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=without_secrets(url)
+        )
+
+
+def check_length(url: str, content: bytes, wanted_bytes: int, total_bytes: int) -> None:
+    """Raise TransientStorageError for an answer that is not as long as what was requested."""
+    if len(content) == total_bytes > wanted_bytes:
+        raise whole_answer_error(url)
+    if len(content) != wanted_bytes:
+        raise transient_error(
+            url, f"the storage gave {counted(len(content), 'byte')} where {wanted_bytes:,} were requested"
         )
 
 

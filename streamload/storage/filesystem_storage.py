@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
+from streamload.errors import ShardNotFoundError, StorageError
 from streamload.storage.errors import (
-    WholeAnswerError,
     changed_error,
+    check_length,
     check_small,
     close_matches,
     transient_error,
@@ -24,14 +22,13 @@ from streamload.storage.errors import (
 )
 from streamload.storage.filesystems import OpenFilesystem, layers, open_filesystem, path_in
 from streamload.storage.fsspec_errors import ReportsErrors, filesystem_error
-from streamload.storage.http_range import ServedParts, Wanted, open_http_file, open_http_range
 from streamload.storage.local_storage import LocalStorage
 from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
-    EmptyBody,
     RangeBody,
     ShardInfo,
+    WholeBody,
     is_pattern,
     matches,
     place_of,
@@ -40,10 +37,6 @@ from streamload.storage.protocol import (
     without_secrets,
 )
 from streamload.storage.retry_policy import Retries
-from streamload.storage.s3fs_range import open_s3fs_range
-from streamload.storage.urls import COPYING
-from streamload.storage.whole_copies import CopiedBody, UnnamedFile, WholeCopies, on_own_thread
-from streamload.text import counted
 
 __all__ = ["FilesystemStorage"]
 
@@ -74,27 +67,47 @@ def _nanoseconds(time: object) -> int:
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
 """Protocols where a file appears while it is written, so that it has to be written under another name."""
 
-_CHUNK_BYTES = 1 << 20
+_PROGRESS_S = 5.0
+"""Between two empty pieces of a range that is being read."""
+
 _Result = TypeVar("_Result")
 
 
-class ReadBody:
-    """A range that was read whole, where a filesystem gives no stream of it; see `RangeBody`."""
+class FilesystemBody:
+    """A range that a filesystem reads whole; see `RangeBody`.
 
-    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
-        self.total_bytes = total_bytes
-        self.etag = etag
-        self._content = content
+    Args:
+        known: the file.
+        read: reads the range.
+        timeout_s: how long that may take, from all requests that share the link.
+    """
+
+    def __init__(self, known: ShardInfo, read: Callable[[], Coroutine[Any, Any, bytes]], timeout_s: float) -> None:
+        self.total_bytes = known.bytes
+        self.etag = known.etag
+        self._url = known.url
+        self._read = read
+        self._timeout_s = timeout_s
+        self._reading: asyncio.Task[bytes] | None = None
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """See `RangeBody.chunks`."""
-        content, self._content = self._content, b""
-        for start in range(0, len(content), _CHUNK_BYTES):
-            yield content[start : start + _CHUNK_BYTES]
+        """See `RangeBody.chunks`; the pieces are empty while the range is being read."""
+        self._reading = reading = asyncio.ensure_future(self._read())
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self._timeout_s
+        try:
+            while not (await asyncio.wait([reading], timeout=_PROGRESS_S))[0]:
+                if clock() > end_s:
+                    raise transient_error(self._url, f"no answer within {self._timeout_s:g} s")
+                yield b""
+            yield reading.result()
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """See `RangeBody.aclose`."""
-        self._content = b""
+        if self._reading is not None:
+            self._reading.cancel()
 
 
 class FilesystemStorage:
@@ -109,7 +122,7 @@ class FilesystemStorage:
         retries: how requests are made again.
         info_timeout_s: how long one answer about a file may take. Time-outs of asynchronous filesystems are long, and
             met several times for one question.
-        file_timeout_s: the same of a small file.
+        file_timeout_s: how long reading a small file or a range may take.
         look_again_s: how often the version is requested where answers do not have it; a change in between is not
             noticed.
     """
@@ -133,8 +146,6 @@ class FilesystemStorage:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._retries = retries or Retries()
-        self._served_parts = ServedParts()
-        self._copies = WholeCopies(self._retries)
 
     def info(self, url: str) -> ShardInfo:
         """See `Storage.info`; a missing file comes with the names that are like it."""
@@ -168,75 +179,47 @@ class FilesystemStorage:
         return self._alone(url, look)
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """See `Storage.read_bytes`. What has come is kept where an answer breaks off, as long as the version stays."""
-        small = _SmallFile(url, most_bytes)
+        """See `Storage.read_bytes`."""
 
         async def read(opened: OpenFilesystem, path: str) -> bytes:
-            if _streams(opened):
-                await small.read_rest(opened, path)
-                return bytes(small.content)
-            whole: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
-            check_small(url, len(whole), most_bytes)
-            return whole
+            size_bytes = (await _look(opened, path, self._info_timeout_s)).bytes
+            if size_bytes == UNKNOWN_BYTES:
+                raise unknown_length_error(url)
+            check_small(url, size_bytes, most_bytes)
+            content: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
+            check_length(url, content, size_bytes, size_bytes)
+            return content
 
-        return self._alone(url, read, came=lambda: len(small.content))
+        return self._alone(url, read)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`.
 
-        Of http servers and of s3fs the bytes stream; elsewhere a range is read whole, or from a copy of the whole file.
-        There its size and version are requested with the first range, and again after a while.
+        The file's size and version are requested with its first range, and again after a while.
         """
         opened, path = self._on_loop(url)
-        wanted = Wanted(url, start, end, etag)
-        with self._reports_errors(url):
-            if _streams(opened) and not opened.copies_whole:
-                return await self._served_parts.noted(place_of(url), _stream(opened, path, wanted))
-            return await self._read(opened, path, wanted)
-
-    async def _read(self, opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
-        known, known_until_s = self._known.get(wanted.url, (None, 0.0))
+        known, known_until_s = self._known.get(url, (None, 0.0))
         if known is None or monotonic() >= known_until_s:
-            known = await _look(opened, path, self._info_timeout_s)
-            self._known[wanted.url] = known, monotonic() + self._look_again_s
-        if not same_etag(wanted.etag, known.etag):
-            raise changed_error(wanted.url, wanted.etag, known.etag)
-        if known.bytes == wanted.start == 0:
-            return EmptyBody(known.etag)
+            with self._reports_errors(url):
+                known = await _look(opened, path, self._info_timeout_s)
+            self._known[url] = known, monotonic() + self._look_again_s
+        if not same_etag(etag, known.etag):
+            raise changed_error(url, etag, known.etag)
+        if known.bytes == start == 0:
+            return WholeBody(b"", 0, known.etag)
         if known.bytes == UNKNOWN_BYTES:
-            raise unknown_length_error(wanted.url)
-        end = known.bytes if wanted.end is None else min(wanted.end, known.bytes)
-        if wanted.start >= end:
-            raise changed_error(wanted.url, wanted.etag, known.etag)
-        if opened.copies_whole:
-            return CopiedBody(self._copies.get(known, partial(self._copy, opened, path, known)), wanted.start, end)
-        content: bytes = await opened.call("cat_file", path, start=wanted.start, end=end, **_seeking(opened.fs))
-        if len(content) != end - wanted.start:
-            raise transient_error(
-                wanted.url,
-                f"the storage gave {counted(len(content), 'byte')} where {end - wanted.start:,} were requested",
-            )
-        return ReadBody(content, known.bytes, known.etag)
+            raise unknown_length_error(url)
+        stop, total_bytes = known.bytes if end is None else min(end, known.bytes), known.bytes
+        if start >= stop:
+            raise changed_error(url, etag, known.etag)
 
-    async def _copy(self, opened: OpenFilesystem, path: str, known: ShardInfo, file: UnnamedFile) -> None:
-        """Copy a whole file to an empty one."""
-        if _streams(opened):
-            wanted = Wanted(known.url, 0, None, known.etag)
-            async with contextlib.aclosing(await _stream_file(opened, path, wanted)) as body:
-                async for piece in body.chunks():
-                    await asyncio.to_thread(file.write, piece)
-        elif opened.is_async:
-            await opened.call("get_file", path, file.path)
-        else:
-            await on_own_thread(partial(_get_file, opened.fs, path, file))
-        copied_bytes = file.size_bytes()
-        now = await _look(opened, path, self._info_timeout_s)
-        if copied_bytes != known.bytes:
-            raise transient_error(
-                known.url, f"the storage gave {counted(copied_bytes, 'byte')} of a file that has {known.bytes:,}"
-            )
-        if not same_etag(known.etag, now.etag):
-            raise changed_error(known.url, known.etag, now.etag)
+        async def read() -> bytes:
+            with self._reports_errors(url):
+                content: bytes = await opened.call("cat_file", path, start=start, end=stop, **_seeking(opened.fs))
+                check_length(url, content, stop - start, total_bytes)
+                return content
+
+        return FilesystemBody(known, read, self._file_timeout_s)
 
     def write(self, url: str, source: bytes | str) -> None:
         """See `Storage.write`; all of it is written again where that may succeed.
@@ -274,7 +257,6 @@ class FilesystemStorage:
 
     async def aclose(self) -> None:
         """Close what reading from the running loop has opened."""
-        await self._copies.aclose()
         opened, self._opened = list(self._opened.values()), {}
         for one in opened:
             await one.aclose()
@@ -290,47 +272,33 @@ class FilesystemStorage:
         """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._opened, self._copies = loop, {}, WholeCopies(self._retries)
+            self._loop, self._opened = loop, {}
         key = self._key(url)
         opened = self._opened.get(key)
         if opened is None:
             opened, path = self._open(url)
             self._opened[key] = opened
             return opened, path
-        return opened, path_in(opened.fs, url.removeprefix(COPYING))
+        return opened, path_in(opened.fs, url)
 
     def _key(self, url: str) -> str:
         """What urls have in common that the same filesystem reads."""
         return place_of(url) if self._filesystem is None else ""
 
-    def _alone(
-        self,
-        url: str,
-        act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]],
-        came: Callable[[], int] = lambda: 0,
-    ) -> _Result:
-        """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs.
-
-        `came` says how many bytes there are: more of them are progress.
-        """
+    def _alone(self, url: str, act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
         attempts = self._retries.begin(url)
-
-        async def once(opened: OpenFilesystem, path: str) -> _Result:
-            with self._reports_errors(url):
-                return await act(opened, path)
 
         async def whole() -> _Result:
             opened, path = self._open(url)
             try:
                 while True:
-                    before = came()
                     try:
-                        answer = await once(opened, path)
+                        with self._reports_errors(url):
+                            answer = await act(opened, path)
                         attempts.progressed()
                         return answer
                     except StorageError as exc:
-                        if came() > before:
-                            attempts.progressed()
                         if (wait_s := attempts.wait_s(exc)) is None:
                             raise
                     await asyncio.sleep(wait_s)
@@ -347,70 +315,6 @@ def _seeking(fs: Any) -> dict[str, bool]:
     return {"seekable": True} if any(isinstance(layer, ArrowFSWrapper) for layer in layers(fs)) else {}
 
 
-def _streams(opened: OpenFilesystem) -> bool:
-    """Whether the bytes of a range come as they arrive; else a range is read whole."""
-    return opened.is_async and (hasattr(opened.fs, "encode_url") or hasattr(opened.fs, "_call_s3"))
-
-
-async def _stream(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
-    if hasattr(opened.fs, "_call_s3"):
-        return await open_s3fs_range(opened.fs, path, wanted)
-    session, address, passing = await _http_request(opened, path)
-    return await open_http_range(session, address, wanted, passing=passing)
-
-
-async def _stream_file(opened: OpenFilesystem, path: str, wanted: Wanted) -> RangeBody:
-    """All of a file as it arrives, also from servers that serve no ranges."""
-    if hasattr(opened.fs, "_call_s3"):
-        return await _stream(opened, path, wanted)
-    session, address, passing = await _http_request(opened, path)
-    return await open_http_file(session, address, wanted, passing=passing)
-
-
-class _SmallFile:
-    """A small file while it is read.
-
-    Attributes:
-        content: what has come. It is kept where an answer breaks off, for as long as the server gives the rest of the
-            same version.
-    """
-
-    def __init__(self, url: str, most_bytes: int) -> None:
-        self.content = bytearray()
-        self._url = url
-        self._most_bytes = most_bytes
-        self._version: str | None = None
-        self._continues = True
-
-    async def read_rest(self, opened: OpenFilesystem, path: str) -> None:
-        """Read what is missing."""
-        async with contextlib.aclosing(await self._open(opened, path)) as body:
-            check_small(self._url, body.total_bytes, self._most_bytes)
-            self._version = None if body.total_bytes == UNKNOWN_BYTES else body.etag
-            async for piece in body.chunks():
-                self.content += piece
-                check_small(self._url, len(self.content), self._most_bytes)
-
-    async def _open(self, opened: OpenFilesystem, path: str) -> RangeBody:
-        if self._version is None or not self._continues:
-            self.content.clear()
-        if not self.content:
-            return await _stream_file(opened, path, Wanted(self._url, 0, None, None))
-        try:
-            return await _stream(opened, path, Wanted(self._url, len(self.content), None, self._version))
-        except WholeAnswerError:
-            self._continues = False
-            raise
-        except ShardChangedError:
-            self._version = None
-            raise transient_error(self._url, "it was changed while it was read") from None
-
-
-async def _http_request(opened: OpenFilesystem, path: str) -> tuple[Any, str, Mapping[str, Any]]:
-    """The session, the address and the headers with which fsspec requests from a web server."""
-    return await opened.fs.set_session(), str(opened.fs.encode_url(path)), opened.fs.kwargs
-
-
 def _renames(opened: OpenFilesystem) -> bool:
     """Whether a file is to be written under another name."""
     protocols = opened.fs.protocol
@@ -422,11 +326,6 @@ async def _put(opened: OpenFilesystem, source: bytes | str, path: str) -> None:
         await opened.call("pipe_file", path, source)
     else:
         await opened.call("put_file", source, path)
-
-
-def _get_file(fs: Any, path: str, file: UnnamedFile) -> None:
-    """Copy a file; this thread, which cannot be interrupted, keeps the copy open."""
-    fs.get_file(path, file.path)
 
 
 def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:

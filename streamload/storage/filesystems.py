@@ -14,7 +14,7 @@ from streamload.storage.errors import transient_error
 from streamload.storage.fsspec_errors import ReportsErrors
 from streamload.storage.options import filesystem_options
 from streamload.storage.protocol import protocol_of, without_secrets
-from streamload.storage.urls import COPYING, chain_links
+from streamload.storage.urls import chain_links
 
 __all__ = ["OpenFilesystem", "layers", "open_filesystem", "path_in"]
 
@@ -25,11 +25,10 @@ class OpenFilesystem:
 
     Attributes:
         fs: the filesystem.
-        before: what stands before a path in a url, such as `simplecache::s3://`.
+        before: what stands before a path in a url, such as `dir::s3://`.
         after: what stands behind it, as the archive in `zip://a.tar::s3://bucket/a.zip`.
         drops_slash: whether urls leave out the slash that paths begin with.
         is_async: whether its methods can be awaited on the running loop.
-        copies_whole: whether files are to be copied before they are read, as `simplecache::` asks for.
     """
 
     fs: Any
@@ -37,7 +36,6 @@ class OpenFilesystem:
     after: str
     drops_slash: bool
     is_async: bool
-    copies_whole: bool = False
 
     async def call(self, method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
         """Call one of fsspec's methods: on the loop where the filesystem can, else on a thread.
@@ -96,7 +94,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
     """
     try:
         with ReportsErrors(url, passing=(ImportError, ValueError, FileNotFoundError)):
-            fs, path, is_async = _opened(url.removeprefix(COPYING), options, filesystem)
+            fs, path, is_async = _opened(url, options, filesystem)
     except ImportError as exc:
         raise StorageError(f"this storage needs a package that is not there: {exc}", url=without_secrets(url)) from exc
     except FileNotFoundError:
@@ -108,7 +106,7 @@ def open_filesystem(url: str, options: Mapping[str, Any], filesystem: Any) -> tu
         raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
     before, body, after = _pieces(url)
     head, drops_slash = _head(body.rstrip("/"), path.rstrip("/"))
-    return OpenFilesystem(fs, before + head, after, drops_slash, is_async, url.startswith(COPYING)), path
+    return OpenFilesystem(fs, before + head, after, drops_slash, is_async), path
 
 
 def _opened(url: str, options: Mapping[str, Any], filesystem: Any) -> tuple[Any, str, bool]:

@@ -19,23 +19,26 @@ from streamload.errors import ShardChangedError, ShardNotFoundError, StorageErro
 from streamload.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
+    check_length,
     check_small,
     close_matches,
     is_unexplained_denial,
     transient_error,
+    whole_answer_error,
 )
-from streamload.storage.http_range import ServedParts, Wanted, open_http_range, strong_etag
+from streamload.storage.fsspec_errors import ReportsErrors
 from streamload.storage.object_stores import ObjectPlace, locate, make_store
 from streamload.storage.obstore_errors import is_whole_answer, storage_error
 from streamload.storage.options import ObjectConfig, tls_context
 from streamload.storage.patterns import ANY_FOLDERS, fits, pattern_steps
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
-    EmptyBody,
     RangeBody,
     ShardInfo,
+    WholeBody,
     is_pattern,
     matches,
+    quoted,
     same_etag,
     version_of,
     without_secrets,
@@ -222,7 +225,6 @@ class ObjectStorage:
         self._retries = retries or Retries()
         self._stores: dict[tuple[str, bool], Any] = {}
         self._answers_200: set[str] = set()
-        self._served_parts = ServedParts()
         self._in_flight = InFlight(_call_obstore)
         self._pieces: defaultdict[str, PieceSize] = defaultdict(PieceSize)
         self._lock = threading.Lock()
@@ -308,40 +310,39 @@ class ObjectStorage:
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """See `Storage.open_range`."""
         place = locate(url)
-        wanted = Wanted(url, start, end, etag)
-        answer = self._retried_async(url, place, lambda: self._open(place, wanted))
-        return await self._served_parts.noted(place.root, answer)
+        return await self._retried_async(url, place, lambda: self._open(url, place, start, end, etag))
 
-    async def _open(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
+    async def _open(self, url: str, place: ObjectPlace, start: int, end: int | None, etag: str | None) -> RangeBody:
         import obstore
 
         if place.root in self._answers_200:
-            return await self._open_signed(place, wanted)
-        url, start, end = wanted.url, wanted.start, wanted.end
+            return await self._open_signed(url, place, start, end, etag)
         options: Any = {"range": {"offset": start} if end is None else (start, end)}
-        if (strong := strong_etag(wanted.etag)) is not None:
-            options["if_match"] = strong
+        if etag is not None and not etag.startswith("W/"):  # a weak one never matches
+            options["if_match"] = quoted(etag)
         try:
             # No local name: an error that someone keeps would keep the store through it, and its connections.
             result = await self._in_flight.add(obstore.get_async(self._store(place), place.key, options=options))
         except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
-            if is_whole_answer(exc) and self._config.family != "http":
+            if is_whole_answer(exc) and self._config.family == "s3" and not self._config.config.get("skip_signature"):
                 self._answers_200.add(place.root)
-                return await self._open_signed(place, wanted)
+                return await self._open_signed(url, place, start, end, etag)
             refusal = storage_error(url, exc)
             if type(refusal) is ShardChangedError or (is_whole_answer(exc) and start == 0):
-                return await self._empty_or_refused(place, wanted, refusal)
+                return await self._empty_or_refused(url, place, start, etag, refusal)
             raise refusal from None
         total_bytes, now = result.meta["size"], version_in(result.meta)
-        if not same_etag(wanted.etag, now):
-            raise changed_error(url, wanted.etag, now)
+        if not same_etag(etag, now):
+            raise changed_error(url, etag, now)
         first, last = result.range
         if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise transient_error(url, "the server sent another part of the object than was requested")
         sizes, pieces = (last - first, total_bytes), self._pieces[place.root]
         return ObjectBody(url, result, sizes, etag=now, in_flight=self._in_flight, pieces=pieces)
 
-    async def _empty_or_refused(self, place: ObjectPlace, wanted: Wanted, refusal: StorageError) -> EmptyBody:
+    async def _empty_or_refused(
+        self, url: str, place: ObjectPlace, start: int, etag: str | None, refusal: StorageError
+    ) -> WholeBody:
         """What the object is now, after a range of it was refused: an empty object has no range.
 
         Raises:
@@ -349,24 +350,39 @@ class ObjectStorage:
             StorageError: the refusal, which is right.
         """
         size_bytes, now = await self._size_and_etag_now(place)
-        if size_bytes == 0 and wanted.start == 0 and same_etag(wanted.etag, now):
-            return EmptyBody(now)
-        is_only_shorter = wanted.etag is None or (now is not None and same_etag(wanted.etag, now))
+        if size_bytes == 0 and start == 0 and same_etag(etag, now):
+            return WholeBody(b"", 0, now)
+        is_only_shorter = etag is None or (now is not None and same_etag(etag, now))
         if is_only_shorter or type(refusal) is not ShardChangedError:
             raise refusal from None
-        raise changed_error(wanted.url, wanted.etag, now) from None
+        raise changed_error(url, etag, now) from None
 
-    async def _open_signed(self, place: ObjectPlace, wanted: Wanted) -> RangeBody:
-        """Read from a server that answers with status 200 and a right Content-Range, which obstore refuses."""
+    async def _open_signed(
+        self, url: str, place: ObjectPlace, start: int, end: int | None, etag: str | None
+    ) -> RangeBody:
+        """Read a range whole from `rclone serve s3`, which sends it with status 200; obstore takes only 206."""
         import aiohttp
         import obstore
 
-        if self._config.config.get("skip_signature"):
-            address = place.unsigned_address(self._config)
-        else:
-            address = await self._in_flight.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls_context(self._config.client)))
-        return await open_http_range(session, address, wanted, on_close=session.close)
+        address = await self._in_flight.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
+        connector = aiohttp.TCPConnector(ssl=tls_context(self._config.client))
+        headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+        with ReportsErrors(url):
+            async with (
+                aiohttp.ClientSession(connector=connector, raise_for_status=True) as session,
+                session.get(address, headers=headers) as response,
+            ):
+                content, now = await response.read(), quoted(response.headers.get("ETag"))
+                span, _, total = response.headers.get("Content-Range", "").rpartition("/")
+        if not same_etag(etag, now):
+            raise changed_error(url, etag, now)
+        if start == 0 and not content:
+            return WholeBody(b"", 0, now)
+        if span != f"bytes {start}-{start + len(content) - 1}" or not total.isdigit():
+            raise whole_answer_error(url)
+        stop = int(total) if end is None else min(end, int(total))
+        check_length(url, content, stop - start, int(total))
+        return WholeBody(content, int(total), now)
 
     async def _size_and_etag_now(self, place: ObjectPlace) -> tuple[int | None, str | None]:
         import obstore

@@ -12,7 +12,6 @@ from typing import Any
 
 from streamload.errors import without_secrets
 from streamload.limits import MOST_REQUESTS, SMALL_REQUESTS
-from streamload.storage.urls import COPYING
 
 __all__ = [
     "CLIENT_OPTIONS",
@@ -240,7 +239,7 @@ def check_names(protocol: str, options: Mapping[str, Any], unknown: Sequence[str
     if wrong := sorted({name for name, value in options.items() if value is not None} - takes):
         known = sorted((takes | (_ALIASES[family].keys() if others else set())) - {"self", "kwargs", "storage_options"})
         raise ValueError(
-            f"storage_options names {_listed(wrong)}, which {'' if others else COPYING}{protocol}:// does not know; it "
+            f"storage_options names {_listed(wrong)}, which {protocol}:// does not know; it "
             f"knows {', '.join(known)}{', ' + others if others else ''}"
         )
 

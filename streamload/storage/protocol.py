@@ -12,14 +12,14 @@ from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from streamload.errors import without_secrets
-from streamload.storage.urls import COPYING, chain_links
+from streamload.storage.urls import chain_links
 
 __all__ = [
     "UNKNOWN_BYTES",
-    "EmptyBody",
     "RangeBody",
     "ShardInfo",
     "Storage",
+    "WholeBody",
     "escaped",
     "is_pattern",
     "matches",
@@ -86,19 +86,18 @@ class RangeBody(Protocol):
         ...
 
 
-class EmptyBody:
-    """The body of an empty object, of which no range can be requested."""
+class WholeBody:
+    """A range that was read whole; see `RangeBody`."""
 
-    total_bytes = 0
-
-    def __init__(self, etag: str | None) -> None:
+    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
+        self.total_bytes = total_bytes
         self.etag = etag
+        self._content = content
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Nothing."""
-        nothing: tuple[bytes, ...] = ()
-        for chunk in nothing:
-            yield chunk
+        """See `RangeBody.chunks`."""
+        if self._content:
+            yield self._content
 
     async def aclose(self) -> None:
         """Nothing to give up."""
@@ -171,7 +170,6 @@ class Storage(Protocol):
 
 def is_pattern(url: str) -> bool:
     """Whether a url holds `*`, `?` or `[`; of an http url only `*` counts, since the others have another meaning."""
-    url = url.removeprefix(COPYING)
     if url.startswith(("http://", "https://")):
         return "*" in url and "*" in urlsplit(url).path
     return _GLOB.search(_IPV6_HOST.sub("", url)) is not None
@@ -197,8 +195,8 @@ def _named(component: str) -> re.Pattern[str]:
 
 
 def protocol_of(url: str) -> str:
-    """The lower-cased protocol before `://`, or `file` for a path; of what is copied where files are copied whole."""
-    found = _PROTOCOL.match(url.removeprefix(COPYING))
+    """The lower-cased protocol before `://`, or `file` for a path."""
+    found = _PROTOCOL.match(url)
     return found[1].lower() if found else "file"
 
 

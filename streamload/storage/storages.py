@@ -11,10 +11,10 @@ from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.filesystems import layers
 from streamload.storage.local_storage import LocalStorage, local_path
 from streamload.storage.object_storage import ObjectStorage
-from streamload.storage.options import check_names, object_config, options_of
+from streamload.storage.options import object_config, options_of
 from streamload.storage.protocol import Storage, protocol_of, without_secrets
 from streamload.storage.retry_policy import Retries
-from streamload.storage.urls import CACHING, COPYING, chain_links
+from streamload.storage.urls import CACHING, chain_links
 
 __all__ = ["Storages"]
 
@@ -76,7 +76,7 @@ class Storages:
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
         if "::" in url:
-            _check_copying(url, self._options)
+            _refuse_caches(url)
         if self.is_local(url):
             local_path(url)
             return self._local
@@ -92,16 +92,14 @@ class Storages:
             TypeError: the value of an option is of the wrong kind.
             ValueError: an option is not known, or its value cannot be.
         """
-        plain: dict[tuple[str, bool], None] = {}
+        plain: dict[str, None] = {}
         for url in urls if self._filesystem is None else ():
-            _check_copying(url, self._options)
-            if len(chain_links(url.removeprefix(COPYING))) == 1:
-                plain[protocol_of(url), url.startswith(COPYING)] = None
-        for protocol, copies in plain:
+            _refuse_caches(url)
+            if len(chain_links(url)) == 1:
+                plain[protocol_of(url)] = None
+        for protocol in plain:
             if protocol in _OBJECTS:
                 object_config(protocol, options_of(protocol, self._options))
-                if copies:
-                    check_names(protocol, options_of(protocol, self._options))
 
     def is_local(self, url: str) -> bool:
         """Whether a url is a file that is opened by its path; none is where a filesystem was given.
@@ -176,20 +174,11 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     )
 
 
-def _check_copying(url: str, options: Mapping[str, Any]) -> None:
-    """Refuse fsspec's caches but for a leading `simplecache::`, which here copies whole files."""
-    caches = [protocol for link in chain_links(url) if (protocol := link.partition("://")[0]) in CACHING]
-    if not caches:
-        return
-    if caches != [COPYING.removesuffix("::")] or not url.startswith(COPYING):
+def _refuse_caches(url: str) -> None:
+    if any(link.partition("://")[0] in CACHING for link in chain_links(url)):
         raise ValueError(
-            f"{without_secrets(url)!r}: concurrent readers corrupt fsspec's caches; only a leading simplecache:: is "
-            "accepted, which copies whole files; cache_dir keeps what was read"
-        )
-    if {*caches, "cache_storage"} & options.keys():
-        raise ValueError(
-            "storage_options for simplecache:: are not accepted: its copies have no name, in the temporary folder; "
-            "cache_dir keeps what was read"
+            f"{without_secrets(url)!r}: concurrent readers corrupt fsspec's caches; name the url alone, and use "
+            "cache_dir= to keep what was read"
         )
 
 

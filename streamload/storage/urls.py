@@ -6,7 +6,6 @@ as in WebDataset; chains of fsspec stay whole. Both mean the same in a lone stri
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
 
-__all__ = ["CACHING", "COPYING", "Urls", "as_strings", "chain_links", "expand_urls"]
+__all__ = ["CACHING", "Urls", "as_strings", "chain_links", "expand_urls"]
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -27,11 +26,8 @@ _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\
 _ARCHIVES = frozenset(("zip", "tar", "libarchive"))
 """Protocols of fsspec whose files lie in what stands behind the `::`."""
 
-COPYING = "simplecache::"
-"""Before a url: files are copied whole before they are read."""
-
 CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
-"""Protocols of fsspec that keep copies of files."""
+"""Protocols of fsspec that keep copies of files, which are refused: `cache_dir` does that."""
 
 _WRAPPERS = frozenset(("dir", *CACHING, *_ARCHIVES))
 """Protocols of fsspec that stand alone before a `::`."""
@@ -100,7 +96,7 @@ def chain_links(url: str) -> list[str]:
 
 
 def _parts(written: str) -> list[str]:
-    """What `::` separates, with fsspec's chains kept whole: `simplecache::s3://b/a.tar`, `zip://a.tar::s3://b/z.zip`."""
+    """What `::` separates, with fsspec's chains kept whole: `zip://a.tar::s3://b/z.zip`."""
     parts: list[str] = []
     chain = ""
     for piece in chain_links(written):
@@ -116,11 +112,9 @@ def _refuse_unknown_prefixes(argument: str, written: str) -> None:
     """Refuse a lone word before a remote url: as two urls, it would be a path that is not there."""
     for word, following in pairwise(chain_links(written)):
         if "://" in following and _WORD.fullmatch(word) and word not in _WRAPPERS:
-            known = difflib.get_close_matches(word.lower(), [COPYING[:-2], *sorted(_ARCHIVES)], 1)
-            meant = f"did you mean {known[0]}::?" if known else f"{COPYING} copies whole files"
             raise ValueError(
-                f"{argument} has the unknown prefix {word}:: in {_shown(written)}; {meant} (if {word} is a folder, "
-                f"write ./{word})"
+                f"{argument} has the unknown prefix {word}:: in {_shown(written)}; leave it out (if {word} is a "
+                f"folder, write ./{word})"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -310,29 +311,33 @@ async def test_a_shard_that_braces_name_beside_an_index_is_requested_at_once(ngi
 
 
 def test_chained_urls_stay_together() -> None:
-    assert expand_urls("simplecache::s3://b/{a,b}.tar::s3://b/c.tar") == [
-        "simplecache::s3://b/a.tar",
-        "simplecache::s3://b/b.tar",
+    assert expand_urls("zip://a.tar::s3://b/{a,b}.zip::s3://b/c.tar") == [
+        "zip://a.tar::s3://b/a.zip",
+        "zip://a.tar::s3://b/b.zip",
         "s3://b/c.tar",
     ]
-    assert expand_urls("zip://a.tar::simplecache::s3://b/z.zip::x.tar") == [
-        "zip://a.tar::simplecache::s3://b/z.zip",
-        "x.tar",
-    ]
-    memory = fsspec.filesystem("memory")
-    memory.pipe_file("/chained/a.tar", b"12345")
-    storages = Storages()
-    for url in ("simplecache::memory://chained/a.tar", "simplecache::memory://chained/*.tar"):
-        listing = list_shards(url, storages=storages)
+    assert expand_urls("zip://a.tar::dir::s3://b/z::x.tar") == ["zip://a.tar::dir::s3://b/z", "x.tar"]
+
+
+def test_a_shard_in_an_archive_is_found(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as archive:
+        archive.writestr("a.tar", b"12345")
+    for url in (f"zip://a.tar::{tmp_path}/z.zip", f"zip://*.tar::{tmp_path}/z.zip"):
+        listing = list_shards(url)
         assert [(shard.url, shard.name, shard.bytes) for shard in listing.shards] == [
-            ("simplecache::memory://chained/a.tar", "a.tar", 5)
+            (f"zip://a.tar::{tmp_path}/z.zip", "a.tar", 5)
         ]
-    memory.rm("/chained", recursive=True)
+
+
+@pytest.mark.parametrize("url", ["simplecache::http://h/a.tar", "zip://a.tar::filecache::http://h/a.zip"])
+def test_a_cache_of_fsspecs_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="concurrent readers corrupt fsspec's caches; .*cache_dir="):
+        list_shards(url)
 
 
 def test_memory_is_of_one_process(tmp_path: Path) -> None:
     assert Storages().is_process_local("memory://a.tar")
-    assert Storages().is_process_local("simplecache::memory://a.tar")
+    assert Storages().is_process_local("zip://a.tar::memory://a.zip")
     assert Storages(filesystem=fsspec.filesystem("memory")).is_process_local("a.tar")
     assert not Storages().is_process_local("s3://memory/a.tar")
     assert not Storages(filesystem=fsspec.filesystem("file")).is_process_local("/a.tar")
@@ -361,7 +366,7 @@ def test_a_filesystem_of_the_users_takes_its_paths_and_its_own_urls(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://b/a.tar", "file:///d/a.tar", "file:/d/a.tar", "http://h/a.tar", "simplecache::s3://b/a.tar"]
+    "url", ["s3://b/a.tar", "file:///d/a.tar", "file:/d/a.tar", "http://h/a.tar", "zip://a.tar::s3://b/a.zip"]
 )
 def test_a_filesystem_of_the_users_is_given_no_url_of_another_protocol(url: str) -> None:
     memory = fsspec.filesystem("memory")

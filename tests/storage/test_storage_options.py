@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from servers.faults import FaultServer
 
 from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.errors import StorageError
@@ -40,17 +37,15 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("protocol", "options", "kind", "message"), WRONG)
 def test_the_option_is_named(protocol: str, options: Any, kind: type[Exception], message: str) -> None:
-    for url in (f"{protocol}://place/a.tar", f"simplecache::{protocol}://place/a.tar"):
-        with pytest.raises(kind, match=message) as raised:
-            Storages(options).check([url])
-        assert "secret-one" not in str(raised.value)
+    with pytest.raises(kind, match=message) as raised:
+        Storages(options).check([f"{protocol}://place/a.tar"])
+    assert "secret-one" not in str(raised.value)
 
 
-@pytest.mark.parametrize("before", ["", "simplecache::"])
-def test_what_only_the_library_behind_a_filesystem_refuses_is_named(before: str) -> None:
+def test_what_only_the_library_behind_a_filesystem_refuses_is_named() -> None:
     options = {"client_kwargs": {"agent": "me"}}
     with pytest.raises(ValueError, match="storage_options do not fit http://: .* argument 'agent'") as raised:
-        TarDataset(f"{before}http://127.0.0.1:1/a.tar", storage_options=options)
+        TarDataset("http://127.0.0.1:1/a.tar", storage_options=options)
     assert bare(raised.value)
 
 
@@ -65,22 +60,6 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
     Storages(right).check(
         ["s3://b/a.tar", "gs://b/a.tar", "https://h/a.tar", "/local.tar", "zip://a.tar::s3://b/a.zip"]
     )
-
-
-@pytest.mark.parametrize("url", ["simplecache::http://h/a.tar", "simplecache::s3://b/a.tar", "https://h/a.tar?s=1"])
-def test_those_of_files_that_fsspec_reads_are_checked_too(url: str) -> None:
-    Storages({"client_kwargs": {}}).check([url])
-    Storages({"http": {"proxy": "http://p", "ssl": False}}).check([url])
-    for options in ({"headrs": {"a": "b"}}, {"foo": 1}):
-        with pytest.raises(ValueError, match=r"storage_options names '(headrs|foo)', which \w+:// does not know"):
-            Storages(options).check([url])
-
-
-def test_obstores_own_names_are_refused_where_s3fs_would_pass_them_over() -> None:
-    for name in ("region", "access_key_id", "AWS_ENDPOINT_URL"):
-        Storages({name: "http://here"}).check(["s3://b/a.tar"])
-        with pytest.raises(ValueError, match=f"names '{name}', which simplecache::s3:// does not know; it knows"):
-            Storages({name: "http://here", "token": None}).check(["simplecache::s3://b/a.tar"])
 
 
 async def test_a_mistake_in_a_filesystem_is_not_blamed_on_options() -> None:
@@ -129,25 +108,3 @@ def test_a_profile_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(StorageError, match="there is no profile 'nobody'") as raised:
         StreamLoader("s3://b/a.tar", num_workers=1, storage_options={"profile": "nobody"})
     assert bare(raised.value)
-
-
-@pytest.mark.parametrize("from_object", [False, True])
-async def test_s3fs_has_a_connection_for_each_request(from_object: bool) -> None:
-    """More of them than botocore has by default."""
-    with FaultServer({"b/a.tar": bytes(1 << 24)}) as server:
-        options: dict[str, Any] = {"key": "k", "secret": "s", "endpoint_url": server.url}
-        if from_object:
-            storages = Storages(
-                filesystem=fsspec.filesystem("s3", **options, asynchronous=True, skip_instance_cache=True)
-            )
-        else:
-            storages = Storages(options | {"config_kwargs": {}})
-        storage, bodies = storages.for_url("s3://b/a.tar"), []
-        try:
-            async with asyncio.timeout(60):
-                for _ in range(12):
-                    bodies.append(await storage.open_range("s3://b/a.tar", 0, None, etag=None))
-        finally:
-            for body in bodies:
-                await body.aclose()
-            await storages.aclose()

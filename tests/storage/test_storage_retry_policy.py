@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterable
+from functools import partial
 from typing import ClassVar
 
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from servers.faults import FaultServer, Script
 from servers.rclone import free_port
+from virtual_time import run_in_virtual_time
 
 from streamload.errors import StorageError, TransientStorageError
+from streamload.storage.download import Downloaded, Pin, download
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.retry_policy import Attempts, Retries, RetryPolicy
@@ -164,7 +167,7 @@ def test_a_server_that_has_refused_once_is_there(monkeypatch: pytest.MonkeyPatch
 
 
 class SilentFilesystem(AsyncFileSystem):
-    """Never answers; what was requested is kept, of all instances."""
+    """Never answers but for the size of sized.tar; what was requested is kept, of all instances."""
 
     protocol = "silent"
     cachable = False
@@ -172,6 +175,8 @@ class SilentFilesystem(AsyncFileSystem):
 
     async def _info(self, path: str, **_: object) -> dict[str, object]:
         self.requested.append("info")
+        if path.endswith("sized.tar"):
+            return {"name": path, "size": 9, "type": "file"}
         return await asyncio.sleep(1e6, {})
 
     async def _cat_file(self, path: str, start: object = None, end: object = None, **_: object) -> bytes:
@@ -184,10 +189,41 @@ def test_a_filesystem_that_is_silent_is_tried_again_and_given_up(monkeypatch: py
     tries = Tries(monkeypatch)
     filesystem = SilentFilesystem(asynchronous=True)
     storage = FilesystemStorage({}, filesystem, SOON, info_timeout_s=0.01, file_timeout_s=0.01)
-    for act, requested in ((storage.info, "info"), (lambda url: storage.read_bytes(url, most_bytes=9), "cat_file")):
+    for act, url, requested in (
+        (storage.info, "silent://a.tar", "info"),
+        (partial(storage.read_bytes, most_bytes=9), "silent://sized.tar", "cat_file"),
+    ):
         SilentFilesystem.requested.clear()
         tries.failures.clear()
         with pytest.raises(TransientStorageError, match=r"no answer within 0.01 s"):
-            act("silent://a.json")
-        assert SilentFilesystem.requested == [requested] * 10
+            act(url)
+        assert SilentFilesystem.requested.count(requested) == 10
         assert tries.failures == [TransientStorageError] * 10
+
+
+class SlowFilesystem(SilentFilesystem):
+    """Answers, but takes longer than a request may be silent."""
+
+    async def _cat_file(self, path: str, start: object = None, end: object = None, **_: object) -> bytes:
+        self.requested.append("cat_file")
+        return await asyncio.sleep(100.0, b"123456789")
+
+
+@pytest.mark.parametrize("kind", [SlowFilesystem, SilentFilesystem])
+def test_a_range_may_take_long_on_a_slow_link_but_not_for_ever(kind: type[SilentFilesystem]) -> None:
+    """Fsspec reads a range whole, and tells nothing before its end."""
+    SilentFilesystem.requested.clear()
+    storage = FilesystemStorage({}, kind(asynchronous=True))
+    fetched: list[bytes] = []
+
+    async def fetch() -> Downloaded:
+        write = lambda _, piece: fetched.append(piece)  # noqa: E731
+        return await download(storage, "silent://sized.tar", 0, 9, write, pin=Pin())
+
+    if kind is SlowFilesystem:
+        assert run_in_virtual_time(fetch()).requests == 1
+        assert fetched == [b"123456789"]
+    else:
+        with pytest.raises(StorageError, match="no answer within 120 s"):
+            run_in_virtual_time(fetch())
+        assert SilentFilesystem.requested.count("cat_file") == 2
