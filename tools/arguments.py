@@ -54,8 +54,8 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Work on the nodes of this Ray cluster, which read and write by themselves: HOST:PORT, or auto for the "
-        "one that this machine belongs to.",
+        help="Work on the nodes of this Ray cluster, which must see the same files: HOST:PORT, or auto for the one "
+        "that this machine belongs to.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]

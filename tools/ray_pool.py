@@ -1,18 +1,17 @@
-"""Does calls as tasks of a Ray cluster, with their results in order: the nodes' counterpart of threads and processes.
+"""Runs the `--ray` option of commands: each call is one `ray.remote` task, results come in order.
 
-Ray places the tasks, watches their processes and runs a task again whose process or node is lost. So what a task
-returns and leaves must not depend on how often it ran.
+Ray places the tasks and runs a task again whose process or node is lost, so what a task returns and leaves must not
+depend on how often it ran.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -37,95 +36,57 @@ ON_A_NODE: Mapping[str, Any] = {"num_workers": 0, "rank": 0, "world_size": 1}
 TASK_NAME = "streamload"
 """What tasks are called in Ray's lists and by their processes."""
 
-_MOST_FINISHED = 4
-"""So many times as many calls as run at once may have been given and not taken."""
-
 _RETRIES = 3
-_LEAST_IN_FLIGHT = 8
-_COUNTED_EVERY_S = 10.0
+_AHEAD = 4
 _CANCEL_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """What a task has to say: its result, or an error that is not a bug; and what it has done."""
-
-    result: Any
-    error: Exception | None
-    items: int
-    item_bytes: int
-
-
 class RayPool:
-    """Tasks on the nodes of a cluster, each with one processor.
+    """Runs tasks on the nodes of a cluster, each with one processor.
 
     Args:
         cluster: the connection.
-        at_once: how many tasks run at once; None is one for each processor of the cluster.
+        at_once: maximum number of tasks in flight; None is four for each processor of the cluster.
     """
 
     def __init__(self, cluster: RayCluster, at_once: int | None) -> None:
         self._cluster = cluster
         self._at_once = at_once
+        self._in_flight: set[Any] = set()
         cluster.require({"CPU": 1})
-        self._task = cluster.ray.remote(num_cpus=1, max_retries=_RETRIES)(_runner()).options(name=TASK_NAME)
-        self._counted_s, self._limit = -_COUNTED_EVERY_S, _LEAST_IN_FLIGHT
+        self._task = cluster.ray.remote(num_cpus=1, max_retries=_RETRIES)(run_call).options(name=TASK_NAME)
 
     def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
-        """See `RayCluster.check_nodes`."""
+        """Raise ClusterError if a node has other versions or does not see these files."""
         self._cluster.check_nodes(files)
 
     def results(
         self, calls: Iterable[Call[_Result]], report: Callable[[int, int], None] = lambda *_: None
     ) -> Iterator[_Result]:
-        """The results of calls, in their order. When the iterator ends, however it does, no task is left.
+        """Yield the results of calls, in their order.
 
         Args:
-            calls: consumed one by one, somewhat more than the cluster has processors ahead.
+            calls: consumed one by one, as tasks end.
             report: called with what a task has reported, when it is done.
 
         Raises:
-            OSError, StreamloadError: what a call has raised; a note names the node.
+            OSError, ValueError, UsageError, StreamloadError: what a call has raised; a note names the node.
             WorkerError: the process or the node of a task was lost each time that it was run.
         """
-        remaining = iter(calls)
-        order: dict[Any, int] = {}
-        finished: dict[int, _Done] = {}
-        given = taken = 0
-        try:
-            while True:
-                in_flight = self._in_flight()
-                # Where the first one takes long, what waits for it is bounded, too.
-                while len(order) < in_flight and len(order) + len(finished) < _MOST_FINISHED * in_flight:
-                    if (call := next(remaining, None)) is None:
-                        break
-                    order[self._start(call)] = given
-                    given += 1
-                if not order:
-                    return
-                ready, _ = self._cluster.ray.wait(list(order), num_returns=len(order), timeout=0)
-                if not ready:
-                    ready, _ = self._cluster.ray.wait(list(order))
-                for each in ready:
-                    done = self._answer(each)
-                    report(done.items, done.item_bytes)
-                    finished[order.pop(each)] = done
-                while taken in finished:
-                    done = finished.pop(taken)
-                    taken += 1
-                    if done.error is not None:
-                        raise done.error
-                    yield done.result
-        finally:
-            self._cancel(list(order))
+        at_once = self._at_once or max(1, int(_AHEAD * self._cluster.cpus()))
+        waiting: deque[Any] = deque()
+        for call in calls:
+            if len(waiting) == at_once:
+                yield self._result(waiting.popleft(), report)
+            waiting.append(self._task.remote(Versions.here(), os.getcwd(), cloudpickle.dumps(call)))
+            self._in_flight.add(waiting[-1])
+        while waiting:
+            yield self._result(waiting.popleft(), report)
 
-    def _start(self, call: Call[Any]) -> Any:
-        return self._task.remote(Versions.here(), os.getcwd(), cloudpickle.dumps(call))
-
-    def _answer(self, task: Any) -> _Done:
+    def _result(self, task: Any, report: Callable[[int, int], None]) -> Any:
         ray = self._cluster.ray
         try:
-            done: _Done = pickle.loads(ray.get(task))
+            result, error, items, item_bytes = pickle.loads(ray.get(task))
         except self._cluster.lost_errors() as exc:
             raise WorkerError(
                 f"a task was lost {_RETRIES + 1} times with its process or node on the Ray cluster "
@@ -137,31 +98,27 @@ class RayPool:
             raise ClusterError(
                 f"the Ray cluster at {self._cluster.address} was lost ({first_line(exc)}); look whether it still runs"
             ) from None
-        return done
+        self._in_flight.discard(task)
+        report(items, item_bytes)
+        if error is not None:
+            raise error
+        return result
 
-    def _in_flight(self) -> int:
-        """How many tasks to give to Ray: some are waiting there, so that a processor is never without one."""
-        if self._at_once is not None:
-            return self._at_once
-        if time.monotonic() - self._counted_s >= _COUNTED_EVERY_S:  # nodes may join
-            self._counted_s = time.monotonic()
-            self._limit = max(_LEAST_IN_FLIGHT, int(2 * self._cluster.cpus()))
-        return self._limit
-
-    def _cancel(self, tasks: list[Any]) -> None:
-        """End tasks and wait until they have ended, so that none writes anything any more."""
+    def end(self) -> None:
+        """Cancel the tasks in flight and wait until they have ended, so that none writes anything any more."""
         ray = self._cluster.ray
+        tasks, self._in_flight = list(self._in_flight), set()
         for force in (False, True):
-            with suppress(ray.exceptions.RayError):
+            with contextlib.suppress(ray.exceptions.RayError):
                 for task in tasks:
                     ray.cancel(task, force=force)
                 if tasks:
                     _, tasks = ray.wait(tasks, num_returns=len(tasks), timeout=_CANCEL_TIMEOUT_S, fetch_local=False)
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | None]:
-    """A pool on the cluster at an address; None for no address, where work is done by this machine.
+    """Open a pool on the cluster at an address; None for no address, where this machine does the work.
 
     Raises:
         ClusterError: there is no such cluster, or its nodes have other versions.
@@ -172,7 +129,10 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | No
     with connect(address) as cluster:
         pool = RayPool(cluster, at_once)
         pool.check_nodes()
-        yield pool
+        try:
+            yield pool
+        finally:
+            pool.end()
 
 
 def pickled_by_value(function: Callable[..., Any]) -> bytes:
@@ -188,60 +148,30 @@ def pickled_by_value(function: Callable[..., Any]) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _runner() -> Callable[[Versions, str, bytes], bytes]:
-    """What Ray runs. A function within a function travels by its code: a node without streamload can say so."""
-
-    def run(versions: Any, folder: str, call: bytes) -> bytes:
-        from streamload_tools.ray_pool import run_call
-
-        done: bytes = run_call(versions, folder, call)
-        return done
-
-    return run
-
-
 def run_call(versions: Versions, folder: str, pickled: bytes) -> bytes:
-    """Do a call in a task, in the folder of the command where there is one; a pickled `_Done`."""
-    items = item_bytes = 0
+    """Do a call in a task, in the folder of the command if the node has it.
 
-    def report(more: int, more_bytes: int) -> None:
-        nonlocal items, item_bytes
-        items += more
-        item_bytes += more_bytes
+    Returns:
+        Pickled: the result, or the error that is not a bug, and how many items and bytes were reported.
 
-    result, error = None, None
+    Raises:
+        ClusterError: this node has other versions than the command.
+    """
+    result, reported = None, [0, 0]
+    error: Exception | None = None
+
+    def report(items: int, item_bytes: int) -> None:
+        reported[0] += items
+        reported[1] += item_bytes
+
+    node = str(import_module("ray").util.get_node_ip_address())
+    versions.check(Versions.here(), node)
     try:
-        versions.check(Versions.here(), _address())
-    except ClusterError as exc:
-        return pickle.dumps(_Done(None, exc, 0, 0))
-    try:
-        with _in_folder(folder):
-            result = _loaded(pickled)(report)
-    except (OSError, ValueError, UsageError, StreamloadError) as exc:
-        exc.add_note(f"on the Ray node {_address()}")
-        error = exc
-    return pickle.dumps(_Done(result, error, items, item_bytes))
-
-
-def _loaded(pickled: bytes) -> Call[Any]:
-    try:
-        call: Call[Any] = cloudpickle.loads(pickled)
+        with contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext():
+            result = cloudpickle.loads(pickled)(report)
     except ImportError as exc:
-        raise ClusterError(f"a module of the program cannot be imported ({exc}); install it on all nodes") from exc
-    return call
-
-
-@contextmanager
-def _in_folder(folder: str) -> Iterator[None]:
-    """Relative paths mean what they mean to the command. A folder that is not here is needed by urls alone."""
-    before = os.getcwd()
-    with suppress(OSError):
-        os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-def _address() -> str:
-    return str(import_module("ray").util.get_node_ip_address())
+        error = ClusterError(f"a module of the program cannot be imported on {node} ({exc}); install it on all nodes")
+    except (OSError, ValueError, UsageError, StreamloadError) as exc:
+        exc.add_note(f"on the Ray node {node}")
+        error = exc
+    return pickle.dumps((result, error, *reported))

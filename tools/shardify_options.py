@@ -139,7 +139,7 @@ Staging = Annotated[
     typer.Option(
         metavar="FOLDER",
         help="With a remote DEST: the local folder for shards that are not uploaded yet, a few at a time, or all "
-        "of them with --resize. Default: in the folder for temporary files.",
+        "of them with --resize; with --ray, one that all nodes have. Default: in the folder for temporary files.",
     ),
 ]
 Sync = Annotated[

@@ -11,6 +11,7 @@ import fcntl
 import itertools
 import os
 import re
+import secrets
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -27,8 +28,7 @@ __all__ = ["GrowingShard", "Member", "ShardFile", "remove_abandoned", "sync_fold
 
 _BUFFER_BYTES = 1 << 16
 _MAX_FIELDS = 1 << 16
-_HIDDEN = re.compile(r"\.(.+)\.\d+-\d+\.partial")
-_numbers = itertools.count()
+_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
 Member = tuple[str, bytes, bytes]
 """A field, its header blocks and its payload."""
@@ -122,7 +122,7 @@ class GrowingShard(ABC):
 
 
 class ShardFile(GrowingShard):
-    """A shard in a folder, at `<folder>/.<name>.<process>-<number>.partial` until `publish()`.
+    """A shard in a folder, at `<folder>/.<name>.<random>.partial` until `publish()`.
 
     The hidden name ends in `.partial`, so no glob, no listing and no other loader takes it for a shard even when its
     writer was killed. The writer holds a lock on it, which the kernel takes from the dead.
@@ -133,7 +133,7 @@ class ShardFile(GrowingShard):
         folder, name = os.path.split(path)
         self.path = path
         self._folder = folder or "."
-        self._hidden = os.path.join(self._folder, f".{name}.{os.getpid()}-{next(_numbers)}.partial")
+        self._hidden = os.path.join(self._folder, f".{name}.{secrets.token_hex(8)}.partial")
         descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _lock(descriptor)
         super().__init__(name, descriptor)

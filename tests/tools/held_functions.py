@@ -23,11 +23,6 @@ def held(sample: dict[str, Any]) -> dict[str, Any] | None:
     return None if number % 7 == 3 else {"txt": f"{number}", "npy": sample["npy"]}
 
 
-def nothing_of_the_second_shard(sample: dict[str, Any]) -> dict[str, Any] | None:
-    """Leave out a whole shard."""
-    return None if 10 <= int(sample["__key__"][1:]) < 20 else sample
-
-
 def on_a_full_disk(sample: dict[str, Any]) -> dict[str, Any]:
     """What writing to one raises."""
     raise OSError(errno.ENOSPC, "No space left on device", "/tmp/somewhere")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,9 +18,9 @@ def test_a_node_that_was_changed_since_says_both_versions(monkeypatch: pytest.Mo
     ray = SimpleNamespace(util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7"))
     monkeypatch.setitem(sys.modules, "ray", ray)
     here = Versions.here()
-    done = pickle.loads(run_call(replace(here, streamload="9.9"), os.getcwd(), b""))
-    assert isinstance(done.error, ClusterError)
-    assert str(done.error) == (
+    with pytest.raises(ClusterError) as raised:
+        run_call(replace(here, streamload="9.9"), os.getcwd(), b"")
+    assert str(raised.value) == (
         f"on the Ray node 10.0.0.7 streamload is {here.streamload}, and 9.9 here; install the same on all nodes"
     )
-    assert not hasattr(done.error, "__notes__")
+    assert not hasattr(raised.value, "__notes__")

@@ -25,10 +25,6 @@ def stopped_in_the_middle(source: Path, dest: Path, monkeypatch: pytest.MonkeyPa
         if len(calls) == 5:
             half = dest / STAGING / "shards" / "all" / ".shard-000009.tar.1-1.partial"
             half.write_bytes(b"what a killed worker leaves")
-            attempt = half.with_name(".attempt-killed")
-            attempt.mkdir()
-            (attempt / ".shard-000009.tar.1-1.partial").write_bytes(b"what a killed task of a node leaves")
-            (attempt / "shard-000004.tar.done").write_bytes(b"{}")
             raise KeyboardInterrupt
         real(*finished)  # type: ignore[arg-type]
 
@@ -47,7 +43,7 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
         "--resume to go on, or with --overwrite to start over"
     ]
     assert os.listdir(dest) == [STAGING]
-    assert not [*dest.rglob("*.partial"), *dest.rglob(".attempt-*")]
+    assert not [*dest.rglob("*.partial")]
     packed: list[str] = []
     monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
     assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0

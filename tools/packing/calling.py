@@ -95,9 +95,9 @@ def pack(
         overwrite: replace the shards that are there, or discard an interrupted run.
         sync: flush everything to the disk.
         storage_options: as for `StreamLoader`.
-        ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The nodes read the
-            inputs and write the shards by themselves, so both lie in a bucket or on a file system that all of them have
-            at the same path. `workers` is then how many tasks run at once, by default one for each processor.
+        ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The inputs and the
+            destination (for a bucket, the folder for temporary files, `TMPDIR`) lie on a file system that all nodes
+            have at the same path. `workers` is then how many tasks Ray gets at once.
 
     Raises:
         StreamloadError: the function fails or gives a wrong sample, with the number of the input; or a process died.

@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-from streamload_tools.packing.nodes_force import Force, force_for
 from streamload_tools.packing.planning import planned_parts, sample_bytes, shard_spans, table_sample_bytes
 from streamload_tools.packing.publishing import NAMES, Part
 from streamload_tools.packing.records import Finished, kept
-from streamload_tools.packing.remote_staging import RemoteStaging
 from streamload_tools.packing.resizing import Resizing
-from streamload_tools.packing.staging import Staging
-from streamload_tools.packing.work import CallTask, CheckTask, JoinTask, PackTask, Task, fingerprint
+from streamload_tools.packing.staging import RUN, Staging
+from streamload_tools.packing.work import (
+    CallTask,
+    CheckTask,
+    JoinTask,
+    PackTask,
+    Report,
+    Result,
+    Task,
+    do,
+    fingerprint,
+)
+from streamload_tools.packing.workforce import Workforce
 from streamload_tools.progress import open_progress
 from streamload_tools.ray_pool import RayPool
 from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import ArrayRow, Source, SourceFile
 
+from streamload.environment.ray_cluster import FileOfAll
 from streamload.errors import ShardFormatError
 from streamload.tar.header_writer import END_OF_ARCHIVE
 
@@ -81,7 +91,7 @@ def pack(source: Source, listing: Listing, options: PackOptions, staging: Stagin
         OSError, StreamloadError: something cannot be written, or a process died.
         ValueError: a sample is larger than a shard may be.
     """
-    with force_for(staging, listing, options.workers, options.pool) as force:
+    with _force(options, staging, listing) as force:
         if len(source.samples) >= options.many_files:
             force.start(_fewest_tasks(len(source.samples), listing, options))  # they import while this process plans
         run = _Run(source, listing, options, staging, force)
@@ -120,7 +130,7 @@ def pack_calls(
         )
         for number, first in enumerate(range(0, len(inputs), together))
     ]
-    with force_for(staging, listing, options.workers, options.pool) as force:
+    with _force(options, staging, listing) as force:
         run = _Run(Source((), None, "input"), listing, options, staging, force)
         pieces = run.call(tasks)
         _refuse_equal_keys(pieces, staging)
@@ -149,8 +159,29 @@ def pack_shards(
         CallTask(staging.path("shards", "all", name), function, (given,), number, may_be_empty)
         for number, (name, given) in enumerate(zip(names, inputs, strict=True))
     ]
-    with force_for(staging, listing, options.workers, options.pool) as force:
+    with _force(options, staging, listing) as force:
         return Part("", _Run(Source((), None, "input"), listing, options, staging, force).call_for_shards(tasks))
+
+
+@contextmanager
+def _force(options: PackOptions, staging: Staging, listing: Listing) -> Iterator[Workforce]:
+    """Provide this machine's processes, of which a cluster needs none; at the end none is left, and no task of Ray.
+
+    Raises:
+        ClusterError: a node does not see the staging folder, or the first or the last file to pack.
+    """
+    pool = options.pool
+    if pool is None:
+        with Workforce(options.workers, staging.lock) as force:
+            yield force
+        return
+    inputs = [path for path in {*listing.paths[:1], *listing.paths[-1:]} if os.path.isfile(path)]
+    files = [FileOfAll.at(path, "the files to pack as they are here") for path in inputs]
+    pool.check_nodes([FileOfAll.at(staging.path(RUN), "the folder that is packed in as it is here"), *files])
+    try:
+        yield Workforce(1, staging.lock)
+    finally:
+        pool.end()
 
 
 def _refuse_equal_keys(pieces: Sequence[Finished], staging: Staging) -> None:
@@ -188,7 +219,13 @@ class _Run:
     listing: Listing
     options: PackOptions
     staging: Staging
-    force: Force
+    force: Workforce
+
+    def results(self, tasks: Iterable[Task], number: int, report: Report) -> Iterator[Result]:
+        """Do tasks in processes or, with a pool, each as a task of Ray; see `Workforce.results`."""
+        if self.options.pool is None:
+            return self.force.results(tasks, number, report)
+        return self.options.pool.results((partial(do, task) for task in tasks), report)
 
     def check(self) -> list[Fault]:
         """Read all files, and return those that cannot be packed."""
@@ -201,7 +238,7 @@ class _Run:
         ]
         faults: list[Fault] = []
         with open_progress("checking", len(samples), f"{self.source.noun}s") as progress:
-            for result in self.force.results(tasks, len(tasks), progress.advance):
+            for result in self.results(tasks, len(tasks), progress.advance):
                 assert isinstance(result, tuple)
                 faults += result
         self.staging.note(_CHECKED, faults)
@@ -219,7 +256,7 @@ class _Run:
             return self._from_records(parts, planned)
         packed: dict[str, list[Finished]] = {name: [] for name in parts}
         faults: list[Fault] = []
-        ready = self._known(planned) if self.options.resizing is None else self._known_pieces(planned)
+        ready = self._known(planned) if self.options.resizing is None else {}
 
         def tasks() -> Iterator[Task]:
             for _, task in planned:
@@ -228,7 +265,7 @@ class _Run:
 
         total = sum(map(len, parts.values()))
         with open_progress("packing", total, f"{self.source.noun}s") as progress:
-            results = self.force.results(tasks(), len(planned) - len(ready), progress.advance)
+            results = self.results(tasks(), len(planned) - len(ready), progress.advance)
             for name, task in planned:
                 if task.path in ready:
                     progress.advance(len(task.samples), sum(map(sum, task.sizes)))
@@ -247,15 +284,9 @@ class _Run:
         """Do the tasks of a user's function; those with samples are pieces to join."""
         if self._is_joining():
             return self._from_records([""], [("", task) for task in tasks])[0][""]
-        known = self._known_pieces([("", task) for task in tasks])
-        todo = [task for task in tasks if task.path not in known]
         pieces = []
         with open_progress("packing", sum(len(task.inputs) for task in tasks), "inputs") as progress:
-            results = self.force.results(todo, len(todo), progress.advance)
-            for task in tasks:
-                if task.path in known:
-                    progress.advance(len(task.inputs), 0)
-                result = known[task.path] if task.path in known else next(results)
+            for result in self.results(tasks, len(tasks), progress.advance):
                 assert isinstance(result, Finished)
                 if result.table is not None:
                     pieces.append(result)
@@ -267,7 +298,7 @@ class _Run:
         todo = [task for task in tasks if task.path not in known]
         shards = []
         with open_progress("mapping", len(tasks), "shards") as progress:
-            results = self.force.results(todo, len(todo), progress.advance)
+            results = self.results(todo, len(todo), progress.advance)
             for task in tasks:
                 if task.path in known:
                     progress.advance(1, 0)
@@ -278,13 +309,9 @@ class _Run:
                 self.staging.take("", task.path, partial(fingerprint, task), result)
         return shards
 
-    def _pieces_stay(self) -> bool:
-        """Whether pieces that are joined stay until the run ends: those that nodes have put into a bucket."""
-        return self.options.pool is not None and isinstance(self.staging, RemoteStaging)
-
     def _is_joining(self) -> bool:
         """Whether an earlier run has removed pieces, of which the records remain."""
-        return not self._pieces_stay() and bool(self.staging.noted(_JOINING))
+        return bool(self.staging.noted(_JOINING))
 
     def _from_records(
         self, parts: Iterable[str], planned: Sequence[tuple[str, PackTask | CallTask]]
@@ -307,10 +334,6 @@ class _Run:
         found = {task.path: self.staging.known(task.path, partial(fingerprint, task)) for _, task in planned}
         return {path: finished for path, finished in found.items() if finished is not None}
 
-    def _known_pieces(self, planned: Sequence[tuple[str, PackTask | CallTask]]) -> dict[str, Finished]:
-        """The pieces that nodes have put into a bucket; nodes alone can use them."""
-        return self._known(planned) if self._pieces_stay() else {}
-
     def join(self, pieces: dict[str, list[Finished]]) -> dict[str, list[Finished]]:
         """Join each part's pieces to shards; remove pieces as soon as they are joined."""
         self._check_pieces(pieces)
@@ -319,13 +342,12 @@ class _Run:
         for _, task in planned:
             for path, _ in task.pieces:
                 needed[path] = needed.get(path, 0) + 1
-        if not self._pieces_stay():
-            self.staging.note(_JOINING, True)
+        self.staging.note(_JOINING, True)
         joined: dict[str, list[Finished]] = {name: [] for name in pieces}
         known = self._known(planned)
         todo = [task for _, task in planned if task.path not in known]
         with open_progress("joining", len(planned), "shards") as progress:
-            results = self.force.results(todo, len(todo), progress.advance)
+            results = self.results(todo, len(todo), progress.advance)
             for name, task in planned:
                 result = known[task.path] if task.path in known else next(results)
                 assert isinstance(result, Finished)
@@ -335,7 +357,7 @@ class _Run:
                     progress.advance(1, 0 if result.table is None else result.table.shard_bytes)
                 for path, _ in task.pieces:
                     needed[path] -= 1
-                    if not needed[path] and not self._pieces_stay():
+                    if not needed[path]:
                         with suppress(FileNotFoundError):
                             os.unlink(path)
         return joined

@@ -14,16 +14,13 @@ from streamload.index.table_file import pack_table, unpack_table
 from streamload.storage.local_files import replace_file
 from streamload.tar.table import ShardTable
 
-__all__ = ["ATTEMPT", "DONE", "TABLE", "Finished", "keep", "kept"]
+__all__ = ["DONE", "TABLE", "Finished", "keep", "kept"]
 
 DONE = ".done"
 """The suffix of a record. It is written last, so a file that has one is complete."""
 
 TABLE = ".table"
 """The suffix of its table."""
-
-ATTEMPT = ".attempt-"
-"""What folders beside it begin with, in which nodes of a cluster write; what is in one of them is not complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,10 @@ from typing import Any
 
 from streamload_tools.output import shown_bytes
 from streamload_tools.packing.finished_options import options_content, options_path
-from streamload_tools.packing.node_work import BucketTask
 from streamload_tools.packing.publishing import CLASSES, Part, classes_content, final_name
 from streamload_tools.packing.records import DONE, TABLE, Finished
 from streamload_tools.packing.run_records import PackingRecords, UploadedShard
 from streamload_tools.packing.staging import LISTING, RUN, Run, Staging, clear, has_finished, remove_unfinished
-from streamload_tools.packing.work import CheckTask, JoinTask, Result, Task
 
 from streamload.errors import StorageError
 from streamload.index.dataset_index import INDEX_FOLDER
@@ -37,9 +35,6 @@ from streamload.write.destination import existing_names, upload_shard
 __all__ = ["RemoteStaging", "local_folder"]
 
 _UPLOADS_AT_ONCE = 4
-_SHARDS = "shards"
-_PIECE = "~"
-"""What the keys of pieces begin with, and no split's name does."""
 
 
 class RemoteStaging(Staging):
@@ -59,7 +54,7 @@ class RemoteStaging(Staging):
         self._records = PackingRecords(self._storage, run.destination)
         self._splits = splits
         self._known: dict[str, tuple[UploadedShard, Finished]] = {}
-        self._begun = self._moved = False
+        self._begun = False
         self._taken: dict[str, list[tuple[str, str]]] = {split: [] for split in splits}
         self._etags: dict[str, str | None] = {}
         self._threads = ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamload-upload")
@@ -112,44 +107,16 @@ class RemoteStaging(Staging):
         if before is not None and before[0].task == task and before[0].name == name:
             self._etags[key] = before[0].etag
             return
-        self.begin_uploads()
-        if before is not None and before[0].task == task and name is not None and not os.path.exists(finished.path):
-            self._move(part, key, name, before[0], finished)
-            return
+        if not self._begun:
+            self._begun = True
+            self._remove_earlier()
         while len(self._uploads) >= _UPLOADS_AT_ONCE:
             self._uploads.popleft().result()
         self._uploads.append(self._threads.submit(self._upload, part, key, name, task, finished))
 
-    def begin_uploads(self) -> None:
-        """Mark the destination as unfinished and remove what is not of this run, before the first shard is uploaded."""
-        if not self._begun:
-            self._begun = True
-            self._remove_earlier()
-
-    def on_a_node(self, task: Task) -> BucketTask:
-        """A task with all that a node needs to upload its file, under the name that a shard has if none is empty."""
-        key, url, pieces = "", "", tuple[str, ...]()
-        if not isinstance(task, CheckTask):
-            key = self._key(task.path)
-            url = f"{self._folder_of_key(key)}/{os.path.basename(task.path)}"
-            if key.startswith(_PIECE):
-                url = self._records.piece_url(key)
-        if isinstance(task, JoinTask):
-            pieces = tuple(self._key(path) for path, _ in task.pieces)
-        run = self.noted(RUN)["id"]
-        name = url.rpartition("/")[2]
-        return BucketTask(task, self._storages, self.run.destination, run, key, url, name, pieces)
-
-    def uploaded_by_node(self, shard: UploadedShard, finished: Result) -> None:
-        """Note what a node has uploaded and recorded; `take` uploads it no more."""
-        assert isinstance(finished, Finished)
-        self._known[self._key(finished.path)] = shard, finished
-
     def publish(self, parts: Sequence[Part], classes: Sequence[str] | None) -> None:
         """See `Staging.publish`: wait for the uploads, and write `classes.json` and the indexes."""
         self._finish_uploads()
-        if self._moved:
-            self._remove_surplus()
         content = classes_content(classes)
         for part in parts:
             folder = self._folder(part.name)
@@ -211,26 +178,6 @@ class RemoteStaging(Staging):
         while self._uploads:
             self._uploads.popleft().result()
 
-    def _move(self, part: str, key: str, name: str, shard: UploadedShard, finished: Finished) -> None:
-        """Give another name to what a node has uploaded, because shards before it are empty; one after the other.
-
-        Names only become smaller, and each shard is recorded under its new one before the next overwrites its old one.
-        """
-        self._finish_uploads()
-        self._moved = True
-        assert finished.table is not None
-        url = f"{self._folder(part)}/{shard.name}"
-        with open(finished.path, "wb") as file:
-            file.write(self._storage.read_bytes(url, most_bytes=finished.table.shard_bytes))
-        self._upload(part, key, name, shard.task, finished)
-
-    def _remove_surplus(self) -> None:
-        for split in self._splits:
-            taken = {name for _, name in self._taken[split]}
-            for name in existing_names(self._storage, self._folder(split), self.run.naming):
-                if name not in taken:
-                    self._storage.delete(f"{self._folder(split)}/{name}")
-
     def _remove_earlier(self) -> None:
         """Mark the folders as unfinished, and remove the index entries and then the shards of an earlier dataset."""
         # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
@@ -273,15 +220,12 @@ class RemoteStaging(Staging):
         return f"{self.run.destination}/{split}" if split else self.run.destination
 
     def _folder_of_key(self, key: str) -> str:
-        if key.startswith(_PIECE):
-            return self._records.piece_url("").rstrip("/")
         split = key.partition("~")[0]
         return self._folder(split if split in self._splits else "")
 
     def _key(self, path: str) -> str:
-        """The key of the record of a shard or, where nodes pack, of a piece."""
-        kind, _, rest = os.path.relpath(path, self.folder).partition("/")
-        return ("" if kind == _SHARDS else _PIECE) + rest.replace("/", "~")
+        """Return the key of a shard's record."""
+        return os.path.relpath(path, self.folder).partition("/")[2].replace("/", "~")
 
 
 def local_folder(destination: str, base: str | None) -> str:

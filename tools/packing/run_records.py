@@ -130,16 +130,6 @@ class PackingRecords:
         found = _at_once(find, shards)
         return {key: finished for key, finished in zip(shards, found, strict=True) if finished is not None}
 
-    def piece_url(self, key: str) -> str:
-        """Where nodes put a piece, which is joined with others to shards; it is removed with the records."""
-        return f"{self._folder}/{key}"
-
-    def piece(self, key: str) -> tuple[ShardTable, bytes]:
-        """A piece that a node has put into the bucket. Raises StorageError, DatasetIndexError."""
-        url = self._table_url(key)
-        table = unpack_table(self._storage.read_bytes(url, most_bytes=MOST_INDEX_BYTES), url)
-        return table, self._storage.read_bytes(self.piece_url(key), most_bytes=table.shard_bytes)
-
     def remove(self) -> None:
         """Remove all records, starting with the one that makes a run resumable. Raises StorageError."""
         self._storage.delete(f"{self._folder}/{_RUN}")

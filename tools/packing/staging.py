@@ -21,7 +21,7 @@ from typing import Any
 
 from streamload_tools.failures import UsageError
 from streamload_tools.packing.publishing import NAMES, Part, publish
-from streamload_tools.packing.records import ATTEMPT, DONE, Finished, kept
+from streamload_tools.packing.records import DONE, Finished, kept
 from streamload_tools.sources.listing import Listing
 
 from streamload.index.shard_names import ShardNaming
@@ -422,20 +422,12 @@ def _earlier(folder: str) -> dict[str, Any] | None:
 
 def has_finished(folder: str) -> bool:
     """Whether a staging folder holds anything that a later run may use."""
-    return any(
-        name.endswith(DONE)
-        for top, _, names in os.walk(folder)
-        if not os.path.basename(top).startswith(ATTEMPT)
-        for name in names
-    )
+    return any(name.endswith(DONE) for _, _, names in os.walk(folder) for name in names)
 
 
 def remove_unfinished(folder: str) -> None:
-    """Remove the hidden files of shards that were being written, and the folders that nodes wrote in."""
-    for top, folders, names in os.walk(folder):
-        for name in [name for name in folders if name.startswith(ATTEMPT)]:
-            folders.remove(name)
-            shutil.rmtree(os.path.join(top, name))
+    """Remove the hidden files of shards that were being written."""
+    for top, _, names in os.walk(folder):
         for name in names:
             if name.startswith("."):
                 os.unlink(os.path.join(top, name))

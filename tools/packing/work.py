@@ -11,6 +11,7 @@ import hashlib
 import os
 import pickle
 import reprlib
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -332,7 +333,7 @@ def _members(sample: SourceSample, contents: list[tuple[str, bytes]]) -> list[Me
 
 
 def _join(task: JoinTask) -> Finished:
-    hidden = os.path.join(os.path.dirname(task.path), f".{os.path.basename(task.path)}.partial")
+    hidden = os.path.join(os.path.dirname(task.path), f".{os.path.basename(task.path)}.{secrets.token_hex(8)}.partial")
     try:
         table = _joined(task, hidden)
         os.replace(hidden, task.path)
