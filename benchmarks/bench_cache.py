@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streamload.fetch.cache.cache_file import cached_bytes
-from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.eviction import CachedFile, files_to_evict
+from streamload.fetch.cache.disk_cache import CachedFile, DiskCache, files_to_evict
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.order.plan import OrderOptions

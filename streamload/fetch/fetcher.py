@@ -2,28 +2,186 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.budget import budget_error, budget_for
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.eviction_order import Foresight
+from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
-from streamload.fetch.fetched_shards import FetchedShards
 from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts, Waiting
 from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing
-from streamload.limits import MOST_REQUESTS
+from streamload.limits import CACHED_SHARDS_SHARE, FETCHED_SHARDS_SHARE, MOST_REQUESTS
+from streamload.memory.unnamed import descriptor_limit
+from streamload.order.options import OrderOptions
+from streamload.storage.download import Pin
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 
-__all__ = ["Fetcher"]
+
+class FetchedShards:
+    """Shards by number, from the first time that anything is needed of them until they are closed.
+
+    A shard that is finished with is *kept* as long as some of it is there, since the next epoch may use that.
+
+    Args:
+        listing: the shards.
+        most_open: how many may be open at once; by default a sixth of what this process may have open.
+        cached: they may lie in the disk cache, so half as many may be open.
+    """
+
+    def __init__(self, listing: Listing, most_open: int | None = None, *, cached: bool = False) -> None:
+        self._share = CACHED_SHARDS_SHARE if cached else FETCHED_SHARDS_SHARE
+        self.most_open = max(1, descriptor_limit() // self._share) if most_open is None else most_open
+        self._listing = listing
+        self._states: dict[int, FetchedShard] = {}
+        self._pins: dict[int, Pin] = {}
+        self._open: dict[int, None] = {}
+        self._finished: dict[int, None] = {}
+        self._generations = 0
+        self._closed: list[int] = []
+        self._moved: list[int] = []
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._states
+
+    def __getitem__(self, shard: int) -> FetchedShard:
+        """A shard; made if it is not known."""
+        state = self._states.get(shard)
+        if state is None:
+            listed = self._listing.shard(shard)
+            compression = compression_of(listed.url)
+            # It outlives the shard's memory: where samples lie was found in the version that was read first.
+            pin = self._pins.setdefault(shard, self._listing.pin(shard))
+            total_bytes = None if compression is not None else pin.total_bytes
+            state = FetchedShard(shard, listed.url, pin, compression, self.new_generation(), total_bytes)
+            self._states[shard] = state
+        return state
+
+    def in_memory(self) -> list[FetchedShard]:
+        """The open shards of which something is in memory."""
+        return [self._states[shard] for shard in self._open if self._states[shard].memory is not None]
+
+    def moved(self, shard: int) -> int:
+        """A shard moves from its memory to a file; the file's generation."""
+        self._moved.append(shard)
+        return self.new_generation()
+
+    def new_generation(self) -> int:
+        """A number that no memory of a shard has had."""
+        self._generations += 1
+        return self._generations
+
+    def opened(self, shard: int) -> None:
+        """Some of it is in flight, so it is open now, and not finished with."""
+        self._open[shard] = None
+        self._finished.pop(shard, None)
+
+    def to_close(self, shard: int, window: PartWindow) -> list[int] | None:
+        """What to `release` so that a shard may be open: one of which nothing is needed, or that is needed last.
+
+        Args:
+            shard: the shard, of which a part is fetched next.
+            window: knows who needs what of the others.
+
+        Returns:
+            The numbers of shards; None where none can be closed.
+        """
+        if shard in self._open or len(self._open) < self.most_open:
+            return []
+        if window.shards_present < len(self._open):
+            return [next(each for each in self._open if not window.parts_of(each))]
+        evictable: Counter[int] = Counter()
+        for key in window.evictable():
+            other = shard_and_number(key)[0]
+            evictable[other] += 1
+            if evictable[other] == len(window.parts_of(other)):
+                return [other]
+        return None
+
+    def release(self, shard: int) -> None:
+        """Let go of a shard's memory, of which nothing is there any more; what its answers said of it stays known."""
+        self._states[shard].release(self.new_generation())
+        self._open.pop(shard, None)
+        self._closed.append(shard)
+
+    def finish(self, shard: int) -> None:
+        """Nothing of it will be wanted soon."""
+        if shard in self._states:
+            self._finished.pop(shard, None)
+            self._finished[shard] = None
+
+    def take_if_finished(self, shard: int) -> FetchedShard | None:
+        """Forget a shard that is finished with, for whoever closes it; None for any other."""
+        if shard not in self._finished:
+            return None
+        del self._finished[shard]
+        self._open.pop(shard, None)
+        self._closed.append(shard)
+        return self._states.pop(shard)
+
+    def take_closed(self) -> list[int]:
+        """The shards whose memory was released since the last call, and that have no other one now, or a file."""
+        closed, self._closed = self._closed, []
+        moved, self._moved = self._moved, []
+        return [*moved, *(shard for shard in closed if shard not in self._open)]
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        while self._states:
+            self._states.popitem()[1].close()
+        self._open.clear()
+
+    def too_many(self) -> StorageError:
+        """The error to raise where no shard can be closed, and another one is needed."""
+        limit = descriptor_limit()
+        return StorageError(
+            f"more than {self.most_open} shards are needed at once, because samples in them are yet to be drawn within "
+            f"shuffle_window, and this process may have only {limit} files open. Raise that limit (`ulimit -n "
+            f"{self._share * limit}`, before the program is started), give a smaller shuffle_window, or pack "
+            "fewer and larger shards"
+        )
+
+
+class Foresight:
+    """What a cache knows of the future, from epoch to epoch.
+
+    Args:
+        cache: the cache; None if there is none, and then nothing is done.
+        listing: the shards.
+    """
+
+    def __init__(self, cache: DiskCache | None, listing: Listing) -> None:
+        self._cache = cache
+        self._listing = listing
+        self._numbers: dict[str, int] | None = None
+        self._next_use: OrderNextUse | None = None
+
+    def begin(self, options: OrderOptions, counts: NDArray[np.int64], epoch: int, start: int) -> None:
+        """An epoch begins at a position of its order."""
+        if self._cache is None:
+            return
+        if self._numbers is None:
+            by_key = numbers_by_key(shard.url for shard in self._listing.numbered)  # a sidecar is used with its shard
+            self._numbers = {key: self._listing.owner(number) for key, number in by_key.items()}
+        self._next_use = OrderNextUse(self._numbers, options, counts, epoch, start=start)
+        self._cache.expect(self._next_use)
+
+    def passed(self, number: int) -> None:
+        """Every lane has come to this number of its outputs."""
+        if self._next_use is not None:
+            self._next_use.advance(number)
 
 
 class EpochOfParts(Protocol):
@@ -342,24 +500,24 @@ class Fetcher:
     # -- events of the part fetcher ------------------------------------------------------------------------------------
 
     def state_of(self, shard: int) -> FetchedShard:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         return self._shards[shard]
 
     def has(self, state: FetchedShard, number: int) -> bool:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         return self.window.is_present(part_key(state.number, number))
 
     def in_flight(self, state: FetchedShard) -> set[int]:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         parts = self.window.parts_of(state.number)
         return {shard_and_number(key)[1] for key in parts if not self.window.is_present(key)}
 
     def sized(self) -> None:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         self._progress()
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         key = part_key(state.number, number)
         if key in self.window.parts_of(state.number):
             self.window.arrive(key, size_bytes)
@@ -369,7 +527,7 @@ class Fetcher:
             self._wake()
 
     def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         key = part_key(state.number, number)
         self._failures.note(key, error)
         state.free(*part_edges(number, state.total_bytes))
@@ -377,19 +535,19 @@ class Fetcher:
         self._progress()
 
     def not_coming(self, state: FetchedShard) -> None:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         for key in self.window.in_flight() & self.window.parts_of(state.number):
             self.window.drop(key)
 
     def on_disk(self, state: FetchedShard, file: CacheFile) -> None:
-        """See `FillingEvents`. What workers have mapped of its memory is freed when they open the file in its place."""
+        """What workers have mapped of its memory is freed when they open the file in its place."""
         state.move_to(file, self._shards.moved(state.number))
         for key in list(self.window.parts_of(state.number)):
             self.arrived(state, shard_and_number(key)[1], 0)
         self.notify()
 
     def hold(self, state: FetchedShard, number: int) -> bool:
-        """See `FillingEvents`."""
+        """Implement `PartFetcherEvents`."""
         keys = [part_key(state.number, number)]
         if not self.window.are_present(keys):
             return False
@@ -397,19 +555,19 @@ class Fetcher:
         return True
 
     def release(self, state: FetchedShard, number: int) -> None:
-        """See `FillingEvents`."""
+        """Implement `PartFetcherEvents`."""
         self.window.release([part_key(state.number, number)])
         self.notify()
 
     def is_wanted(self, state: FetchedShard, number: int) -> bool:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         return self.window.is_expected(part_key(state.number, number))
 
     def has_room(self) -> None:
-        """See `PartFetcherEvents`."""
+        """Implement `PartFetcherEvents`."""
         self._wake()
 
     def cache_changed(self) -> None:
-        """See `FillingEvents`."""
+        """Implement `PartFetcherEvents`."""
         self._missing = None  # what is missing now shows when more is fetched
         self._wake()

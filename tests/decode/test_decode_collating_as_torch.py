@@ -19,9 +19,8 @@ from same_batches import assert_same
 from tasks_by_hand import Shelf, batch_of, job, numbered, slots_for, values_of
 from torch.utils.data import default_collate
 
-from streamload.decode.batch_maker import BatchMaker
+from streamload.decode.batch_maker import BatchMaker, find_missing_key
 from streamload.decode.columns import Rows
-from streamload.decode.layout_mismatch import find_missing_key
 from streamload.decode.tasks import Piece, PieceDone, RowFailure
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streamload.decode.column_decoding import decode_integers, shared_npy_layout
 from streamload.decode.columns import StoredRows
+from streamload.decode.field_reader import decode_integers, shared_npy_layout
 
 
 def shard_of(members: list[bytes], gap: int = 7) -> tuple[Any, Any, Any]:

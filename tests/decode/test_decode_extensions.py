@@ -9,8 +9,8 @@ import pytest
 import torch
 from webdataset import autodecode, writer
 
-from streamload.decode.column_decoding import decode_integers
 from streamload.decode.decoders import DECODED_EXTENSIONS, decoder_for, is_image
+from streamload.decode.field_reader import decode_integers
 from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind
 from streamload.write.encode import ENCODED_EXTENSIONS, encode_field
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from streamload.decode.batch_maker import difference_between, find_missing_key
 from streamload.decode.columns import Rows
-from streamload.decode.layout_mismatch import difference_between, find_missing_key
 
 
 def said(*values: Any) -> str:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from streamload.fetch.cache.eviction import CachedFile, files_to_evict, with_old_versions_last
+from streamload.fetch.cache.disk_cache import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
 from streamload.order.plan import OrderOptions, RankPlan, ShardCounts

@@ -232,7 +232,7 @@ async def test_a_part_stays_until_it_is_written_or_somebody_waits_for_a_slow_dis
         assert not list(fetcher.window.evictable())
         assert fetcher.stop_caching(), "what is being written may make room"
         assert not list(fetcher.window.evictable()), "the disk may be fast enough"
-        monkeypatch.setattr("streamload.fetch.cache.filling.SLOW_WRITE_S", 0.0)
+        monkeypatch.setattr("streamload.fetch.part_fetching.SLOW_WRITE_S", 0.0)
         assert fetcher.stop_caching()
         assert list(fetcher.window.evictable()) == KEYS[1:], "but for that which is being written"
         disk.set()

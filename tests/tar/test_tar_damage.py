@@ -29,7 +29,7 @@ from matrix import EVERY
 
 from streamload.errors import ShardFormatError
 from streamload.tar import header_chain
-from streamload.tar.header_arrays import HeaderReader
+from streamload.tar.header_chain import HeaderReader
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
 
