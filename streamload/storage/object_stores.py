@@ -10,16 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from streamload.errors import StorageError
-from streamload.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig, aws_endpoint, client_settings
+from streamload.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig
 from streamload.storage.protocol import protocol_of, without_secrets
 
 __all__ = ["ObjectPlace", "locate", "make_store"]
 
 _ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
-_ENDPOINT_VARIABLES = (_ENDPOINT_VARIABLE, "AWS_ENDPOINT_URL")
 _WEB = ("http", "https")
 
 
@@ -37,11 +36,6 @@ class ObjectPlace(NamedTuple):
     bucket: str
     key: str
     account: str | None = None
-
-    def unsigned_address(self, config: ObjectConfig) -> str:
-        """The object's address for requests without a signature."""
-        endpoint = aws_settings(config, self.root)[0].config.get("endpoint")
-        return f"{(endpoint or 'https://s3.amazonaws.com').rstrip('/')}/{self.bucket}/{quote(self.key)}"
 
 
 def locate(url: str) -> ObjectPlace:
@@ -118,15 +112,8 @@ def _s3_store(stores: Any, place: ObjectPlace, config: ObjectConfig, options: di
     from obstore.exceptions import UnknownConfigurationKeyError
 
     config, credentials = aws_settings(config, place.root)
-    options = options | {
-        "credential_provider": credentials,
-        "client_options": CLIENT_OPTIONS | config.client,
-    }
+    options = options | {"credential_provider": credentials}
     endpoint = config.config.get("endpoint")
-    if endpoint is None and "" in map(os.environ.get, _ENDPOINT_VARIABLES):
-        # To AWS's tools a variable that is set to nothing is not set; obstore takes it for an address, and panics.
-        endpoint = aws_endpoint(config.config.get("region"))
-        config = replace(config, config=config.config | {"endpoint": endpoint})
     if endpoint is not None and _ENDPOINT_VARIABLE in os.environ:
         # Newer releases of obstore prefer the variable to the endpoint, older ones know neither it nor its setting.
         with contextlib.suppress(UnknownConfigurationKeyError):
@@ -146,98 +133,50 @@ _VARIABLES = (
 )
 """Where obstore finds credentials itself."""
 
-_ENDPOINT = "endpoint_url"
 _RENEWED_AFTER = timedelta(minutes=10)
 
 
 def aws_settings(config: ObjectConfig, root: str) -> tuple[ObjectConfig, Credentials | None]:
-    """Add what the files in `~/.aws` say to what the options say.
+    """Add region and credentials of a profile in `~/.aws`, which botocore reads, where no others are given.
 
     Args:
         config: from the options and the environment, which come first.
         root: the bucket's url, for errors.
 
-    Returns:
-        The settings, and what gives credentials where obstore does not find them itself.
-
     Raises:
-        StorageError: a profile is not there or says what cannot be, or botocore is missing, which reads these files.
+        StorageError: there is no such profile, it names an endpoint, or botocore is missing.
     """
     profile = config.profile or os.environ.get("AWS_PROFILE")
-    files = [os.path.expanduser(file) for file in _files()]
-    given = "access_key_id" in config.config or bool(config.config.get("skip_signature"))
-    found_without = given or (config.profile is None and any(os.environ.get(name) for name in _VARIABLES))
-    asks_for_endpoint = "endpoint" not in config.config and any(map(_names_endpoint, files))
-    if found_without and not asks_for_endpoint:
-        return config, None
-    if profile is None and not any(map(os.path.exists, files)):
-        return config, None
-    session = _session(profile, root)
-    if asks_for_endpoint and (endpoint := _endpoint(session, root)) is not None:
-        config = _with_endpoint(config, endpoint, root)
-    if "region" not in config.config and (region := session.get_config_variable("region")):
-        config = replace(config, config=config.config | {"region": region})
-    credentials = None if found_without else session.get_credentials()
-    return config, None if credentials is None else lambda: _frozen(credentials)
-
-
-def _files() -> tuple[str, str]:
-    return (
+    is_given = "access_key_id" in config.config or bool(config.config.get("skip_signature"))
+    files = [
         os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
         os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
-    )
-
-
-def _names_endpoint(file: str) -> bool:
-    """Whether a file may name an endpoint; most don't, and then botocore, which takes long to import, is not needed."""
+    ]
+    if is_given or (config.profile is None and any(map(os.environ.get, _VARIABLES))):
+        return config, None
+    if profile is None and not any(os.path.exists(os.path.expanduser(file)) for file in files):
+        return config, None
     try:
-        with open(file, "rb") as opened:
-            return _ENDPOINT.encode() in opened.read()
-    except OSError:
-        return False
-
-
-def _session(profile: str | None, root: str) -> Any:
-    try:
-        botocore_session = importlib.import_module("botocore.session")
+        session = importlib.import_module("botocore.session").Session(profile=profile)
     except ImportError as exc:
         raise StorageError(
-            "credentials and endpoints from ~/.aws need botocore: pip install 'streamload[s3]'",
-            url=without_secrets(root),
+            "credentials from ~/.aws need botocore: pip install 'streamload[s3]'", url=without_secrets(root)
         ) from exc
-    session = botocore_session.Session(profile=profile)
     if profile is not None and profile not in session.available_profiles:
-        credentials, config = _files()
         raise StorageError(
-            f"there is no profile {profile!r} (of storage_options or AWS_PROFILE) in {credentials} or {config}",
+            f"there is no profile {profile!r} (of storage_options or AWS_PROFILE) in {files[0]} or {files[1]}",
             url=without_secrets(root),
         )
-    return session
-
-
-def _endpoint(session: Any, root: str) -> str | None:
-    """The endpoint that the profile has: for S3 alone, by its section of services, or else for all of AWS."""
-    if session.get_config_variable("ignore_configured_endpoint_urls"):
-        return None
-    profile = session.get_scoped_config()
-    services = profile.get("services")
-    if services is not None and services not in session.full_config.get("services", {}):
+    if "endpoint" not in config.config and {"endpoint_url", "services"} & session.get_scoped_config().keys():
         raise StorageError(
-            f"the profile in ~/.aws/config names the services {services!r}, and there is no [services {services}]",
+            f"the profile in {files[1]} names an endpoint, which is not read from there; give it as `endpoint_url` in "
+            "storage_options, or in AWS_ENDPOINT_URL",
             url=without_secrets(root),
         )
-    of_services = {} if services is None else session.full_config["services"][services]
-    of_s3 = of_services.get("s3") or {}
-    endpoint = (of_s3.get(_ENDPOINT) if isinstance(of_s3, dict) else None) or profile.get(_ENDPOINT)
-    return endpoint or None
-
-
-def _with_endpoint(config: ObjectConfig, endpoint: str, root: str) -> ObjectConfig:
-    try:
-        client = client_settings(endpoint)
-    except ValueError as exc:
-        raise StorageError(f"{exc}; it comes from ~/.aws/config", url=without_secrets(root)) from None
-    return replace(config, config=config.config | {"endpoint": endpoint}, client=client | config.client)
+    if "region" not in config.config and (region := session.get_config_variable("region")):
+        config = replace(config, config=config.config | {"region": region})
+    credentials = session.get_credentials()
+    return config, None if credentials is None else lambda: _frozen(credentials)
 
 
 def _frozen(credentials: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import ssl
@@ -18,9 +19,6 @@ __all__ = [
     "NO_RETRY",
     "RETRY",
     "ObjectConfig",
-    "aws_endpoint",
-    "check_names",
-    "client_settings",
     "filesystem_options",
     "object_config",
     "options_of",
@@ -50,19 +48,15 @@ CLIENT_OPTIONS: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "conn
 _ALIASES: dict[str, dict[str, str]] = {
     "s3": {
         "key": "access_key_id",
-        "username": "access_key_id",
         "secret": "secret_access_key",
-        "password": "secret_access_key",
         "token": "session_token",
         "endpoint_url": "endpoint",
         "region_name": "region",
         "anon": "skip_signature",
-        "requester_pays": "request_payer",
     },
     "gs": {"token": "service_account", "endpoint_url": "base_url", "anon": "skip_signature"},
     "az": {
         "sas_token": "sas_key",
-        "credential": "sas_key",
         "endpoint_url": "endpoint",
         "anon": "skip_signature",
     },
@@ -160,8 +154,8 @@ def object_config(protocol: str, options: Mapping[str, Any]) -> ObjectConfig | N
     if family == "gs" and not _takes_token(flat):
         return None
     unknown = [name for name in flat if not _is_known(family, name)]
-    if unknown or not isinstance(flat.get("credential", ""), str):
-        check_names(protocol, given, unknown, "and, without those that obstore lacks, obstore's own settings")
+    if unknown:
+        _check_names(protocol, given, unknown)
         return None
     for name, value in {**flat, "profile": profile or ""}.items():
         if not isinstance(value, str | bool):
@@ -178,7 +172,7 @@ def _translated(family: str, flat: Mapping[str, str | bool]) -> dict[str, Any]:
         own = _own_name(family, name)
         if value or own == name:
             config.setdefault(own, value)
-    if family == "s3" and "endpoint" not in config and (named := _endpoint_of_environment(config.get("region"))):
+    if family == "s3" and "endpoint" not in config and (named := _endpoint_of_environment()):
         config["endpoint"] = named
     return config
 
@@ -214,14 +208,8 @@ def _takes_token(flat: dict[str, Any]) -> bool:
     return "token" not in flat or (isinstance(token, str) and os.path.exists(token))
 
 
-def check_names(protocol: str, options: Mapping[str, Any], unknown: Sequence[str] = (), others: str = "") -> None:
-    """Refuse what fsspec's filesystem does not know, and would pass over.
-
-    Args:
-        protocol: of the url, as `s3` or `abfss`.
-        options: for this protocol, see `options_of`.
-        unknown: those that obstore does not know.
-        others: what else may be given, for the message.
+def _check_names(protocol: str, options: Mapping[str, Any], unknown: Sequence[str]) -> None:
+    """Refuse what neither obstore nor fsspec's filesystem knows, which that would pass over.
 
     Raises:
         ValueError: the filesystem does not know one, or its package is missing.
@@ -232,15 +220,13 @@ def check_names(protocol: str, options: Mapping[str, Any], unknown: Sequence[str
     try:
         takes = set(inspect.signature(fsspec.get_filesystem_class(protocol).__init__).parameters)
     except ImportError as exc:
-        raise ValueError(
-            f"storage_options names {_listed(unknown or sorted(options))}, which needs another package: {exc}"
-        ) from None
+        raise ValueError(f"storage_options names {_listed(unknown)}, which needs another package: {exc}") from None
     takes |= _FSSPEC_KEYWORDS | _BESIDE[family]
-    if wrong := sorted({name for name, value in options.items() if value is not None} - takes):
-        known = sorted((takes | (_ALIASES[family].keys() if others else set())) - {"self", "kwargs", "storage_options"})
+    if wrong := sorted(options.keys() - takes):
+        known = sorted((takes | _ALIASES[family].keys()) - {"self", "kwargs", "storage_options"})
+        close = difflib.get_close_matches(wrong[0], known, 1, cutoff=0.0)
         raise ValueError(
-            f"storage_options names {_listed(wrong)}, which {protocol}:// does not know; it "
-            f"knows {', '.join(known)}{', ' + others if others else ''}"
+            f"storage_options names {_listed(wrong)}, which {protocol}:// does not know; did you mean {close[0]!r}?"
         )
 
 
@@ -286,21 +272,18 @@ def _is_protocol_of_fsspec(name: str) -> bool:
     return name in fsspec.available_protocols()
 
 
-def _endpoint_of_environment(region: str | None) -> str | None:
-    """The endpoint that AWS's tools take from the environment, where they may.
+def _endpoint_of_environment() -> str | None:
+    """The endpoint that AWS's tools take from the environment; obstore may know less of these variables.
 
-    Named rather than left to obstore, which may know less of these variables, and prefers one of them to an option.
+    Raises:
+        ValueError: a variable is set to nothing, which obstore takes for an address.
     """
-    named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    if named and os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
-        return aws_endpoint(region)
-    return named
-
-
-def aws_endpoint(region: str | None) -> str:
-    """AWS's own endpoint of a region, by default that of the environment."""
-    region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return f"https://s3.{region}.amazonaws.com"
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if name in os.environ:
+            if not os.environ[name]:
+                raise ValueError(f"{name} is set to nothing; unset it, or give the address of your storage")
+            return os.environ[name]
+    return None
 
 
 def client_settings(endpoint: str | None, verify: object = None) -> dict[str, Any]:
