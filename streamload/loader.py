@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from streamload.arguments import advises, as_python, no_attribute
+from streamload.cluster.connection import RayConnection
 from streamload.decode.tasks import OnError
 from streamload.environment.launchers import check_found_rank, goes_by_found_rank
 from streamload.errors import LoaderStateError, SampleError, without_secrets
+from streamload.feeder.messages import Configure
 from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
@@ -33,6 +35,7 @@ from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_processes
 from streamload.trainer.batch_builder import BatchBuilder
+from streamload.trainer.connection import Connection
 from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.feeder_client import NamedClasses, named_places
@@ -152,8 +155,7 @@ class StreamLoader(NamedClasses):
         feeders: None: a feeder process on this machine. `RayFeeders(4, num_cpus=8)`: this rank's batches are made by
             four feeders on other nodes of a Ray cluster, each with `num_workers` workers and a `memory_budget` of its
             own; "auto" is a worker for each of its processors, and at most its part of a quarter of its node's free
-            memory. The batches and the states are the same. Another one may be set later (`loader.feeders = None`), for
-            the next pass.
+            memory. The batches and the states are the same.
 
     Raises:
         TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
@@ -229,7 +231,12 @@ class StreamLoader(NamedClasses):
         cuda: Cuda,
     ) -> None:
         self._options, self._portions, self._sampling = options, portions, sampling
-        self._link = FeederLink(self._options, portions, cuda=cuda)
+        start_elsewhere: Callable[[Configure], Connection] | None = None
+        if options.feeders is not None:
+            start_elsewhere = partial(
+                RayConnection, options.feeders, budget_is_automatic=options.memory_budget == "auto"
+            )
+        self._link = FeederLink(self._options, portions, cuda=cuda, start_elsewhere=start_elsewhere)
         self._listing, self._lanes = self._link.listing, self._sampling.lanes
         self._link.choose(self._sampling)
         self._counts = self._listing.counts
@@ -249,7 +256,7 @@ class StreamLoader(NamedClasses):
             if name in _FIXED:
                 what = f"{name}= is an argument of the constructor: make a new loader"
             raise AttributeError(
-                f"a StreamLoader's {name!r} cannot be set ({what}); for the next pass `transform` and `feeders` can",
+                f"a StreamLoader's {name!r} cannot be set ({what}); for the next pass `transform` can",
                 name=name,
                 obj=self,
             )
@@ -273,18 +280,8 @@ class StreamLoader(NamedClasses):
 
     @property
     def feeders(self) -> RayFeeders | None:
-        """Where batches are made; see the constructor's argument.
-
-        When others are set, the next pass uses them, in the same way as another `transform`.
-
-        Raises:
-            TypeError, ValueError: when it is set to what the constructor would refuse; nothing is changed then.
-        """
+        """Where batches are made; see the constructor's argument."""
         return self._options.feeders
-
-    @feeders.setter
-    def feeders(self, feeders: RayFeeders | None) -> None:
-        self._options = self._link.change_feeders(feeders)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
@@ -576,13 +573,9 @@ class StreamLoader(NamedClasses):
 
 
 _NAMES = tuple(inspect.signature(StreamLoader).parameters)
-_FIXED = frozenset(_NAMES) - {"feeders", "transform"}
+_FIXED = frozenset(_NAMES) - {"transform"}
 _ALIKE = 0.85
 
 
 def _is_misspelt(name: str) -> bool:
-    return (
-        name not in ("feeders", "transform")
-        and not name.startswith("_")
-        and bool(difflib.get_close_matches(name, _NAMES, 1, _ALIKE))
-    )
+    return name != "transform" and not name.startswith("_") and bool(difflib.get_close_matches(name, _NAMES, 1, _ALIKE))

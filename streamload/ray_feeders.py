@@ -12,9 +12,8 @@ from math import isfinite
 from typing import Any
 
 from streamload.arguments import parse_bytes
-from streamload.environment.ray_cluster import is_host_and_port
 
-__all__ = ["RayFeeders"]
+__all__ = ["RayFeeders", "is_host_and_port"]
 
 _MOST_FEEDERS = 1024
 
@@ -72,6 +71,12 @@ class RayFeeders:
         """What each of them claims of its node, by Ray's names."""
         memory = {} if self.memory is None else {"memory": float(parse_bytes("memory", self.memory))}
         return {"CPU": float(self.num_cpus), **memory, **(self.resources or {})}
+
+
+def is_host_and_port(address: str) -> bool:
+    """Whether a text has the form of a cluster's address."""
+    host, colon, port = address.rpartition(":")
+    return bool(host and colon) and port.isdecimal()
 
 
 def _check_int(name: str, value: object, most: int | None) -> None:

@@ -37,7 +37,7 @@ LEVELS = (
     ("options",),
     ("feeder",),
     ("trainer",),
-    ("remote",),
+    ("cluster",),
     ("random_access",),
     ("loader",),
     ("tar_dataset", "lightning"),
@@ -55,9 +55,6 @@ MOST_CHANGING_ATTRIBUTES = 8
 CHANGES_MORE = {
     "StreamLoader": 14,
     "SlidingShuffle": 10,
-    "HostedFeeder": 10,
-    "Relay": 12,
-    "RemoteFeeder": 17,
     "Lookahead": 10,
     "EpochIterator": 14,
     "FeederLink": 16,

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import cloudpickle
 from streamload_tools.failures import UsageError
 
+from streamload.cluster.ray_cluster import FileOfAll, RayCluster, Versions, connect
 from streamload.decode.failure import first_line
 from streamload.decode.job_pickle import is_users
-from streamload.environment.ray_cluster import FileOfAll, RayCluster, Versions, connect
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 
 __all__ = ["ON_A_NODE", "RayPool", "open_pool", "pickled_by_value"]

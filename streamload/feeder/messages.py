@@ -11,7 +11,6 @@ from streamload.order.epoch_start import EpochStart
 if TYPE_CHECKING:  # most of these are imported only with what makes the feeders
     from streamload.fetch.fetch_options import Fetching
     from streamload.index.listing import Listing
-    from streamload.ray_feeders import RayFeeders
     from streamload.schedule.epoch import ReadyBatch
     from streamload.schedule.scheduler import PipelineSettings
     from streamload.totals import Totals
@@ -76,9 +75,6 @@ class Configure(NamedTuple):
         ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.
         descriptors: how many the trainer may have open where it makes the rows, else 0.
-        feeders: feeders on other nodes, of which each has all of this; None where this process is to be the feeder.
-        whole_batches: with several feeders, each batch is made by one, whatever the settings say.
-        budget_is_automatic: no budget of memory was given, so that a node with less free memory may have a smaller one.
     """
 
     listing: Listing | None
@@ -90,9 +86,6 @@ class Configure(NamedTuple):
     ends_at_failure: bool = False
     log_levels: tuple[tuple[str, int], ...] = ()
     descriptors: int = 0
-    feeders: RayFeeders | None = None
-    whole_batches: bool = False
-    budget_is_automatic: bool = False
 
 
 class Acknowledge(NamedTuple):

@@ -50,10 +50,9 @@ class MixturePlan:
         self._world_size = world_size
         self._share = share
         self._global_batch = options.batch_size * world_size
-        first_row, end_row = share.rows(options.batch_size)
-        self._slice = range(rank * options.batch_size + first_row, rank * options.batch_size + end_row)
+        self._slice = range(rank * options.batch_size, (rank + 1) * options.batch_size)
         self._position = start
-        self._batches_before = share.batches_before
+        self._batches_before = share.number
         self._interleavings: list[Interleaving] = []
         self._shares: BlockShares | None = None
         self._turns: MixedTurns | None = None
@@ -106,8 +105,6 @@ class MixturePlan:
         """
         if self.missing(1):
             raise RuntimeError("counts are missing for the next batch: set those that missing() names before take()")
-        if not self._slice:
-            return None
         wanted = max(1, max_rows // len(self._slice))
         n_full = min(wanted, self._full_batches_left)
         with_last = self._last_rows > 0 and n_full < wanted
@@ -136,8 +133,6 @@ class MixturePlan:
 
     @property
     def _ended(self) -> bool:
-        if not self._slice:
-            return True
         return self._turns is not None and self._full_batches_left == 0 and self._last_rows == 0
 
     def _extend(self) -> None:
@@ -162,12 +157,12 @@ class MixturePlan:
 
     def _take_batches(self, n_full: int, with_last: bool) -> RowBlock:
         assert self._shares is not None
-        size, stride = self._global_batch, self._global_batch * self._share.step
+        size, stride = self._global_batch, self._global_batch * self._share.of
         rows, ends = [], self._next_start + size + stride * np.arange(n_full, dtype=np.int64)
         if n_full:
             # With a stride the batches between are looked up too: which output comes when is known for stretches only.
             datasets, lanes, numbers = (
-                column.reshape(-1, size)[:: self._share.step].ravel()
+                column.reshape(-1, size)[:: self._share.of].ravel()
                 for column in self._output_indexes(self._next_start, int(ends[-1]))
             )
             by_lane = np.argsort(lanes.reshape(n_full, size), axis=1, kind="stable")
@@ -181,15 +176,15 @@ class MixturePlan:
         shard, sample, repeat = (np.concatenate(column) for column in zip(*rows, strict=True))
         edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * len(self._slice), len(shard))
         self._position = int(ends[-1])
-        self._batches_before = self._share.step - 1
+        self._batches_before = self._share.of - 1
         self._full_batches_left -= n_full
         self._last_rows = 0 if with_last else self._last_rows
         return RowBlock(edges, shard, sample, ends, repeat)
 
     def _last_batch(self, start: int, end: int) -> list[tuple[IntArray, IntArray, IntArray]]:
-        """The share's rows of the short batch at the end, and those that fill it up."""
+        """The rank's rows of the short batch at the end, and those that fill it up."""
         n_own = end - start
-        wanted = slice_of_rank(n_own, self._rank, self._world_size, self._share, pad=self._options.pad)
+        wanted = slice_of_rank(n_own, self._rank, self._world_size, pad=self._options.pad)
         first_row, end_row = wanted.start, wanted.stop
         datasets, lanes, numbers = self._output_indexes(start, end)
         own = np.argsort(lanes, kind="stable")[first_row : min(end_row, n_own)]

@@ -115,7 +115,7 @@ class RankPlan:
         world_size: the number of ranks.
         start: how many samples of the epoch's order were delivered before.
         numbers: int64[M], the epoch's samples, where the options' sampling is `Sampled`.
-        share: which of the rank's rows or batches the plan has.
+        share: which of the rank's batches the plan has.
 
     Raises:
         ValueError: rank, world size or start make no sense, here or as soon as the number of samples is known.
@@ -142,10 +142,9 @@ class RankPlan:
         self._world_size = world_size
         self._global_batch = options.batch_size * world_size
         self._share = share
-        first_row, end_row = share.rows(options.batch_size)
-        self._slice = range(rank * options.batch_size + first_row, rank * options.batch_size + end_row)
+        self._slice = range(rank * options.batch_size, (rank + 1) * options.batch_size)
         self._position = start
-        self._batches_before = share.batches_before
+        self._batches_before = share.number
         self._sequence = sequence_of_epoch(options, counts, epoch, numbers)
         self._interleaving = Interleaving(self._sequence, options.lanes, options.radius)
         self._full_batches_left = 0
@@ -176,7 +175,7 @@ class RankPlan:
         if not self._sequence.complete:
             return list(dict.fromkeys(self._sequence.order.tolist()))
         n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
-        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.step * self._global_batch)
+        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.of * self._global_batch)
         lanes, _ = slices_of_full_batches(starts, self._options.lanes, self._slice, self._global_batch)
         return self._interleaving.shards_from(self.number, distinct(lanes))
 
@@ -189,7 +188,7 @@ class RankPlan:
         """
         self._refresh()
         sequence = self._sequence
-        if sequence.complete or not self._slice:
+        if sequence.complete:
             return []
         if self._options.lanes > 1 or sequence.needs_all:
             return sequence.unknown(len(sequence.order), limit)
@@ -215,8 +214,6 @@ class RankPlan:
         """
         if self.missing(1):
             raise RuntimeError("counts are missing for the next batch: set those that missing() names before take()")
-        if not self._slice:
-            return None
         wanted = max(1, max_rows // len(self._slice))
         if self._sequence.complete:
             n_full = min(wanted, self._full_batches_left)
@@ -250,8 +247,6 @@ class RankPlan:
 
     @property
     def _ended(self) -> bool:
-        if not self._slice:
-            return True
         return self._sequence.complete and self._full_batches_left == 0 and self._last_rows == 0
 
     def _refresh(self) -> None:
@@ -269,7 +264,7 @@ class RankPlan:
 
     def _batches_finalized(self, wanted: int) -> int:
         """With one lane and counts still unknown: how many of the next batches the known counts finalize."""
-        known_end, stride = self._sequence.known_end, self._global_batch * self._share.step
+        known_end, stride = self._sequence.known_end, self._global_batch * self._share.of
         n_full = min(wanted, (known_end - self._next_start - self._global_batch) // stride + 1)
         if n_full <= 0:
             return 0
@@ -286,7 +281,7 @@ class RankPlan:
 
     def _take_batches(self, n_full: int, with_last: bool) -> RowBlock:
         options, sequence = self._options, self._sequence
-        stride = self._global_batch * self._share.step
+        stride = self._global_batch * self._share.of
         starts = self._next_start + np.arange(n_full, dtype=np.int64) * stride
         rounds_end = sequence.known_end // options.lanes * options.lanes
         n_simple = int(np.searchsorted(starts, rounds_end - self._global_batch, side="right"))
@@ -301,7 +296,7 @@ class RankPlan:
                 range(start, end),
                 sequence.known_end,
                 options.lanes,
-                slice_of_rank(end - start, self._rank, self._world_size, self._share, pad=options.pad),
+                slice_of_rank(end - start, self._rank, self._world_size, pad=options.pad),
             )
             pieces.append((lanes, numbers))
         lanes = np.concatenate([piece[0] for piece in pieces])
@@ -316,7 +311,7 @@ class RankPlan:
 
     def _advance(self, n_full: int, with_last: bool, end: int) -> None:
         self._position = end
-        self._batches_before = self._share.step - 1
+        self._batches_before = self._share.of - 1
         if self._sequence.complete:
             self._full_batches_left -= n_full
             self._last_rows = 0 if with_last else self._last_rows

@@ -148,7 +148,8 @@ class Epoch:
         self.batcher = RowBatcher(in_order=settings.in_order, before=before, numbers=resources.batch_numbers)
         self._fields = settings.fields
         self._fills_up = settings.fills_up
-        self._something_left = start.position > 0  # a resumed epoch has delivered some samples
+        # A resumed epoch has delivered some samples, and other feeders may have.
+        self._something_left = start.position > 0 or start.share.of > 1
         self._owes = False
         self._wrapped = False
         self._tables = resources.tables

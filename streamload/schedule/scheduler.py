@@ -22,6 +22,7 @@ from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import samples_of_epoch
 from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
 from streamload.order.sampling import Mixed, Sampled
+from streamload.order.share import WHOLE
 from streamload.schedule.batcher import Batcher, OpenBatch
 from streamload.schedule.lookahead import MAX_RUN_ROWS, Lookahead
 from streamload.schedule.planned import PlannedRows
@@ -234,8 +235,7 @@ class Scheduler:
         self._learned = resources.learned
         self._begun_again = begun_again
         self._start = start
-        first_row, end_row = start.share.rows(settings.order.batch_size)
-        self._batch_rows = max(1, end_row - first_row)  # of a full batch
+        self._batch_rows = settings.order.batch_size
         self._plan_rows = partial(_plan_rows, settings, resources)
         self._ahead = self._plan_rows(start)
         self._wrapped = False
@@ -281,9 +281,9 @@ class Scheduler:
         return self._ahead.error
 
     def wrap_round(self) -> None:
-        """Go on from the start of the order, one batch at a time, until `close`; every batch must be complete."""
+        """Go on from the start of the rank's order, a batch at a time, until `close`; every batch must be complete."""
         self._ahead.close()
-        self._ahead = self._plan_rows(replace(self._start, position=0), block_rows=1)
+        self._ahead = self._plan_rows(replace(self._start, position=0, share=WHOLE), block_rows=1)
         self._wrapped = True
 
     def next_task(self) -> RowTask | ScanTask | None:

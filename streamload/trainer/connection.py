@@ -111,7 +111,7 @@ class Connection(Protocol):
             FeederDiedError: the feeder is dead.
         """
 
-    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
+    def call(self, call: Call, timeout_s: float = math.inf, /) -> Answer:
         """Send a call, and wait for its answer. Another thread may receive messages meanwhile: none is lost to either.
 
         Raises:
@@ -163,7 +163,6 @@ class FeederProcess:
         workers: how many processes it is to start before anything else.
         progress: shows how far scans are.
         cuda: page-locks the slots; None leaves them as they are.
-        module: the first lines of the process.
 
     Attributes:
         waited_s: see `Connection`.
@@ -175,8 +174,6 @@ class FeederProcess:
         workers: int,
         cuda: Cuda | None,
         progress: ScanProgress | None = None,
-        *,
-        module: str = _FEEDER,
     ) -> None:
         lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
         self._slots = SlotReader(lock, fence)
@@ -189,7 +186,7 @@ class FeederProcess:
         self._end_requested = False
         self._death: str | None = None
         self._worker: CallerWorker | None = None
-        self._child = child = launch(module, workers)
+        self._child = child = launch(_FEEDER, workers)
         self._channel = Channel(child.socket)
         self._receiving = RLock()
         self._owner = os.getpid()

@@ -26,7 +26,6 @@ from streamload.log_records import log_levels
 from streamload.memory.unnamed import descriptor_limit, naming_the_limit
 from streamload.options import Options
 from streamload.order.epoch_start import EpochStart
-from streamload.ray_feeders import RayFeeders
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.schedule.scheduler import PipelineSettings
@@ -58,6 +57,7 @@ class FeederLink:
         options: the loader's.
         portions: the datasets, by name.
         cuda: page-locks memory, if there is a device.
+        start_elsewhere: starts and configures feeders on other nodes; None where the feeder is to be on this machine.
 
     Attributes:
         listing: the shards.
@@ -74,9 +74,11 @@ class FeederLink:
         portions: Mapping[str, Portion],
         *,
         cuda: Cuda,
+        start_elsewhere: Callable[[Configure], Connection] | None = None,
     ) -> None:
         self._options = options
         self._cuda = cuda
+        self._start_elsewhere = start_elsewhere
         self._portions = portions
         self._sampling: SamplingOptions | None = None
         self._own_transforms: OwnTransforms = ()
@@ -166,18 +168,6 @@ class FeederLink:
         self._options, self._changed = options, True
         return options
 
-    def change_feeders(self, feeders: RayFeeders | None) -> Options:
-        """Have later passes use other feeders; a running pass is not changed.
-
-        Raises:
-            TypeError, ValueError: they make no sense, or not with the other options.
-        """
-        places = named_places(self._portions.values())
-        options = replace(self._options, feeders=feeders).resolved_for(places)
-        self._options, self._changed = options, True
-        self._client.start = partial(_start_process, options, self._cuda)
-        return options
-
     def take_changes(self) -> None:
         """End a feeder whose workers have other functions, or other values that these refer to, than there are now.
 
@@ -229,6 +219,8 @@ class FeederLink:
         Raises:
             StreamloadError: a shard cannot be read, or is damaged.
         """
+        if self._start_elsewhere is not None:  # the feeders there are busy with batches
+            return tuple(self._client.counts(self.listing))
         try:
             counts: tuple[int, ...] = call_feeder(partial(self.connect, lanes), COUNT_SAMPLES)
         except Exception:
@@ -397,14 +389,14 @@ class FeederLink:
             ends_at_failure=options.on_error == "raise" and options.in_order,
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),
-            feeders=options.feeders,
-            whole_batches=options.on_error == "replace",
-            budget_is_automatic=options.memory_budget == "auto",
         )
         return configure, None if options.workers else options.job(self._own_transforms, self._existing)
 
     def _start(self, configure: Configure, job: Job | None) -> Connection:
         """Configure a feeder, which is started if there is none."""
+        if self._start_elsewhere is not None:
+            self._client.close()
+            return self._start_elsewhere(configure)
         if job is not None and self._needs_no_process():
             return InProcessFeeder(configure, self.listing, job, _progress(self._options))
         process = self._client.find_running()
@@ -439,8 +431,7 @@ def _start_process(options: Options, cuda: Cuda) -> FeederProcess:
     """A feeder, which starts the workers."""
     locks = cuda if options.pin_memory and options.workers else None
     try:
-        if options.feeders is not None:
-            return FeederProcess(0, locks, _progress(options), module="streamload.remote.start")
-        return FeederProcess(options.workers, locks, _progress(options))
+        workers = options.workers if options.feeders is None else 0
+        return FeederProcess(workers, locks, _progress(options))
     except OSError as error:
         raise naming_the_limit(error) from error

@@ -1,4 +1,4 @@
-"""Shares of a rank's batches: put together they are the rank's, row by row, wherever the pass begins."""
+"""Shares of a rank's batches: taken in turn they are the rank's, wherever the pass begins."""
 
 from __future__ import annotations
 
@@ -48,13 +48,6 @@ def wraps(plan: EpochPlan) -> bool:
     return not plan.missing(1) and not plan.unpassed(0)
 
 
-def joined(parts: list[Batches]) -> Batches:
-    """The batches of several shares of rows: those that end at the same position are one."""
-    ends = sorted({end for part in parts for end, _ in part})
-    by_end = [dict(part) for part in parts]
-    return [(end, [row for part in by_end for row in part.get(end, [])]) for end in ends]
-
-
 def in_turn(parts: list[Batches]) -> Batches:
     """Those of several shares of batches."""
     merged = sorted((batch for part in parts for batch in part), key=lambda batch: batch[0])
@@ -67,8 +60,8 @@ of = st.integers(1, 5)
 
 
 @settings(deadline=None, max_examples=200)
-@given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 3), of, st.booleans(), st.integers(1, 100), st.data())
-def test_shares_are_the_oracles_batches(options, counts, world_size, of, whole_batches, max_rows, data):
+@given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 3), of, st.integers(1, 100), st.data())
+def test_shares_are_the_oracles_batches(options, counts, world_size, of, max_rows, data):
     order = oracle.epoch_order(options, counts, 0)
     start = data.draw(st.integers(0, len(order)))
     known = data.draw(st.booleans())
@@ -76,18 +69,17 @@ def test_shares_are_the_oracles_batches(options, counts, world_size, of, whole_b
         parts = []
         for number in range(of):
             held = ShardCounts.of(counts) if known else ShardCounts(len(counts))
-            share = Share(number, of, whole_batches)
+            share = Share(number, of)
             plan = RankPlan(options, held, 0, rank, world_size, start=start, share=share)
             parts.append(taken(plan, counts, held, max_rows))
             assert all(rows for _, rows in parts[-1]), "a share without rows has no batch"
         expected = oracle.rank_batches(options, order, rank, world_size, start)
-        assert (in_turn if whole_batches else joined)(parts) == expected
+        assert in_turn(parts) == expected
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-@pytest.mark.parametrize("whole_batches", [False, True])
 @pytest.mark.parametrize("kind", ["weights", "selection", "epoch_size", "sampler", "mixture"])
-def test_shares_of_sampled_epochs_are_the_whole_plan(kind: str, whole_batches: bool, lanes: int) -> None:
+def test_shares_of_sampled_epochs_are_the_whole_plan(kind: str, lanes: int) -> None:
     counts, total = [13, 0, 22, 5, 40, 7], 87
     numbers = np.random.default_rng(1).integers(0, total, 61)
     groups = np.random.default_rng(2).integers(0, 4, total).astype(np.uint8)
@@ -110,22 +102,20 @@ def test_shares_of_sampled_epochs_are_the_whole_plan(kind: str, whole_batches: b
         options = dataclasses.replace(options, pad=pad, drop_last=drop_last)
         for rank, world_size, of, start in ((0, 1, 3, 0), (0, 1, 2, 17), (1, 2, 5, 8), (2, 3, 4, 0), (2, 3, 3, 20)):
             whole = oracle.plan_batches(plan(options, rank, world_size, start, Share()))
-            shares = [Share(number, of, whole_batches) for number in range(of)]
+            shares = [Share(number, of) for number in range(of)]
             parts = [oracle.plan_batches(plan(options, rank, world_size, start, share), 9) for share in shares]
             assert whole or drop_last
-            assert (in_turn if whole_batches else joined)(parts) == whole
+            assert in_turn(parts) == whole
 
 
-@pytest.mark.parametrize("whole_batches", [False, True])
-def test_a_share_goes_on_behind_any_of_its_batches(whole_batches: bool) -> None:
+def test_a_share_goes_on_behind_any_of_its_batches() -> None:
     options, counts = OrderOptions(3, True, 20, 4, 5, False, True), [30, 41, 12]
     for number in range(3):
-        plan = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, share=Share(number, 3, whole_batches))
+        plan = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, share=Share(number, 3))
         batches = oracle.plan_batches(plan)
         assert len(batches) > 2
         for done, (end, _) in enumerate(batches, 1):
-            share = Share(2, 3, whole_batches=True) if whole_batches else Share(number, 3)
-            rest = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, start=end, share=share)
+            rest = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, start=end, share=Share(2, 3))
             assert oracle.plan_batches(rest) == batches[done:]
 
 

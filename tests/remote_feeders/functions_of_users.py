@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -35,5 +36,11 @@ def slow(sample: Any) -> Any:
     return sample
 
 
-def large_int_or_float(value: int) -> tuple[np.ndarray[Any, Any], float]:
-    return np.zeros(1 << 20, np.uint8), value if value < 9 else value + 0.5
+def mistaken(value: int) -> int:
+    if value == 5:
+        raise TypeError("a mistake")
+    return value
+
+
+def note_process(folder: str, _worker: int) -> None:
+    open(f"{folder}/{os.getpid()}", "w").close()

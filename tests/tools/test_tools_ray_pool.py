@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from streamload_tools.ray_pool import run_call
 
-from streamload.environment.ray_cluster import Versions
+from streamload.cluster.ray_cluster import Versions
 from streamload.errors import ClusterError
 
 

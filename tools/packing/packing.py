@@ -36,7 +36,7 @@ from streamload_tools.sources.listing import Listing
 from streamload_tools.sources.loading import Fault
 from streamload_tools.sources.source import ArrayRow, Source, SourceFile
 
-from streamload.environment.ray_cluster import FileOfAll
+from streamload.cluster.ray_cluster import FileOfAll
 from streamload.errors import ShardFormatError
 from streamload.tar.header_writer import END_OF_ARCHIVE
 

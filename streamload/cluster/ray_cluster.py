@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from streamload.errors import ClusterError
+from streamload.ray_feeders import is_host_and_port
 
-__all__ = ["FileOfAll", "RayCluster", "Versions", "connect", "is_host_and_port"]
+__all__ = ["FileOfAll", "RayCluster", "Versions", "connect"]
 
 _log = logging.getLogger("streamload")
 
@@ -214,12 +215,6 @@ def connect(
     cluster = RayCluster(ray, str(ray.get_runtime_context().gcs_address), is_own=is_own)
     _log.info("this process uses the Ray cluster at %s", cluster.address)
     return cluster
-
-
-def is_host_and_port(address: str) -> bool:
-    """Whether a text has the form of a cluster's address."""
-    host, colon, port = address.rpartition(":")
-    return bool(host and colon) and port.isdecimal()
 
 
 def _join(ray: Any, address: str, *, log_to_driver: bool, runtime_env: Mapping[str, Any] | None) -> None:

@@ -12,7 +12,7 @@ import pytest
 from launched import run_python
 from servers.rclone import free_port
 
-from streamload.environment.ray_cluster import RayCluster, Versions, connect
+from streamload.cluster.ray_cluster import RayCluster, Versions, connect
 from streamload.errors import ClusterError
 
 

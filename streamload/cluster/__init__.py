@@ -1,0 +1,1 @@
+"""Feeders on other nodes: actors of a Ray cluster."""

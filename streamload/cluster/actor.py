@@ -1,0 +1,101 @@
+"""The actor of Ray that runs a feeder on another node and returns its batches."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from streamload.cluster.ray_cluster import Versions
+from streamload.environment.launchers import available_processors
+from streamload.errors import WorkerError
+from streamload.feeder.messages import Configure, EpochStart, Failed, Ready
+from streamload.fetch.budget import default_budget
+from streamload.log_records import set_log_levels
+from streamload.memory.mapped import Bytes
+from streamload.trainer.connection import FeederProcess
+
+__all__ = ["FeederActor", "Program"]
+
+
+class Program(NamedTuple):
+    """The training program, as its feeders need it.
+
+    Attributes:
+        arguments: its `sys.argv`.
+        import_path: its `sys.path`.
+        folder: where its relative paths begin.
+    """
+
+    arguments: Sequence[str]
+    import_path: Sequence[str]
+    folder: str
+
+
+class FeederActor:
+    """Runs the feeder process of one share of a trainer's batches. Ray calls one method after the other."""
+
+    def __init__(self) -> None:
+        # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
+        os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+        self._feeder: FeederProcess | None = None
+        self._pass = (-1, -1, -1)
+        self._ended = True
+
+    def versions(self) -> Versions:
+        """Return what must be the same everywhere, since trainer and actors send each other pickles."""
+        return Versions.here()
+
+    def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
+        """Start the feeder.
+
+        Args:
+            program: the trainer's.
+            configure: the pickled `Configure`.
+            num_cpus: processors that this actor claims.
+            budget_is_automatic: no `memory_budget` was given, so a node with less free memory gets a smaller one.
+        """
+        sys.argv[:] = program.arguments
+        sys.path += [entry for entry in program.import_path if entry not in sys.path]
+        if os.path.isdir(program.folder):
+            os.chdir(program.folder)
+        message: Configure = pickle.loads(configure)
+        set_log_levels(message.log_levels)
+        if budget_is_automatic:
+            actors_of_node = max(1, available_processors() // num_cpus)
+            budget_bytes = min(message.fetching.budget_bytes, default_budget(actors_of_node))
+            message = message._replace(fetching=message.fetching._replace(budget_bytes=budget_bytes))
+        self._feeder = FeederProcess(message.workers, None)
+        self._feeder.send(message)
+
+    def begin(self, start: EpochStart) -> None:
+        """Begin a pass; the rest of the one before is abandoned."""
+        assert self._feeder is not None, "start comes first"
+        self._pass, self._ended = start.identity, False
+        self._feeder.send(start)
+
+    def next(self) -> tuple[Ready | Failed, list[Bytes]] | None:
+        """Return the next batches of the pass with their memory, or why there are none; None behind its end.
+
+        Raises:
+            WorkerError: the feeder is dead, or has failed in work that is not wanted and does no more.
+        """
+        assert self._feeder is not None, "start comes first"
+        while not self._ended:
+            message = self._feeder.receive(None)
+            if isinstance(message, Failed):
+                if message.start not in (None, self._pass):
+                    raise WorkerError("the feeder has failed in a pass that was abandoned")
+                self._ended = True
+                return message, []
+            if not isinstance(message, Ready):
+                continue
+            self._feeder.forget(message.retired)
+            memory = [self._feeder.lease(batch.slot)[: batch.size_bytes] for batch in message.batches]
+            self._feeder.note_taken(len(memory), message.acknowledge_after)
+            if message.start == self._pass:
+                self._ended = message.last
+                return message, memory
+        return None

@@ -1,0 +1,322 @@
+"""A trainer's connection to its feeders on a Ray cluster."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pickle
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any, NoReturn
+
+import numpy as np
+
+from streamload.arguments import parse_bytes
+from streamload.cluster.actor import FeederActor, Program
+from streamload.cluster.ray_cluster import Versions, connect
+from streamload.decode.failure import Attempt, first_line
+from streamload.environment.launch import program_arguments
+from streamload.errors import ClusterError, WorkerError
+from streamload.feeder.messages import Call, Configure, EpochStart, Failed, Ready
+from streamload.memory.mapped import Bytes
+from streamload.order.share import Share
+from streamload.ray_feeders import RayFeeders
+from streamload.schedule.epoch import ReadyBatch
+from streamload.totals import Totals
+
+__all__ = ["RayConnection"]
+
+_log = logging.getLogger("streamload")
+
+_CALLS_AHEAD = 2
+"""Calls for batches that wait in each actor, so that it need not wait for the trainer."""
+
+
+@dataclass(slots=True, eq=False)
+class _Feeder:
+    """One feeder: it makes each `number + n * of`-th batch of a pass.
+
+    Attributes:
+        number: of the feeder.
+        actor: Ray's handle of it.
+        coming: the references of the calls for batches, in order.
+        batches: that have come and were not taken, with their memory.
+        failed: why no more batches come.
+        ended: all batches of the pass have come.
+        totals: what it has added up.
+        died: it was placed again, and has returned no batch since.
+    """
+
+    number: int
+    actor: Any = None
+    coming: deque[Any] = field(default_factory=deque)
+    batches: deque[tuple[ReadyBatch, Bytes]] = field(default_factory=deque)
+    failed: Failed | None = None
+    ended: bool = True
+    totals: Totals = field(default_factory=Totals)
+    died: bool = False
+
+    @property
+    def has_next(self) -> bool:
+        """Whether its next batch of the order is here."""
+        return bool(self.batches) and not self.batches[0][0].extra
+
+
+class RayConnection:
+    """Feeders that are actors of a Ray cluster, seen from the trainer; see `Connection`.
+
+    Feeder j of k makes the batches j, j + k, j + 2k, ... of a pass, so taking them in turn gives the rank's order.
+
+    Args:
+        feeders: how many, and what each claims.
+        configure: what to send to each.
+        budget_is_automatic: see `FeederActor.start`.
+
+    Attributes:
+        waited_s, death: see `Connection`; a feeder that dies is replaced here.
+
+    Raises:
+        ClusterError: there is no such cluster, it has too little room, or a node has other versions.
+    """
+
+    death = None
+
+    def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
+        self.waited_s = 0.0
+        self._demands = feeders
+        program = Program(program_arguments(), sys.path, os.getcwd())
+        self._started_with = program, pickle.dumps(configure), feeders.num_cpus, budget_is_automatic
+        self._owner = os.getpid()
+        self._closed = False
+        self._feeders = [_Feeder(number) for number in range(feeders.number)]
+        self._start: EpochStart | None = None
+        self._turn = self._position = 0
+        self._inbox: deque[Any] = deque()
+        self._memory: dict[int, Bytes] = {}
+        self._slots = itertools.count()
+        self._of_lost = Totals()
+        self._cluster = connect(feeders.address, runtime_env=feeders.runtime_env)
+        self._cluster.require(feeders.demands, feeders.number, "feeders")
+        try:
+            self._place(self._feeders)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, or this is a fork."""
+        return self._closed or os.getpid() != self._owner
+
+    def close(self) -> None:
+        """End the feeders. Idempotent."""
+        if not self.closed:
+            self._closed = True
+            for feeder in self._feeders:
+                self._end(feeder)
+            self._inbox.clear()
+            self._memory.clear()
+
+    # -- the trainer -----------------------------------------------------------------------------------------------
+
+    def send(self, message: Any) -> None:
+        """Begin a pass; the feeders need no other message."""
+        if isinstance(message, EpochStart):
+            self._start, self._turn, self._position = message, 0, message.position
+            self._inbox.clear()
+            for feeder in self._feeders:
+                self._begin(feeder)
+
+    send_later = send
+
+    def abandon(self, number: int) -> None:
+        """Do nothing: the feeders make a few batches ahead, and abandon the pass when the next one begins."""
+
+    def receive(self, timeout_s: float | None, /) -> Any:
+        """Return the next message; see `Connection`."""
+        while (feeder := self._needed()) is not None:
+            began_s = monotonic()
+            try:
+                self._fetch(feeder, timeout_s)
+            finally:
+                waited_s = monotonic() - began_s
+                self.waited_s += waited_s
+            timeout_s = None if timeout_s is None else max(0.0, timeout_s - waited_s)
+        return self._message()
+
+    def receive_now(self) -> Any | None:
+        """Return the next message if its batch is here already."""
+        while (feeder := self._needed()) is not None:
+            if not self._cluster.ray.wait([feeder.coming[0]], timeout=0)[0]:
+                return None
+            self._fetch(feeder, None)
+        return self._message()
+
+    def call(self, _call: Call, _timeout_s: float = 0.0, /) -> NoReturn:
+        """Answer nothing: the actors are busy with batches."""
+        raise TimeoutError
+
+    def describe(self) -> str:
+        """What the next batch waits for."""
+        number, of = self._turn % len(self._feeders), len(self._feeders)
+        return f"feeder {number} of {of} on the Ray cluster has not returned its next batch"
+
+    def fileno(self) -> None:
+        """There is none: `receive` waits for Ray."""
+
+    def request_end(self) -> None:
+        """There is nothing to wait for: Ray kills the actors."""
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """Have messages received again, before any other."""
+        self._inbox.extendleft(reversed(list(messages)))
+
+    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
+        """Do nothing: feeders are asked for batches, and so know."""
+
+    def flush(self) -> None:
+        """Do nothing: nothing is queued."""
+
+    def lease(self, slot: int) -> Bytes:
+        """Return the memory of a batch: a copy, since the object of Ray is read-only."""
+        return np.array(self._memory.pop(slot))
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Do nothing: each slot is used once."""
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def _needed(self) -> _Feeder | None:
+        """The feeder that the next message waits for; None if it can be made."""
+        feeder = self._feeders[self._turn % len(self._feeders)]
+        if self._inbox or feeder.has_next or feeder.failed is not None:
+            return None
+        if not feeder.ended:
+            return feeder
+        last = self._feeders[(self._turn - 1) % len(self._feeders)]
+        return None if last.ended else last
+
+    def _message(self) -> Any:
+        """Make the next message, for which nothing is needed."""
+        if self._inbox:
+            return self._inbox.popleft()
+        assert self._start is not None
+        feeder = self._feeders[self._turn % len(self._feeders)]
+        if feeder.has_next:
+            batch, memory = feeder.batches.popleft()
+            self._turn, self._position = self._turn + 1, batch.end
+            return self._ready([(batch, memory)], last=False)
+        if feeder.failed is not None:
+            return feeder.failed._replace(start=self._start.identity)
+        last = self._feeders[(self._turn - 1) % len(self._feeders)]
+        return self._ready(last.batches, last=True)  # the one that replaces empty batches at the end, if any
+
+    def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Ready:
+        assert self._start is not None
+        announced = []
+        for batch, memory in batches:
+            announced.append(batch._replace(slot=next(self._slots)))
+            self._memory[announced[-1].slot] = memory
+        totals = Totals(self._of_lost)
+        for feeder in self._feeders:
+            totals.add(feeder.totals)
+        return Ready(self._start.identity, tuple(announced), (), (), last, acknowledge_after=1, totals=totals)
+
+    def _fetch(self, feeder: _Feeder, timeout_s: float | None) -> None:
+        """Take in what a feeder returns next; one that has died is placed again.
+
+        Raises:
+            TimeoutError: nothing came in time.
+            WorkerError: it has died twice in turn.
+        """
+        exceptions = self._cluster.ray.exceptions
+        try:
+            returned = self._cluster.ray.get(feeder.coming[0], timeout=timeout_s)
+        except exceptions.GetTimeoutError:
+            raise TimeoutError from None
+        except exceptions.RayError as error:
+            cause = getattr(error, "cause", None)  # of an exception that the actor itself has raised
+            if isinstance(cause, Exception) and not isinstance(cause, WorkerError):
+                raise cause from None
+            self._replace(feeder, error)
+            return
+        feeder.coming.popleft()
+        feeder.died = False
+        if returned is None:
+            feeder.ended = True
+            return
+        message, memory = returned
+        if isinstance(message, Failed):
+            feeder.failed, feeder.ended = message, True
+            return
+        feeder.batches += zip(message.batches, memory, strict=True)
+        feeder.totals, feeder.ended = message.totals or feeder.totals, message.last
+        feeder.coming.append(feeder.actor.next.remote())
+
+    # -- feeders ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, feeder: _Feeder) -> None:
+        """Have a feeder make its batches from the next turn on."""
+        assert self._start is not None
+        of = len(self._feeders)
+        share = Share((feeder.number - self._turn) % of, of)
+        feeder.batches.clear()
+        feeder.failed, feeder.ended = None, False
+        feeder.actor.begin.remote(replace(self._start, position=self._position, share=share))
+        feeder.coming = deque(feeder.actor.next.remote() for _ in range(_CALLS_AHEAD))
+
+    def _replace(self, feeder: _Feeder, error: Exception) -> None:
+        """Place a feeder again that has died, at its next batch."""
+        why = first_line(error)
+        if feeder.died:
+            raise WorkerError(
+                f"feeder {feeder.number} of {len(self._feeders)} on the Ray cluster died twice in turn, and no batch "
+                f"came in between; where memory runs out, lower memory_budget or num_workers. The second time: {why}"
+            ) from error
+        _log.warning("feeder %d on the Ray cluster died (%s); another one goes on in its place", feeder.number, why)
+        self._of_lost.add(feeder.totals)
+        self._of_lost["restarted_workers"] += 1
+        feeder.totals, feeder.died = Totals(), True
+        self._end(feeder)
+        self._place([feeder])
+        self._begin(feeder)
+
+    def _place(self, feeders: Sequence[_Feeder]) -> None:
+        """Start the actors of some feeders, and wait until they have started theirs.
+
+        Raises:
+            ClusterError: there is no room for one in time, it does not start, or its node has other versions.
+        """
+        ray, demands = self._cluster.ray, self._demands
+        claims = {"num_cpus": demands.num_cpus, "resources": dict(demands.resources or {})}
+        if demands.memory is not None:
+            claims["memory"] = parse_bytes("memory", demands.memory)
+        kind = ray.remote(FeederActor).options(scheduling_strategy="SPREAD", max_restarts=0, **claims)
+        for feeder in feeders:
+            feeder.actor = kind.remote()
+        versions = [feeder.actor.versions.remote() for feeder in feeders]
+        started = [feeder.actor.start.remote(*self._started_with) for feeder in feeders]
+        try:
+            for there in ray.get(versions, timeout=demands.start_timeout):
+                Versions.here().check(there, "of a feeder")
+            ray.get(started, timeout=demands.start_timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise ClusterError(
+                f"the feeders were not placed on the Ray cluster within start_timeout={demands.start_timeout} s: "
+                f"{self._cluster.free(demands.demands)} are free there; ask for fewer or smaller feeders"
+            ) from None
+        except ray.exceptions.RayError as error:
+            raise ClusterError(
+                f"a feeder does not start on the Ray cluster: {first_line(error)}; is streamload installed on all of "
+                "its nodes, or named in runtime_env=?"
+            ) from error
+
+    def _end(self, feeder: _Feeder) -> None:
+        if feeder.actor is not None:
+            with Attempt():  # the cluster may be gone
+                self._cluster.ray.kill(feeder.actor)
+            feeder.actor = None
