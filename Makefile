@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
+FLOORS := .venv-floors
+FLOORS_INSTALLED := $(FLOORS)/installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # mypy finds packages by their folder's name, and the package streamload_tools lies in tools/: a link has that name.
 MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
@@ -18,13 +20,14 @@ EXAMPLES := $(wildcard examples/*.py examples/*/*.py)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test test-fast test-all bench clean
+.PHONY: help install demo check test test-fast test-all test-floors bench clean
 
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
 	@echo "make test    make check, then the tests"
 	@echo "make test-fast  only the tests that start no process (a minute)"
 	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
+	@echo "make test-floors  the tests with the oldest versions that pyproject.toml allows, in another environment"
 	@echo "make check   ruff and mypy"
 	@echo "make bench   compare the speed with other loaders (BENCH=--quick for a first look)"
 	@echo "make install only make .venv"
@@ -67,6 +70,19 @@ test-fast: $(INSTALLED)
 test-all: check
 	$(BIN)/python -m pytest $(BESIDE) -m ""
 
+# The floors are what pyproject.toml says behind `>=`. torch is the pinned one: its floor is offered with CUDA only, in
+# gigabytes. setuptools is of the build, for which pip makes an environment of its own.
+$(FLOORS_INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOORS)
+	grep -oE '[A-Za-z0-9_.-]+(\[[a-z]+\])?>=[0-9.]+' pyproject.toml | sed -E 's/\[.*\]//; s/>=/==/' \
+		| grep -vE '^(torch|setuptools)=' >$(FLOORS)/floors.txt
+	grep '^torch==' constraints.txt >>$(FLOORS)/floors.txt
+	$(FLOORS)/bin/python -m pip install --quiet -c $(FLOORS)/floors.txt -e ".[dev,demo,gcs,hf]"
+	@touch $@
+
+test-floors: $(FLOORS_INSTALLED)
+	$(FLOORS)/bin/python -m pytest $(BESIDE)
+
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_loader.py --plot docs/benchmark.png $(BENCH)
 	$(BIN)/python benchmarks/bench_decode.py
@@ -79,5 +95,5 @@ bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_ray.py
 
 clean:
-	rm -rf $(VENV) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
