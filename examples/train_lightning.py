@@ -3,8 +3,8 @@
     python examples/train_lightning.py .runs/lightning --stop-behind-step 7
     python examples/train_lightning.py .runs/lightning
 
-Lightning saves the state of every loader that has `state_dict` and `load_state_dict`, and loads it where a checkpoint
-was made within an epoch. `LightningLoader` also goes on rightly from checkpoints at an epoch's end.
+Lightning saves the state of the loader, and loads it where a checkpoint was made within an epoch. Before each epoch it
+tells the loader its number, so runs also go on rightly from checkpoints at an epoch's end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from streamload import ShardWriter
-from streamload.lightning import LightningLoader
+from streamload import ShardWriter, StreamLoader
 
 SAMPLES = 40
 
@@ -32,9 +31,9 @@ class Shards(lightning.LightningDataModule):
         super().__init__()
         self._shards = shards
 
-    def train_dataloader(self) -> LightningLoader:
+    def train_dataloader(self) -> StreamLoader:
         """Called on each rank, where its number is known."""
-        return LightningLoader(self._shards, batch_size=8, shuffle=True, fields=("npy", "cls"), num_workers=1)
+        return StreamLoader(self._shards, batch_size=8, shuffle=True, fields=("npy", "cls"), num_workers=1)
 
 
 class Model(lightning.LightningModule):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import RLock
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from streamload.arguments import advises, as_python, no_attribute
@@ -389,11 +389,9 @@ class StreamLoader(NamedClasses):
         self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
         self._link.take_changes()
         epoch, position = self._cursor.next_start()
-        counts = self._known_counts() if self._sampling.needs_counts else ()
-        start = self._sampling.start(epoch, position, sum(counts))
-        last_position = partial(self._last_position, start)
-        if position and last_position() <= position:  # one that lies behind the end is refused
-            self._nothing_left.explain_resumed_end(epoch)
+        start = self._start_at(epoch, position)
+        if position:
+            self._last_position(start)  # refuses a position behind the end
         self._nothing_left.look_at(start, self._sampling.samples_of(start, self._counts))
         begun_ahead = start.numbers is None and self._cursor.goes_on_at(epoch, position)
         connection = self._link.begin(start, self._lanes, at_once=not begun_ahead)
@@ -405,8 +403,8 @@ class StreamLoader(NamedClasses):
             self._cursor,
             self._meter,
             begin_again=lambda start, check: self._link.begin(start, self._lanes, check=check),
-            last_position=last_position,
-            on_nothing=partial(self._explain_nothing, start),
+            last_position=self._last_position,
+            on_nothing=self._explain_nothing,
             timeout_s=self._options.timeout or None,
             in_order=self._options.in_order,
             move=self._move,
@@ -414,12 +412,29 @@ class StreamLoader(NamedClasses):
         self._iterator = weakref.ref(begun)
         return begun
 
+    def _start_at(self, epoch: int, position: int) -> EpochStart:
+        counts = self._known_counts() if self._sampling.needs_counts else ()
+        return self._sampling.start(epoch, position, sum(counts))
+
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next pass, from its start; if it is the one that was resumed, from where that stood."""
+        """Make `epoch` the next pass, from its start; if it is the one that was resumed, from where that stood.
+
+        A pass of which no batch was requested yet is made the same: Lightning sets the epoch after making the iterator.
+        """
         epoch = as_python(epoch)
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch={epoch!r} must be an integer of at least 0")
-        self._cursor.epoch_to_come = epoch
+        running = self._running()
+        if running is None or not running.is_unused():
+            self._cursor.epoch_to_come = epoch
+        elif epoch != self._cursor.epoch:
+            self._cursor.epoch, self._cursor.position = epoch, 0
+            running.restart(self._start_at(epoch, 0))
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """Lead Lightning to `set_epoch`, which it looks for in `batch_sampler.sampler`."""
+        return SimpleNamespace(sampler=self)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, as a small dict of plain values that JSON can hold.
@@ -549,7 +564,9 @@ class StreamLoader(NamedClasses):
 
     def _explain_nothing(self, start: EpochStart) -> None:
         """A pass has ended without a batch, so all shards have been scanned."""
-        if self._nothing_left.is_possible(start):
+        if start.position:
+            self._nothing_left.explain_resumed_end(start.epoch)
+        elif self._nothing_left.is_possible(start):
             self._nothing_left.look_at(start, self._sampling.samples_of(start, self._known_counts()), self._samples())
 
     def _running(self) -> EpochIterator | None:

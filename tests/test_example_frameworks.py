@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launched import run_python
@@ -12,7 +13,6 @@ from make_shards import write_numbers
 from matrix import exhaustive
 
 from streamload import StreamLoader
-from streamload.lightning import LightningLoader
 
 _EXAMPLES = Path(__file__).parent.parent / "examples"
 _WITHOUT_TORCHVISION = """
@@ -87,18 +87,23 @@ def test_a_run_goes_on_with_the_rest_of_the_epoch(framework: str, kept: int, tmp
     assert len(others[-1]) == (5 if framework == "lightning" else 15 - kept)
 
 
-def test_a_loader_for_lightning_takes_the_number_of_an_epoch_behind_its_iterator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("sampling", [{"epoch_size": 16}, {"sampler": [5, 3, 1, 2]}])
+def test_an_epoch_that_is_set_behind_the_iterator_counts(tmp_path: Path, workers: int, sampling: Any) -> None:
     """As Lightning does it: a state is loaded, an iterator is made, and only then the epoch is told."""
     shards = write_numbers(tmp_path / "shards", [10, 10])
-    with StreamLoader(shards, 8, True, fields=("cls",), epoch_size=16, num_workers=0) as plain:
+    options = {"fields": ("cls",), "num_workers": workers, "shuffle": "epoch_size" in sampling, **sampling}
+    with StreamLoader(shards, 2, **options) as plain:
         whole = [[batch[0].tolist() for batch in plain] for _ in range(3)]
-    with LightningLoader(shards, 8, True, fields=("cls",), epoch_size=16, num_workers=0) as loader:
+    end = 2 * len(whole[0])
+    with StreamLoader(shards, 2, **options) as loader:
         state = loader.state_dict()
-        for position, epoch, left in ((8, 0, whole[0][1:]), (16, 1, whole[1]), (0, 2, whole[2])):
+        for position, epoch, left in ((2, 0, whole[0][1:]), (end, 1, whole[1]), (0, 2, whole[2]), (0, 0, whole[0])):
             loader.load_state_dict({**state, "position": position})
             iterator = iter(loader)
             loader.batch_sampler.sampler.set_epoch(epoch)
             assert [batch[0].tolist() for batch in iterator] == left
+            assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (epoch + 1, 0)
 
 
 def test_a_resumed_pass_that_has_no_batch_says_so(tmp_path: Path) -> None:
@@ -106,7 +111,7 @@ def test_a_resumed_pass_that_has_no_batch_says_so(tmp_path: Path) -> None:
         batches = iter(loader)
         next(batches), next(batches)
         loader.load_state_dict(loader.state_dict())
-        said = r"no batch.*last batch of epoch 0.*set_epoch\(1\).*LightningLoader"
+        said = r"no batch.*last batch of epoch 0.*set_epoch\(1\)"
         with pytest.warns(UserWarning, match=said) as warned:
             assert list(loader) == []
         assert [warning.filename for warning in warned] == [__file__]

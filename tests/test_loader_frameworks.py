@@ -125,9 +125,7 @@ def test_frameworks_find_what_they_look_for(source: str) -> None:
         assert (loader.batch_size, loader.drop_last, loader.num_workers) == (_BATCH, True, 3)
         assert len(loader.dataset) == _TOTAL
         assert len(loader) == _TOTAL // _BATCH
-        # With one of these, Lightning and transformers would take it for torch's DataLoader and make another of it.
-        assert not hasattr(loader, "sampler")
-        assert not hasattr(loader, "batch_sampler")
+        assert not hasattr(loader, "sampler")  # Lightning would take the loader for one that is to be shuffled
     with loader_of(source, num_workers="auto") as loader:
         assert loader.num_workers >= 1
 

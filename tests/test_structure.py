@@ -40,7 +40,7 @@ LEVELS = (
     ("cluster",),
     ("random_access",),
     ("loader",),
-    ("tar_dataset", "lightning"),
+    ("tar_dataset",),
     ("streamload",),
     ("streamload_tools",),
     ("__main__",),

@@ -184,8 +184,8 @@ class EpochIterator(Iterator[Any]):
         meter: Meter,
         *,
         begin_again: Callable[[EpochStart, Callable[[], None]], Connection],
-        last_position: Callable[[], float],
-        on_nothing: Callable[[], None],
+        last_position: Callable[[EpochStart], float],
+        on_nothing: Callable[[EpochStart], None],
         timeout_s: float | None,
         in_order: bool,
         move: Callable[[Any], Moving] | None = None,
@@ -260,7 +260,7 @@ class EpochIterator(Iterator[Any]):
         except StopIteration:
             self._finish()
             if self._batches == 0:
-                self._on_nothing()
+                self._on_nothing(self._start)
             raise
         except BaseException as error:
             if self._is_cut_off_by_exit():
@@ -315,6 +315,16 @@ class EpochIterator(Iterator[Any]):
             self._start = replace(self._start, position=self._cursor.position)
         self.connection = self._begin_again(self._start, self._refuse_closed)
         self._waited_before_s = self.connection.waited_s
+
+    def is_unused(self) -> bool:
+        """Return True as long as the loop has requested no batch."""
+        return self._over == "no" and self._gave_at is None and self._requested_at is None
+
+    def restart(self, start: EpochStart) -> None:
+        """Give another epoch, of which the cursor says where it begins, in the place of this unused one."""
+        self.connection.abandon(self._start.number)
+        self._start = start
+        self._go_on_elsewhere()
 
     def _drop_ungiven(self) -> None:
         self._pending.clear()
@@ -513,7 +523,7 @@ class EpochIterator(Iterator[Any]):
                 self._end_processes(why)
             elif self.connection.closed:  # in a fork, or when the interpreter ends: nothing is left to abandon
                 self.stop(why)
-            elif self._gave_at is not None and self._cursor.position >= self._last_position():
+            elif self._gave_at is not None and self._cursor.position >= self._last_position(self._start):
                 self._finish()
                 if self.on_close is not None:
                     self.on_close()

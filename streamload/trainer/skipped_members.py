@@ -34,8 +34,7 @@ class NothingLeft:
         """Warn that a pass has no batch because it goes on behind the last one of its epoch."""
         warn_at_caller(
             f"this pass has no batch: it goes on where a state was saved behind the last batch of epoch {epoch}, and "
-            f"the next pass is epoch {epoch + 1}; a loop that counts epochs by itself calls set_epoch({epoch + 1}) "
-            "first, and for Lightning there is streamload.lightning.LightningLoader"
+            f"the next pass is epoch {epoch + 1}; a loop with its own count calls set_epoch({epoch + 1}) first"
         )
 
     def look_at(self, start: EpochStart, samples: int | None, in_shards: int | None = None) -> None:

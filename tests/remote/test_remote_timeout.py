@@ -90,8 +90,8 @@ def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it(
         Cursor(),
         Meter(),
         begin_again=lambda start, check: connection,
-        last_position=lambda: 2,
-        on_nothing=lambda: None,
+        last_position=lambda _: 2,
+        on_nothing=lambda _: None,
         timeout_s=1.0,
         in_order=True,
     )
