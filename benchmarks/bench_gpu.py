@@ -81,7 +81,6 @@ class Ours:
             transform=transform,
             num_workers=WORKERS,
             drop_last=True,
-            pin_memory=True,
             device="cuda" if moves else None,
         )
 

@@ -66,7 +66,7 @@ def measure(urls: str) -> dict[str, float]:
     before_s = processor_s()
     began_s = perf_counter()
     window = WINDOW_OF_FETCHED if "://" in urls else WINDOW
-    with StreamLoader(urls, 64, shuffle=True, shuffle_window=window, num_workers=2) as loader:
+    with StreamLoader(urls, 64, shuffle=window, num_workers=2) as loader:
         batches = iter(loader)
         next(batches)
         first_s = perf_counter() - began_s

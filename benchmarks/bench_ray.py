@@ -111,7 +111,7 @@ def sleeping(folder: str, cluster: LocalRayCluster) -> list[Row]:
     for number in (1, 4):
         options: dict[str, Any] = {"batch_size": 32, "fields": ("cls", "__key__"), "transform": Sleeping(0.02)}
         feeders = RayFeeders(number, address=cluster.address)
-        loader = StreamLoader(folder, **options, num_workers=2, samples=slice(0, 960), feeders=feeders)
+        loader = StreamLoader(folder, **options, num_workers=2, sampler=range(960), feeders=feeders)
         rows.append(measure(f"{number} Ray feeder{'s' * (number > 1)}", loader, cluster, 1))
     return rows
 

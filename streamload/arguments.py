@@ -91,7 +91,14 @@ _ALIKE = 0.77
 """Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`)."""
 
 _RETIRED = {
+    "in_order": "leave it out; batches come in order",
+    "keys": "pass them as where=; a file with one a line as where=Path(...)",
+    "max_errors": "check len(loader.skipped) in the loop",
+    "pin_memory": "leave it out; batches are in page-locked memory if there is CUDA, see device=",
+    "progress": "leave it out; a bar shows on a terminal only",
+    "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
     "shared_by": "give ranks that need the same batches the same rank= and world_size=",
+    "shuffle_window": "pass the window as shuffle=, such as shuffle=50_000",
     "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
 }
 """Keywords of earlier versions, each with what to do instead."""

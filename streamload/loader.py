@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,16 +15,16 @@ from streamload.arguments import advises, as_python, no_attribute
 from streamload.cluster.connection import RayConnection
 from streamload.decode.tasks import OnError
 from streamload.environment.launchers import check_found_rank, goes_by_found_rank
-from streamload.errors import LoaderStateError, SampleError, without_secrets
+from streamload.errors import SampleError, without_secrets
 from streamload.feeder.messages import Configure
-from streamload.options import DEFAULT_WINDOW, Options, Transform, rank_and_world_size
+from streamload.options import Options, Transform, rank_and_world_size
 from streamload.order.epoch_start import EpochStart
 from streamload.order.plan import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
 from streamload.ray_feeders import RayFeeders
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Mixture, Portion, portions_of
-from streamload.sampling.selection import Keys, Samples, Where
+from streamload.sampling.selection import Where
 from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
 from streamload.storage.local_files import replace_file
@@ -47,8 +45,10 @@ __all__ = ["StreamLoader"]
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "batch_sampler": (None,),
     "generator": (None,),
+    "in_order": (True,),
     "multiprocessing_context": (None,),
     "persistent_workers": (True, False),
+    "pin_memory": (True, "auto"),
     "pin_memory_device": ("",),
     "prefetch_factor": (None,),
     "shuffle": (None,),
@@ -71,91 +71,59 @@ class StreamLoader(NamedClasses):
     other coroutines run meanwhile.
 
     Args:
-        urls: paths, or patterns with braces (`train-{000000..000123}.tar`), `::` or globs, or a folder of shards; one
-            or a list of them; or a `Mixture` of several datasets.
+        urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`), globs or `::`, one or a
+            list; or a `Mixture` of several datasets.
         batch_size: samples in a batch, on each rank. More than there are gives one batch.
-        shuffle: a new order each epoch: shards are permuted, and samples shuffled within `shuffle_window`.
-        fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; "__key__" and "__url__" may be
-            among them. None gives dicts of all fields, with "__key__" and "__url__"; the samples of a batch must then
-            have the same fields, unless `transform` or `collate_fn` makes a batch of them.
-        decode: True decodes by extension; a mapping from extensions to functions of bytes adds to that or replaces it;
-            False leaves bytes. Pickles are never loaded by it. `{"jpg;png": f}` has one function for several.
-        transform: a function of a sample, or a mapping from fields, as in `decode`, to functions of their values. One
-            that has a parameter named `rng` gets a `numpy.random.Generator` there; for others `random`, `numpy.random`
-            and torch are seeded. Either way a sample's randomness depends on `seed`, the epoch and the sample alone.
-            Another may be set later (`loader.transform = f`); it, or one changed in place, is used from the next pass.
-        collate_fn: makes a batch of a list of samples; by default they are collated as by torch's `default_collate`.
-        drop_last: drop the samples at the end of an epoch that fill no batch on every rank.
-        pad: with several ranks, fill the last batch with the first samples of the order, so that all ranks have the
-            same number of batches and samples; and give another batch for one of which every sample has failed, see
-            `on_error`. False adds nothing: every sample exactly once, for evaluation.
+        shuffle: a new order each epoch: shards are permuted, and samples shuffled within a window of 10,000 samples, or
+            of the number given.
+        fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; `"txt?"` is optional;
+            "__key__" and "__url__" may be among them. None gives dicts of all fields.
+        transform: a function of a sample, or a mapping from fields to functions of their values. A parameter named
+            `rng` gets a `numpy.random.Generator`; for others `random`, `numpy.random` and torch are seeded. Randomness
+            depends on `seed`, the epoch and the sample alone. May be set later, for the next pass.
         num_workers: worker processes; "auto" is this rank's share of the processors; give more where functions sleep.
-            0 makes batches in the caller's thread, and one process fetches what has to be fetched; more than four for
-            each processor are warned of.
-        prefetch_batches: batches that are made ahead. More are in flight, two for each worker, where a batch is made by
-            one worker (with a `collate_fn`, or many small and fast ones at once, up to 20 MiB).
-        in_order: False gives batches as they are finished. Then there is no position: it cannot be saved, and a pass
-            that ended with an error begins its epoch again.
-        worker_init_fn: called with the worker's number in each worker when it starts.
-        timeout: seconds to wait for a batch before a WorkerError; 0 waits forever. With `num_workers=0` they count
-            while a batch waits for remote bytes; work in the caller's thread neither counts nor is interrupted.
-        pin_memory: give tensors in page-locked memory. "auto": where there is CUDA. Without CUDA it has no effect.
-        device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, ready to be used on
-            the current stream. They are copied on a stream of their own, one batch ahead where that is made already,
-            from page-locked memory unless `pin_memory=False` or `num_workers=0`. None and "cpu" leave them here.
-        seed: of the order and of all randomness.
-        shuffle_window: how far, in samples, a sample may move within its lane. 10,000 mixes about eleven shards of a
-            thousand samples.
-        lanes: how many streams the order is interleaved from; fixed by the first run (default: its world size), so
-            that a run can be resumed at another world size.
-        rank: this process's; by default torch.distributed's, or RANK's.
-        world_size: the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
-        weights: how often samples are drawn, with replacement: "balanced" (every label as often as every other), a
-            mapping from labels to what one sample of the label weighs, or one number for each sample in the order of
-            the listing. Labels are those of the index (the integers in `cls`); or name the classes, as `classes` has
-            them. Draws are exact: in each epoch a label comes as often as its share says, to one sample, and its
-            samples are gone through in turn, over epochs too. Needs shuffle=True.
-        sampler: an iterable of numbers of samples, counted through all shards from 0, such as a torch Sampler; the
-            order is just as it says. It is iterated at the start of each pass, after its `set_epoch` if it has one. It
-            names the samples of all ranks and must do the same on each of them (a fixed seed); one that has `rank` and
-            `num_replicas`, as DistributedSampler, names those of its rank.
-        where: which samples take part: a condition on columns, such as `aesthetic > 5 and "txt"`
-            (docs/choosing-samples.md), or a function that looks columns up by name, as arrays, and gives a truth value
-            for each sample. Only parts of shards with such samples are fetched. Without an index shards are scanned.
-        keys: which samples take part, by their keys: an iterable, or the path of a file with one a line.
-        samples: a slice of the samples that the others leave, in the order of the listing; or a fraction of all, chosen
-            by their keys alone.
-        join: sidecars, one or a list: datasets that hold more fields of the samples, such as embeddings, matched by
-            key. Each has an index, a shard for each shard (of the same name, or in its place) with samples in the same
-            order, as `streamload map --sidecar` writes them. A sample that a sidecar lacks is one without its fields.
-        epoch_size: samples of an epoch, over all ranks. Epochs then follow each other through endless passes over the
-            dataset, so in the end all samples come equally often. With `weights`: how many are drawn.
-        index: a folder with the index of the shards, if it is not beside them; it may be remote.
+            0 makes batches in the caller's thread.
+        device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, copied one batch
+            ahead. None leaves them in host memory, which is page-locked if there is CUDA.
+        where: which samples take part: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a
+            function that looks columns up by name, as arrays, and returns a truth value for each sample; keys; or the
+            `Path` of a file with one key a line.
         storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
-        filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
-            protocol; others are refused.
-        cache_dir: keep remote shards in this local folder, which all ranks of a machine may share if they are one
-            user's.
-        cache_size: how large that may get, as a number of bytes or "200GB"; by default nine tenths of the
-            space that is free or that the cache holds already.
-        memory_budget: what shards, batches and requests may take in memory, likewise; "auto" is a quarter of the free
-            memory, divided among the ranks of a machine. Local uncompressed shards take none of it. Where
-            fields are read that are compressed or repeat their values (`gz`, `npz`, `pt`), a quarter of it is for what
-            they expand to, in equal parts for the workers; a field that takes more ends the pass.
-        on_error: a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by another sample
-            of its batch ("replace"). For a batch of which nothing is left, the next one of which something is comes
-            twice, behind the last one the first, so that ranks keep step and `len()` is true; with pad=False it is left
-            out, or an error with "replace". A transform's TypeError, NameError and the like are
-            mistakes in the program and always raised; for samples that are to be skipped raise ValueError.
-        max_errors: how many samples may be left out or replaced in the loader's life; None for any number.
-        verify: check every field against the checksum in the index.
-        progress: show, on a terminal or in a notebook, how far shards without an index are scanned while the first
-            batch waits for that for more than two seconds. Elsewhere the log has it.
-        feeders: None: a feeder process on this machine. `RayFeeders(4, num_cpus=8)`: this rank's batches are made by
-            four feeders on other nodes of a Ray cluster, each with `num_workers` workers and a `memory_budget` of its
-            own; "auto" is a worker for each of its processors, and at most its part of a quarter of its node's free
-            memory. The batches and the states are the same.
+        memory_budget: what shards, batches and requests may take in memory, in bytes or as "8GB"; "auto" is a quarter
+            of the free memory, divided among the ranks of a machine. Local uncompressed shards take none of it.
+
+        decode: (data) True decodes by extension; a mapping from extensions to functions of bytes adds to that or
+            replaces it; False leaves bytes. Pickles are never loaded.
+        join: (data) sidecars, one or a list: datasets with more fields of the samples, matched by key, as
+            `streamload map --sidecar` writes them.
+        verify: (data) check every field against the checksum in the index.
+        collate_fn: (batches) makes a batch of a list of samples; by default as torch's `default_collate` does.
+        drop_last: (batches) drop the samples at the end of an epoch that fill no batch on every rank.
+        pad: (batches) with several ranks, fill the last batch with the first samples of the order, so that all ranks
+            have as many batches and samples. False adds nothing: every sample exactly once, for evaluation.
+        seed: (order) of the order and of all randomness.
+        lanes: (order) how many streams the order is interleaved from; by default the first run's world size. The same
+            number resumes at another world size.
+        weights: (selection) how often samples are drawn, with replacement: "balanced", a mapping from labels or classes
+            to the weight of a sample, or one number for each sample. Needs `shuffle`.
+        sampler: (selection) an iterable of numbers of samples, such as a torch Sampler, which gives the order of all
+            ranks; one with `rank` and `num_replicas` that of its rank.
+        epoch_size: (selection) samples of an epoch, over all ranks; epochs follow each other through endless passes.
+        worker_init_fn: (workers) called with the worker's number in each worker when it starts.
+        prefetch_batches: (workers) batches that are made ahead.
+        feeders: (workers) `RayFeeders(4, num_cpus=8)`: this rank's batches are made by four feeders on other nodes of a
+            Ray cluster, each with `num_workers` workers and a `memory_budget` of its own. The batches are the same.
+        timeout: (workers) seconds to wait for a batch before a WorkerError; 0 waits forever.
+        index: (storage) a folder with the index of the shards, if it is not beside them; it may be remote.
+        filesystem: (storage) an fsspec filesystem to read everything with; `urls` and `index` are its paths.
+        cache_dir: (storage) keep remote shards in this local folder, which ranks of one user on a machine may share.
+        cache_size: (storage) how large that may get, in bytes or as "200GB"; by default nine tenths of the space.
+        on_error: (errors) a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by
+            another sample of its batch ("replace"). For a batch of which every sample fails, the next one that is not
+            empty comes twice, so that ranks keep step. Mistakes in the program (TypeError, NameError) always raise.
+        rank: (ranks) this process's; by default torch.distributed's, or RANK's.
+        world_size: (ranks) the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
 
     Raises:
         TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
@@ -173,44 +141,37 @@ class StreamLoader(NamedClasses):
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mixture,
         batch_size: int = 1,
-        shuffle: bool = False,
+        shuffle: bool | int = False,
         *,
         fields: Sequence[str] | None = None,
-        decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
         transform: Transform | None = None,
+        num_workers: int | Literal["auto"] = "auto",
+        device: Any = None,
+        where: Where | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        memory_budget: int | str = "auto",
+        decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
+        join: Urls | None = None,
+        verify: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
         pad: bool = True,
-        num_workers: int | Literal["auto"] = "auto",
-        prefetch_batches: int = 4,
-        in_order: bool = True,
-        worker_init_fn: Callable[[int], Any] | None = None,
-        timeout: float = 0,
-        pin_memory: bool | Literal["auto"] = "auto",
-        device: Any = None,
         seed: int = 0,
-        shuffle_window: int = DEFAULT_WINDOW,
         lanes: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
         weights: Weights | None = None,
         sampler: Iterable[int] | None = None,
         epoch_size: int | None = None,
-        where: Where | None = None,
-        keys: Keys | None = None,
-        samples: Samples | None = None,
-        join: Urls | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        prefetch_batches: int = 4,
+        feeders: RayFeeders | None = None,
+        timeout: float = 0,
         index: str | os.PathLike[str] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
         filesystem: Any = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_size: int | str | None = None,
-        memory_budget: int | str = "auto",
         on_error: OnError = "raise",
-        max_errors: int | None = None,
-        verify: bool = False,
-        progress: bool = True,
-        feeders: RayFeeders | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
     ) -> None:
         options = Options.among(locals())
         cuda = Cuda(device_for(device))
@@ -218,7 +179,7 @@ class StreamLoader(NamedClasses):
         self.rank, self.world_size = rank_and_world_size(rank, world_size)
         sampling = SamplingOptions.among(locals(), self.rank, self.world_size)
         self._rank_was_found = goes_by_found_rank(rank, is_divided=sampling.is_divided)
-        portions = portions_of(urls, index, where=where, keys=keys, samples=samples, join=join)
+        portions = portions_of(urls, index, where=where, join=join)
         options = options.resolved_for(named_places(portions.values()))
         self._open(options, portions, sampling, cuda)
         self._link.check(self._lanes, self.world_size)
@@ -240,27 +201,10 @@ class StreamLoader(NamedClasses):
         self._listing, self._lanes = self._link.listing, self._sampling.lanes
         self._link.choose(self._sampling)
         self._counts = self._listing.counts
-        self._batch_builder = BatchBuilder(options.on_error, options.max_errors, fills_up=options.fills_up)
+        self._batch_builder = BatchBuilder(options.on_error, fills_up=options.fills_up)
         self._nothing_left = NothingLeft(options.drop_last, options.batch_size, self._batch_builder.skipped_members)
         self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter(self._options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what would have no effect: arguments are fixed, but for `transform`; misspelt names are none."""
-        setter = f"set_{name}"
-        own = type(self) is StreamLoader  # a subclass may have attributes of its own
-        if hasattr(self, "_meter") and (
-            name in _FIXED or (own and (hasattr(type(self), setter) or _is_misspelt(name)))
-        ):
-            what = f"call {setter}()" if hasattr(type(self), setter) else "it has none"
-            if name in _FIXED:
-                what = f"{name}= is an argument of the constructor: make a new loader"
-            raise AttributeError(
-                f"a StreamLoader's {name!r} cannot be set ({what}); for the next pass `transform` can",
-                name=name,
-                obj=self,
-            )
-        super().__setattr__(name, value)
 
     @property
     def transform(self) -> Transform | None:
@@ -406,7 +350,6 @@ class StreamLoader(NamedClasses):
             last_position=self._last_position,
             on_nothing=self._explain_nothing,
             timeout_s=self._options.timeout or None,
-            in_order=self._options.in_order,
             move=self._move,
         )
         self._iterator = weakref.ref(begun)
@@ -441,12 +384,7 @@ class StreamLoader(NamedClasses):
 
         It counts the samples that the loop has been given, not those that were prefetched, over all ranks, so every
         rank's state is the same and one of them is enough to save. Within the loop it stands behind the current batch.
-
-        Raises:
-            LoaderStateError: the batches don't come in order (`in_order=False`).
         """
-        if not self._options.in_order:
-            raise LoaderStateError("in_order=False delivers batches as they are finished, so no position can be saved")
         epoch, position = self._cursor.to_save()
         return LoaderState(
             seed=self._options.seed,
@@ -454,7 +392,7 @@ class StreamLoader(NamedClasses):
             position=position,
             lanes=self._lanes,
             window=self._options.shuffle_window,
-            shuffle=self._options.shuffle,
+            shuffle=self._options.shuffles,
             fingerprint=self._fingerprint(),
             **self._sampling.state(epoch),
         ).to_json()
@@ -472,7 +410,7 @@ class StreamLoader(NamedClasses):
         check(
             loaded,
             seed=self._options.seed,
-            shuffle=self._options.shuffle,
+            shuffle=self._options.shuffles,
             window=self._options.shuffle_window,
             lanes=self._options.lanes,
             fingerprint=self._fingerprint(),
@@ -483,6 +421,10 @@ class StreamLoader(NamedClasses):
             self._link.disconnect()
             self._lanes = loaded.lanes
         self._cursor = Cursor(loaded.epoch, loaded.position)
+
+    def resume(self) -> None:
+        """Continue the epoch after `break`: the next pass yields the batches that the loop has not been given."""
+        self.load_state_dict(self.state_dict())
 
     def statistics(self) -> Statistics:
         """What the loader has done so far, and what limits it."""
@@ -587,12 +529,3 @@ class StreamLoader(NamedClasses):
                 zip((shard.name for shard in self._listing.shards), self._link.sizes(), strict=True)
             )
         return self._dataset
-
-
-_NAMES = tuple(inspect.signature(StreamLoader).parameters)
-_FIXED = frozenset(_NAMES) - {"transform"}
-_ALIKE = 0.85
-
-
-def _is_misspelt(name: str) -> bool:
-    return name != "transform" and not name.startswith("_") and bool(difflib.get_close_matches(name, _NAMES, 1, _ALIKE))

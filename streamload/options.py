@@ -49,7 +49,7 @@ class Options:
     """
 
     batch_size: int
-    shuffle: bool
+    shuffle: bool | int
     fields: Sequence[str] | None
     decode: bool | Mapping[str, Callable[[bytes], Any]]
     transform: Transform | None
@@ -58,12 +58,9 @@ class Options:
     pad: bool
     num_workers: int | Literal["auto"]
     prefetch_batches: int
-    in_order: bool
     worker_init_fn: Callable[[int], Any] | None
     timeout: float
-    pin_memory: bool | Literal["auto"]
     seed: int
-    shuffle_window: int
     lanes: int | None
     storage_options: Mapping[str, Any] | None = field(repr=False)  # it holds keys
     filesystem: Any = field(repr=False)
@@ -71,9 +68,7 @@ class Options:
     cache_size: int | str | None
     memory_budget: int | str
     on_error: OnError
-    max_errors: int | None
     verify: bool
-    progress: bool
     feeders: RayFeeders | None
 
     @classmethod
@@ -87,6 +82,16 @@ class Options:
         self._check_functions()
         self._check_fields()
         self._check_storage()
+
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch has a new order."""
+        return self.shuffle is not False
+
+    @property
+    def shuffle_window(self) -> int:
+        """How far a sample may move within its lane, in samples."""
+        return DEFAULT_WINDOW if isinstance(self.shuffle, bool) else self.shuffle
 
     @property
     def field_names(self) -> tuple[str, ...] | None:
@@ -256,7 +261,7 @@ class Options:
         return PipelineSettings(
             order=OrderOptions(
                 seed=self.seed,
-                shuffle=self.shuffle,
+                shuffle=self.shuffles,
                 window=self.shuffle_window,
                 lanes=lanes,
                 batch_size=self.batch_size,
@@ -267,7 +272,6 @@ class Options:
             verify=self.verify,
             whole_batches=self._whole_batches,
             prefetch_batches=self.prefetch_batches,
-            in_order=self.in_order,
             fills_up=self.fills_up,
             expansion_room_bytes=self._expansion_room_bytes(existing),
         )
@@ -306,18 +310,17 @@ class Options:
             )
         _check_int("prefetch_batches", self.prefetch_batches, 1)
         _check_int("seed", self.seed, 0)
-        _check_int("shuffle_window", self.shuffle_window, 1, most=MAX_SAMPLES)
+        if not isinstance(self.shuffle, bool):
+            _check_int("shuffle", self.shuffle, 1, "(the window, in samples), or True or False", most=MAX_SAMPLES)
         if self.num_workers != "auto":
             _check_int("num_workers", self.num_workers, 0, 'or "auto"')
         if self.lanes is not None:
             _check_int("lanes", self.lanes, 1, "or None", most=MAX_LANES)
-        if self.max_errors is not None:
-            _check_int("max_errors", self.max_errors, 0, "or None")
         if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < inf:
             raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait forever")
 
     def _check_choices(self) -> None:
-        for name in ("shuffle", "drop_last", "pad", "in_order", "verify", "progress"):
+        for name in ("drop_last", "pad", "verify"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))
@@ -329,8 +332,6 @@ class Options:
                 f"num_workers=0 makes batches in this thread, and feeders={self.feeders!r} makes them on other nodes; "
                 "leave num_workers out, or feeders"
             )
-        if self.pin_memory != "auto" and not isinstance(self.pin_memory, bool):
-            raise ValueError(f'pin_memory={self.pin_memory!r} must be True, False or "auto"')
 
     def _check_functions(self) -> None:
         for name in ("collate_fn", "worker_init_fn"):

@@ -27,7 +27,7 @@ from streamload.options import Options, Transform
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
 from streamload.sampling.mixture import Portion
-from streamload.sampling.selection import Keys, Samples, Where
+from streamload.sampling.selection import Where
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.text import counted
@@ -70,7 +70,7 @@ class TarDataset(NamedClasses, Dataset[Any]):
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
             protocol; others are refused.
         verify: check every field against the checksum in the index.
-        where, keys, samples: which samples the dataset has; as for `StreamLoader`. Their numbers are counted anew.
+        where: which samples the dataset has; as for `StreamLoader`. Their numbers are counted anew.
         join: sidecars, which hold more fields of the samples; as for `StreamLoader`.
 
     Raises:
@@ -94,12 +94,10 @@ class TarDataset(NamedClasses, Dataset[Any]):
         filesystem: Any = None,
         verify: bool = False,
         where: Where | None = None,
-        keys: Keys | None = None,
-        samples: Samples | None = None,
         join: Urls | None = None,
     ) -> None:
         options = Options.among({**_loaders_defaults(), **locals(), "num_workers": 0})
-        portion = Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples, join=join)
+        portion = Portion(urls, 1.0, index=index, where=where, join=join)
         with closing(FeederClient(options.storages, named_places([portion]))) as client:
             listing = client.list_shards(urls, index, portion.sidecars)
             _check_access_at_random(listing, options)
@@ -111,16 +109,6 @@ class TarDataset(NamedClasses, Dataset[Any]):
             if not portion.selection.is_everything:
                 selected = np.flatnonzero(client.select(portion.selection, listing))
         self._start(options, listing, np.cumsum(counts, dtype=np.int64), selected)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what would have no effect; the attributes of a subclass are its own."""
-        if type(self) is TarDataset and name in _FIXED:
-            raise AttributeError(
-                f"a TarDataset's {name!r} cannot be set: it is an argument of the constructor, so make a new dataset",
-                name=name,
-                obj=self,
-            )
-        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -267,9 +255,6 @@ class TarDataset(NamedClasses, Dataset[Any]):
             client = FeederClient(self._options.storages, listing_places(self._listing))
             self._access = RandomAccess(self._listing, client)
         return self._access
-
-
-_FIXED = frozenset(inspect.signature(TarDataset).parameters)
 
 
 class _FromTorch:

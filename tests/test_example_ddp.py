@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(240)  # every rank imports torch first
 def run(folder: Path, shards: str, ranks: int, batch_size: int, *more: str, **options: Any) -> Ended:
     """The recorder on so many ranks; it goes on from the state in its folder, if there is one."""
     folder.mkdir(exist_ok=True)
-    text = json.dumps({"shuffle_window": _WINDOW, "num_workers": 1, **options})
+    text = json.dumps({"shuffle": _WINDOW, "num_workers": 1, **options})
     arguments = [folder, shards, text, "--global-batch-size", str(batch_size), *more]
     return torchrun(ranks, _RECORDER, *arguments)
 
@@ -53,9 +53,7 @@ def undisturbed(
     shards: str, batch_size: int, lanes: int, state: dict[str, Any] | None = None
 ) -> list[tuple[int, list[int]]]:
     """The same on one rank that is not disturbed, from a state on."""
-    with StreamLoader(
-        shards, batch_size, shuffle=True, fields=("cls",), shuffle_window=_WINDOW, lanes=lanes, num_workers=0
-    ) as loader:
+    with StreamLoader(shards, batch_size, shuffle=_WINDOW, fields=("cls",), lanes=lanes, num_workers=0) as loader:
         if state is not None:
             loader.load_state_dict(state)
         return [(int(loader.state_dict()["position"]), labels.tolist()) for (labels,) in loader]

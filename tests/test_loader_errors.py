@@ -108,11 +108,6 @@ def test_of_samples_that_were_left_out_the_newest_are_named_and_all_are_counted(
             list(loader)
         assert [error.key for error in loader.skipped] == ["000047", "000048", "000049"]
         assert loader.statistics().skipped_samples == 50
-    with (
-        StreamLoader(source, 10, **common, on_error="skip", max_errors=20) as loader,
-        pytest.raises(SampleError, match=r"21 failed samples, and max_errors=20; the last one: .*000020"),
-    ):
-        list(loader)
 
 
 @CORE
@@ -143,19 +138,6 @@ def test_the_first_samples_of_all_fail(source: str) -> None:
         source, 10, fields=("cls",), transform={"cls": transform}, num_workers=2, on_error="skip", pad=False
     ) as loader:
         assert sum((batch[0].tolist() for batch in loader), []) == list(range(15, 50))
-
-
-def test_too_many_errors(source: str) -> None:
-    def transform(value: int) -> int:
-        if value % 5 == 0:
-            raise ValueError(value)
-        return value
-
-    common: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": transform}, "num_workers": 1}
-    with StreamLoader(source, 10, **common, on_error="skip", max_errors=3) as loader:
-        with pytest.raises(SampleError, match="max_errors=3"):
-            list(loader)
-        assert len(loader.skipped) == 4
 
 
 def test_a_mistake_in_the_program_is_never_a_bad_sample(source: str) -> None:

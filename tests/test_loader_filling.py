@@ -65,7 +65,7 @@ def check(source: Any, batch_size: int, epochs: int = 2, **options: Any) -> None
     [
         {},
         {"rank": 1, "world_size": 3},
-        {"rank": 2, "world_size": 3, "lanes": 3, "shuffle_window": 5},
+        {"rank": 2, "world_size": 3, "lanes": 3, "shuffle": 5},
         {"drop_last": True},
         {"shuffle": False},
         {"sampler": [*range(60, -1, -1), 3, 3], "shuffle": False},
@@ -165,12 +165,6 @@ def test_with_replace_and_a_collate_fn(shards: str) -> None:
         assert values(loader)[:4] == [[0, 0], [2, 3], [6, 7], [6, 7]]
 
 
-def test_out_of_order_there_are_as_many(shards: str) -> None:
-    common: dict[str, Any] = {**_OPTIONS, "num_workers": 1, "in_order": False}
-    with StreamLoader(shards, 1, transform={"cls": raise_on_bad}, **common) as loader:
-        assert [len(values(loader)) for _ in range(2)] == [len(loader)] * 2
-
-
 def test_without_pad_nothing_comes_twice(shards: str) -> None:
     """Such a batch is left out then, or an error if each sample is to have a replacement."""
     common: dict[str, Any] = {**_OPTIONS, "shuffle": False, "pad": False, "transform": {"cls": fails(lambda v: v < 4)}}
@@ -180,16 +174,6 @@ def test_without_pad_nothing_comes_twice(shards: str) -> None:
         with pytest.raises(SampleError, match=r"every sample of a batch .* pad=False .*ValueError: 0") as caught:
             list(loader)
     assert caught.value.key == "000000"
-
-
-def test_too_many_errors_are_one_at_their_batches_turn(shards: str) -> None:
-    common: dict[str, Any] = {**_OPTIONS, "transform": {"cls": fails(lambda value: value >= 6)}, "shuffle": False}
-    with StreamLoader(shards, 2, max_errors=4, **common) as loader:
-        found = []
-        with pytest.raises(SampleError, match="5 failed samples, and max_errors=4"):
-            for batch in loader:
-                found += values([batch])
-        assert found == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_where_everything_fails_it_is_said_and_nothing_is_tried_for_ever(shards: str) -> None:

@@ -265,7 +265,7 @@ def test_parts_of_a_sidecar_are_fetched_once_and_released_when_their_samples_are
                 writer.write({"__key__": key(number), f"{name}.bin": data})
     with FaultServer(tmp_path) as server:
         urls = f"{server.url}/{{}}/shard-{{{{000000..000009}}}}.tar".format
-        options: dict[str, Any] = {"shuffle": True, "shuffle_window": 2 * per_shard, "memory_budget": "80MiB"}
+        options: dict[str, Any] = {"shuffle": 2 * per_shard, "memory_budget": "80MiB"}
         fields = ("__key__", "large.bin")
         with StreamLoader(urls("shards"), 10, fields=fields, join=urls("large"), num_workers=0, **options) as loader:
             found = [(int(name), data[:4]) for batch in loader for name, data in zip(*batch, strict=True)]

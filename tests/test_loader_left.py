@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make(source: str, workers: int = 1, **options: Any) -> StreamLoader:
-    common = {"batch_size": 10, "shuffle": True, "shuffle_window": 20, "fields": ("cls",), "num_workers": workers}
+    common = {"batch_size": 10, "shuffle": 20, "fields": ("cls",), "num_workers": workers}
     return StreamLoader(source, **{**common, **options})
 
 
@@ -90,6 +90,19 @@ def test_what_ends_a_pass_from_outside_is_still_an_error_of_it(source: str) -> N
             next(older)
     with pytest.raises(LoaderClosedError, match="the loader was closed"):
         next(last)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_resume_continues_the_epoch_after_a_break(source: str, epochs: list[list[int]], workers: int) -> None:
+    with make(source, workers) as loader:
+        for (labels,) in loader:
+            assert labels.tolist() == epochs[0][:10]
+            break
+        loader.resume()
+        assert numbers(loader) == epochs[0][10:]
+        assert numbers(loader) == epochs[1]
+        loader.resume()
+        assert numbers(loader) == epochs[2], "nothing was left"
 
 
 async def test_an_asynchronous_iterator_is_closed_as_an_asynchronous_generator_is(source: str) -> None:
@@ -174,16 +187,6 @@ def test_passes_that_are_left_anywhere_go_on_with_the_next_epoch_on_the_same_pro
         assert pids() == started
 
 
-def test_passes_that_are_left_out_of_order(source: str) -> None:
-    with make(source, 2, in_order=False) as loader:
-        started: set[int] = set()
-        for _ in range(4):
-            next(iter(loader))
-            started |= pids()
-        assert sorted(numbers(loader)) == list(range(TOTAL))
-        assert pids() == started
-
-
 def test_a_pass_that_an_error_in_the_loop_keeps_alive_is_ended_by_the_next(
     source: str, epochs: list[list[int]]
 ) -> None:
@@ -232,7 +235,7 @@ def test_an_error_of_an_epoch_that_was_left_is_not_the_next_ones(
 
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_a_bad_sample_of_an_epoch_that_was_left_is_not_the_next_ones(source: str, workers: int) -> None:
-    with make(source, workers, shuffle=False, transform={"cls": raise_on_33}, on_error="skip", max_errors=1) as loader:
+    with make(source, workers, shuffle=False, transform={"cls": raise_on_33}, on_error="skip") as loader:
         for _ in range(3):
             next(iter(loader))
         assert loader.skipped == []

@@ -17,7 +17,7 @@ from streamload import Mixture, Portion, ShardWriter, StreamLoader
 from streamload.errors import LoaderStateError
 
 SIZES = {"a": [40, 3, 60], "b": [50], "c": [7, 7], "d": [200, 100], "e": [33, 33]}
-OPTIONS: dict[str, Any] = {"fields": ("cls",), "num_workers": 0, "shuffle": True, "shuffle_window": 30}
+OPTIONS: dict[str, Any] = {"fields": ("cls",), "num_workers": 0, "shuffle": 30}
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ TOTAL = sum(COUNTS)
 
 def numbers(source: str, **options: Any) -> list[list[int]]:
     """The samples of one pass, batch by batch."""
-    defaults: dict[str, Any] = {"fields": ("cls",), "shuffle": True, "shuffle_window": 25, "batch_size": 7}
+    defaults: dict[str, Any] = {"fields": ("cls",), "shuffle": 25, "batch_size": 7}
     with StreamLoader(source, **{**defaults, **options}) as loader:
         return [batch[0].tolist() for batch in loader]
 
@@ -89,9 +89,8 @@ def test_ranks_share_out_the_epoch(
             world_size=world_size,
             rank=rank,
             batch_size=batch_size,
-            shuffle_window=window,
             lanes=lanes,
-            shuffle=shuffle,
+            shuffle=shuffle and window,
             drop_last=drop_last,
             pad=pad,
         )

@@ -130,33 +130,6 @@ def test_a_sample_that_is_made_again_is_read_again(tmp_path: Path) -> None:
         assert [value for batch in loader for value in batch[:, 0].tolist()] == [11.0] * 6
 
 
-def test_out_of_order_nothing_is_lost_after_an_error(source: str) -> None:
-    angry = [True]
-
-    def sometimes(value: int) -> int:
-        if value == 700 and angry:
-            raise ValueError("not yet")
-        return value
-
-    with StreamLoader(
-        source, 10, fields=("cls",), transform={"cls": sometimes}, num_workers=0, in_order=False
-    ) as loader:
-        with pytest.raises(TransformError):
-            list(loader)
-        angry.clear()
-        assert sorted(number for (labels,) in loader for number in labels.tolist()) == list(range(2000))
-
-
-def test_out_of_order_every_sample_comes_once(source: str) -> None:
-    def uneven(value: int) -> int:
-        time.sleep(0.02 if value % 400 == 0 else 0)
-        return value
-
-    with StreamLoader(source, 10, fields=("cls",), transform={"cls": uneven}, num_workers=3, in_order=False) as loader:
-        for _ in range(2):
-            assert sorted(number for (labels,) in loader for number in labels.tolist()) == list(range(2000))
-
-
 def test_a_worker_that_always_dies_on_the_way_to_its_task(source: str) -> None:
     def no_more_memory(worker: int) -> None:
         import resource

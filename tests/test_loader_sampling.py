@@ -30,7 +30,7 @@ from streamload.errors import DatasetIndexError, LoaderStateError, TransformErro
 COUNTS = [30, 1, 50, 0, 20, 39]
 TOTAL = sum(COUNTS)
 OPTIONS: dict[str, Any] = {"fields": ("cls",), "num_workers": 0}
-SHUFFLED: dict[str, Any] = {**OPTIONS, "shuffle": True, "shuffle_window": 100}
+SHUFFLED: dict[str, Any] = {**OPTIONS, "shuffle": 100}
 
 
 @pytest.fixture(scope="module")

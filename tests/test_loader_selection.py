@@ -1,4 +1,4 @@
-"""`where`, `keys`, `samples` and optional fields: which samples take part, exactly and before batches are made."""
+"""`where` and optional fields: which samples take part, exactly and before batches are made."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_without_an_index_it_is_the_same(folder: Path, tmp_path: Path, remote: b
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_ranks_share_what_is_selected_and_another_number_of_them_resumes(folder: Path, world_size: int) -> None:
-    options: dict[str, Any] = {"where": '"txt"', "shuffle": True, "shuffle_window": 50, "lanes": 2, "seed": 3}
+    options: dict[str, Any] = {"where": '"txt"', "shuffle": 50, "lanes": 2, "seed": 3}
     got: list[int] = []
     counts = set()
     for rank in range(world_size):
@@ -147,20 +147,18 @@ def test_a_state_of_another_selection_is_refused(folder: Path) -> None:
             loader.load_state_dict(state)
 
 
-def test_keys_and_slices(folder: Path, tmp_path: Path) -> None:
+def test_keys(folder: Path, tmp_path: Path) -> None:
     wanted = [499, 3, 77]
-    assert selected(folder, keys=map(key, wanted)) == sorted(wanted)
+    for keys in (map(key, wanted), set(map(key, wanted)), np.array(list(map(key, wanted)))):
+        assert selected(folder, where=keys) == sorted(wanted)
     (tmp_path / "ids.txt").write_text("\n".join(map(key, wanted)) + "\n")
-    assert selected(folder, keys=tmp_path / "ids.txt") == sorted(wanted)
-    assert selected(folder, samples=slice(10, 300, 7)) == list(range(10, 300, 7))
-    assert selected(folder, where="label == 3", samples=slice(-2, None)) == [483, 493]
+    assert selected(folder, where=tmp_path / "ids.txt") == sorted(wanted)
 
 
 def test_a_split_by_fraction_is_decided_by_keys_alone(folder: Path) -> None:
     train, test = (selected(folder, where=f"fraction {sign} 0.8") for sign in ("<", ">="))
     assert sorted([*train, *test]) == list(NUMBERS)
     assert 0.7 < len(train) / SAMPLES < 0.9
-    assert selected(folder, samples=0.8) == train
     half = folder / "shard-{000000..000003}.tar"
     assert selected(half, where="fraction < 0.8") == [number for number in train if number < 240]
     assert selected(folder, where="fraction(1) < 0.8") not in (train, list(NUMBERS))
@@ -188,7 +186,7 @@ def test_portions_of_a_mixture(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     mixture = Mixture(
-        {"a": Portion(folder, 0.5, where="label == 1"), "b": Portion(other, 0.5, keys=[key(22), key(32)])}
+        {"a": Portion(folder, 0.5, where="label == 1"), "b": Portion(other, 0.5, where=[key(22), key(32)])}
     )
     with loader_of(mixture, shuffle=True) as loader:
         numbers = Counter(int(name) for (keys,) in loader for name in keys)
@@ -242,17 +240,16 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"where": "class_name == 'cat'"}, ValueError, "there is no classes.json"),
         ({"where": 7}, TypeError, "must be a condition"),
         ({"where": lambda columns: columns["label"]}, TypeError, "must return one truth value for each of 500"),
-        ({"keys": ["00001", "zebra"]}, ValueError, "keys has 1 key that no sample has, such as zebra"),
-        ({"keys": [1]}, TypeError, "keys are strings"),
-        ({"keys": []}, ValueError, "keys is empty"),
-        ({"keys": "no such file"}, ValueError, "is taken for a file with one key a line"),
-        ({"keys": 5}, TypeError, "must be an iterable of strings"),
+        ({"where": ["00001", "zebra"]}, ValueError, "where= has 1 key that no sample has, such as zebra"),
+        ({"where": [1]}, TypeError, "keys are strings"),
+        ({"where": []}, ValueError, "where= has no keys"),
+        ({"where": Path("no such file")}, ValueError, "names a file with one key a line, which cannot be read"),
+        ({"where": 5}, TypeError, "a function, or keys"),
         ({"where": 'not "caption"'}, DatasetIndexError, "the field 'caption', which no sample has; there are bin, cls"),
         ({"where": "size.jgp < 5 or label == 3"}, DatasetIndexError, "the field 'jgp', which no sample has"),
         ({"where": "label in ('3', '5')"}, TypeError, "strings and numbers are compared"),
         ({"where": "key not in (1, 2)"}, TypeError, "strings and numbers are compared"),
         ({"where": lambda columns: dict(columns)}, TypeError, "columns are looked up by name"),
-        ({"samples": slice(None, None, -1)}, ValueError, "negative step"),
         (
             {"where": "label == 3", "weights": np.ones(50), "shuffle": True},
             ValueError,
@@ -261,9 +258,6 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"fields": ("txt", "txt?")}, ValueError, "'txt' cannot be"),
         ({"fields": ("txt?;bin",)}, ValueError, "'txt\\?;bin' cannot be"),
         ({"fields": ("txt??",)}, ValueError, "cannot be"),
-        ({"samples": 1.5}, ValueError, "must be a fraction above 0"),
-        ({"samples": "half"}, TypeError, "must be a slice, or a fraction"),
-        ({"samples": slice(900, None)}, ValueError, "selects none"),
     ],
 )
 def test_what_makes_no_sense(folder: Path, options: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -17,7 +17,7 @@ from streamload.errors import LoaderStateError, SampleError, TransformError
 
 COUNTS = [30, 1, 50, 0, 20, 39]
 TOTAL = sum(COUNTS)
-OPTIONS: dict[str, Any] = {"fields": ("cls",), "shuffle": True, "shuffle_window": 25, "num_workers": 0}
+OPTIONS: dict[str, Any] = {"fields": ("cls",), "shuffle": 25, "num_workers": 0}
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +76,11 @@ def test_resumed_with_other_workers_and_twice(source: str) -> None:
 def test_nothing_is_lost_or_repeated_across_a_resume(
     source: str, data: st.DataObject, lanes: int, window: int, first: tuple[int, int], second: tuple[int, int]
 ) -> None:
-    options = {"lanes": lanes, "shuffle_window": window}
+    options = {"lanes": lanes, "shuffle": window}
     states = states_of(source, *first, **options)
     step = data.draw(st.integers(0, len(states) - 1))
     before = global_batches(source, *first, **options)[: step + 1]
-    after = global_batches(source, *second, states[step], shuffle_window=window)
+    after = global_batches(source, *second, states[step], shuffle=window)
     assert sorted(sum(before, []) + sum(after, [])) == list(range(TOTAL))
 
 
@@ -161,7 +161,7 @@ def test_lanes_are_the_first_runs(source: str) -> None:
     ("change", "named"),
     [
         ({"seed": 8}, "seed"),
-        ({"shuffle_window": 26}, "window"),
+        ({"shuffle": 26}, "window"),
         ({"shuffle": False}, "shuffle"),
         ({"lanes": 3}, "lanes"),
     ],
@@ -183,14 +183,6 @@ def test_a_copy_of_the_dataset_elsewhere_is_the_same_dataset(source: str, tmp_pa
     state = states_of(source, 1, 10)[0]
     copy = write_numbers(tmp_path / "copy", COUNTS, index=False)
     assert global_batches(copy, 1, 10, state) == global_batches(source, 1, 10, state)
-
-
-def test_no_state_out_of_order(source: str) -> None:
-    with (
-        StreamLoader(source, 10, **OPTIONS, in_order=False) as loader,
-        pytest.raises(LoaderStateError, match="in_order"),
-    ):
-        loader.state_dict()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -423,25 +423,12 @@ def test_what_changes_at_each_pass_is_warned_of(
 # -- attributes ----------------------------------------------------------------------------------------------------
 
 
-def test_attributes_without_effect_are_refused(source: str) -> None:
-    with loader_of(source, Scaled(1), num_workers=0) as loader:
-        for name in ("shuffle", "batch_size", "fields", "rank", "seed", "transforms", "shufle", "batchsize"):
-            with pytest.raises(AttributeError, match=rf"{name!r} cannot be set.*`transform`"):
-                setattr(loader, name, 3)
-        with pytest.raises(AttributeError, match=r"'epoch' cannot be set.*call set_epoch\(\)"):
-            loader.epoch = 3  # type: ignore[attr-defined]
-        loader.note = "of the user's"  # type: ignore[attr-defined]
-        assert values(loader) == list(range(6))
-
-
 # -- arguments without effect --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_errors": 5}, "max_errors=5 has no effect with on_error='raise'"),
-        ({"shuffle_window": 100}, "shuffle_window=100 has no effect without shuffle"),
         ({"storage_options": {"key": "secret"}}, "storage_options= has no effect"),
         ({"cache_dir": "cache"}, "cache_dir='cache' has no effect"),
         ({"decode": {"clss": int}}, r"decode has a function for 'clss'.*they are cls; did you mean 'cls'\?"),
@@ -472,8 +459,6 @@ def test_arguments_that_serve_other_runs_too_are_not(source: str) -> None:
         {"decode": {"jpg; cls;.PNG": int}},
         {"decode": {"cls;klass": int}, "fields": ("cls;klass",)},
         {"storage_options": {}, "memory_budget": "1GB"},
-        {"max_errors": 5, "on_error": "skip"},
-        {"shuffle": True, "shuffle_window": 100},
     ):
         loader_of(source, Scaled(1), num_workers=0, **given).close()
 

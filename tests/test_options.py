@@ -32,12 +32,9 @@ GOOD: dict[str, Any] = {
     "pad": True,
     "num_workers": 2,
     "prefetch_batches": 4,
-    "in_order": True,
     "worker_init_fn": None,
     "timeout": 0,
-    "pin_memory": "auto",
     "seed": 0,
-    "shuffle_window": 100,
     "lanes": None,
     "storage_options": None,
     "filesystem": None,
@@ -45,9 +42,7 @@ GOOD: dict[str, Any] = {
     "cache_size": None,
     "memory_budget": "auto",
     "on_error": "raise",
-    "max_errors": None,
     "verify": False,
-    "progress": True,
     "feeders": None,
 }
 
@@ -78,13 +73,15 @@ def named(value: Any) -> str:
 
 
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
-    *[(name, 0, ValueError, "at least 1") for name in ("batch_size", "prefetch_batches", "shuffle_window", "lanes")],
+    *[(name, 0, ValueError, "at least 1") for name in ("batch_size", "prefetch_batches", "lanes")],
     ("lanes", 10**8, ValueError, "at most 1,048,576 or None"),
-    ("shuffle_window", 10**30, ValueError, "at most"),
-    *[(name, -1, ValueError, "at least 0") for name in ("num_workers", "seed", "max_errors")],
+    ("shuffle", 10**30, ValueError, "at most"),
+    ("shuffle", 0, ValueError, "at least 1 (the window, in samples), or True or False"),
+    *[("shuffle", value, TypeError, "or True or False") for value in (1.5, None, "yes")],
+    *[(name, -1, ValueError, "at least 0") for name in ("num_workers", "seed")],
     *[
         (name, value, TypeError, "must be an integer of at least")
-        for name in ("batch_size", "prefetch_batches", "shuffle_window", "seed", "lanes", "max_errors", "num_workers")
+        for name in ("batch_size", "prefetch_batches", "seed", "lanes", "num_workers")
         for value in (1.5, "four", True, [1])
     ],
     *[(name, None, TypeError, "must be an integer") for name in ("prefetch_batches", "seed")],
@@ -92,12 +89,11 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("num_workers", None, TypeError, 'or "auto"'),
     *[
         (name, value, TypeError, "must be True or False")
-        for name in ("shuffle", "drop_last", "pad", "in_order", "verify", "progress")
+        for name in ("drop_last", "pad", "verify")
         for value in (1, 0, None, "yes")
     ],
     *[("timeout", value, ValueError, "seconds, or 0") for value in (-1, True, "1", None, float("nan"), float("inf"))],
     *[("on_error", value, ValueError, "'raise', 'skip', 'replace'") for value in ("ignore", None, print, {})],
-    *[("pin_memory", value, ValueError, '"auto"') for value in ("yes", None, 1)],
     *[(name, 3, TypeError, "must be a function, or None") for name in ("collate_fn", "worker_init_fn")],
     *[("decode", value, TypeError, "mapping from extensions to functions") for value in (None, "jpg", function, 1)],
     ("decode", {"jpg": 3}, TypeError, "must map an extension to a function; it has 'jpg': 3"),
@@ -155,8 +151,6 @@ RIGHT: list[tuple[str, Any]] = [
     ("timeout", 0.5),
     ("timeout", 30),
     ("lanes", 8),
-    ("max_errors", 0),
-    ("pin_memory", True),
     ("on_error", "replace"),
     ("decode", {}),
     ("decode", {"jpg": function}),
@@ -173,7 +167,7 @@ RIGHT: list[tuple[str, Any]] = [
     ("fields", ("__key__", "cls", "__url__")),
     ("collate_fn", function),
     ("worker_init_fn", function),
-    ("shuffle_window", 1),
+    ("shuffle", 1),
     ("seed", 2**64),
     ("memory_budget", 1 << 30),
     ("memory_budget", "1.5 GiB"),
@@ -355,11 +349,9 @@ def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
         transform={"cls": function},
         seed=3,
         on_error="skip",
-        shuffle=True,
+        shuffle=17,
         drop_last=True,
         verify=True,
-        progress=False,
-        shuffle_window=17,
     )
     job = given.job()
     assert (job.fields, job.decode, job.transform) == (("jpg", "cls"), {"jpg": function}, {"cls": function})
@@ -369,15 +361,13 @@ def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
     assert (order.seed, order.shuffle, order.window, order.lanes) == (3, True, 17, 5)
     assert (order.batch_size, order.drop_last, order.pad) == (8, True, True)
     assert (settings.fields, settings.verify) == (("jpg", "cls"), True)
-    assert (settings.prefetch_batches, settings.in_order, settings.whole_batches) == (4, True, False)
+    assert (settings.prefetch_batches, settings.whole_batches) == (4, False)
 
 
 def test_numpys_numbers_are_taken_as_pythons(tmp_path: Path) -> None:
     source = write_numbers(tmp_path / "shards", [20])
-    numbers: dict[str, Any] = {
-        name: np.int64(3) for name in ("batch_size", "seed", "shuffle_window", "epoch_size", "max_errors")
-    }
-    numbers |= {"on_error": "skip", "shuffle": np.True_, "timeout": np.float32(30), "memory_budget": np.uint64(1 << 30)}
+    numbers: dict[str, Any] = {name: np.int64(3) for name in ("batch_size", "seed", "shuffle")}
+    numbers |= {"drop_last": np.True_, "timeout": np.float32(30), "memory_budget": np.uint64(1 << 30)}
     numbers |= {"epoch_size": np.int64(12), "num_workers": np.int8(0), "rank": np.int64(1), "world_size": np.int64(2)}
     epoch: Any = np.int64(2)
     with StreamLoader(source, **numbers) as loader:

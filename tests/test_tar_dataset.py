@@ -478,13 +478,3 @@ def test_neighbours_are_read_together() -> None:
     crossing = [(0, 0, 5 << 20), (0, 4 << 20, 9 << 20), (0, 5 << 20, 6 << 20)]
     joined = joined_ranges(crossing)
     assert joined == [ByteRange(0, 0, 5 << 20), ByteRange(0, 4 << 20, 9 << 20)]
-
-
-def test_arguments_of_the_constructor_cannot_be_set(numbers: str) -> None:
-    class Own(TarDataset):
-        fields = ("n",)
-
-    with TarDataset(numbers, fields=("cls",)) as dataset, Own(numbers) as own:
-        with pytest.raises(AttributeError, match="'transform' cannot be set.*make a new dataset"):
-            dataset.transform = {"cls": str}  # type: ignore[attr-defined]
-        own.transform = str  # type: ignore[attr-defined]

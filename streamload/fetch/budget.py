@@ -153,13 +153,13 @@ def check_budget(
         of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
         within = f"{of_lanes}{counted(waiting, 'sample')} x {sample_bytes / 1e3:.1f} kB"
         needed = (
-            f"for shuffle_window={window}: {within} = {_shown(window_bytes)} are held while they wait to be "
+            f"for shuffle={window}: {within} = {_shown(window_bytes)} are held while they wait to be "
             f"drawn, {_shown(edges_bytes)} of parts at the edges"
         )
         left_bytes = bytes_for_parts(budget_bytes, expands=expands) - edges_bytes - batches_bytes
         fitting = int(left_bytes / (lanes_read * sample_bytes))
         if fitting > 0:
-            advice.append(f"a shuffle_window of at most {fitting}")
+            advice.append(f"shuffle={fitting} at most")
     else:
         needed = f"for a batch of {batch}: {_shown(of_batch_bytes)} of shards are needed at once"
     if batches_bytes:
@@ -209,9 +209,9 @@ def budget_error(
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
-        f"because samples in them are wanted too or are yet to be drawn within shuffle_window, {slots} are batches"
+        f"because samples in them are wanted too or are yet to be drawn within the shuffle window, {slots} are batches"
         f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a memory_budget of more "
-        f"than {_shown(least_bytes, math.ceil)}, a smaller shuffle_window, or {advice}"
+        f"than {_shown(least_bytes, math.ceil)}, a smaller window (shuffle=N), or {advice}"
         f"{', or a cache_dir on a disk with more room' if cache_helps else ''}"
     )
 

@@ -148,8 +148,8 @@ class FetchedShards:
         limit = descriptor_limit()
         return StorageError(
             f"more than {self.most_open} shards are needed at once, because samples in them are yet to be drawn within "
-            f"shuffle_window, and this process may have only {limit} files open. Raise that limit (`ulimit -n "
-            f"{self._share * limit}`, before the program is started), give a smaller shuffle_window, or pack "
+            f"the shuffle window, and this process may have only {limit} files open. Raise that limit (`ulimit -n "
+            f"{self._share * limit}`, before the program is started), give a smaller window (shuffle=N), or pack "
             "fewer and larger shards"
         )
 

@@ -151,7 +151,7 @@ def check(
         ("shuffle", state.shuffle, shuffle),
     ]
     if state.shuffle or shuffle:
-        compared.append(("shuffle_window", state.window, window))
+        compared.append(("window", state.window, window))
     if lanes is not None:
         compared.append(("lanes", state.lanes, lanes))
     for name in ("epoch_size", "weights", "mixture", "selection"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamload.arguments import as_python
 from streamload.errors import without_secrets
-from streamload.sampling.selection import Keys, Samples, Selection, Where
+from streamload.sampling.selection import Selection, Where
 from streamload.storage.urls import Urls
 
 __all__ = ["Mixture", "Portion", "portions_of"]
@@ -25,7 +25,7 @@ class Portion:
         weight: its share of the samples, relative to the others'; above 0.
         transform: applied to its samples instead of the loader's `transform`; None for that one.
         index: a folder with its index, if that is not beside the shards.
-        where, keys, samples: which of its samples take part, as for `StreamLoader`.
+        where: which of its samples take part, as for `StreamLoader`.
         join: its sidecars, as for `StreamLoader`.
 
     Raises:
@@ -36,14 +36,12 @@ class Portion:
     weight: float
     transform: Callable[..., Any] | Mapping[str, Callable[..., Any]] | None = None
     index: str | os.PathLike[str] | None = field(default=None, repr=False)
-    where: Where | None = None
-    keys: Keys | None = field(default=None, repr=False)
-    samples: Samples | None = None
+    where: Where | None = field(default=None, repr=False)
     join: Urls | None = field(default=None, repr=False)
     selection: Selection = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "selection", Selection(self.where, self.keys, self.samples))
+        object.__setattr__(self, "selection", Selection(self.where))
         object.__setattr__(self, "weight", as_python(self.weight))
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float):
             given = without_secrets(repr(self.weight))  # urls and weight the wrong way round
@@ -113,8 +111,6 @@ def portions_of(
     index: str | os.PathLike[str] | None,
     *,
     where: Where | None = None,
-    keys: Keys | None = None,
-    samples: Samples | None = None,
     join: Urls | None = None,
 ) -> dict[str, Portion]:
     """The datasets that a loader's `urls` stands for: those of a mixture, or one without a name.
@@ -123,8 +119,8 @@ def portions_of(
         ValueError: there is an index, a selection, or a sidecar, for a whole mixture.
     """
     if not isinstance(urls, Mixture):
-        return {"": Portion(urls, 1.0, index=index, where=where, keys=keys, samples=samples, join=join)}
-    for name, value in (("where", where), ("keys", keys), ("samples", samples), ("join", join)):
+        return {"": Portion(urls, 1.0, index=index, where=where, join=join)}
+    for name, value in (("where", where), ("join", join)):
         if value is not None:
             raise ValueError(
                 f"{name}= and a Mixture don't go together; give each dataset its own: Portion(..., {name}=)"

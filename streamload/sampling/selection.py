@@ -1,4 +1,4 @@
-"""Selection: which samples of a dataset take part, by conditions on columns, by keys, and by their numbers."""
+"""Selection: which samples of a dataset take part, by a condition on columns or by keys."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.arguments import as_python
 from streamload.index.class_names import unknown_class
 from streamload.index.columns import KEY, KEY_HASH, LABEL
 from streamload.order.sampling import mixed_words
 from streamload.sampling.expression import CLASS_NAME, FRACTION, Expression
 from streamload.text import counted, listed
 
-__all__ = ["ColumnsOf", "Keys", "Samples", "Selection", "Where", "digest"]
+__all__ = ["ColumnsOf", "Selection", "Where", "digest"]
 
-Where = str | Callable[["ColumnsOf"], Any]
-Keys = str | os.PathLike[str] | Iterable[str]
-Samples = slice | float
+Where = str | Callable[["ColumnsOf"], Any] | os.PathLike[str] | Iterable[str]
 
 _SHOWN_KEYS = 3
 
@@ -86,40 +83,28 @@ class ColumnsOf:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a user has asked of the samples, all of which must hold.
+    """Which samples take part.
 
     Attributes:
-        where: a condition as text, or a function of the columns that gives a truth value for each sample.
-        keys: the keys, or the path of a file with one a line.
-        samples: a slice of what is left by the others, or a fraction of all samples, which their keys decide.
+        where: a condition as text; a function of the columns that returns a truth value for each sample; keys; or the
+            path of a file with one key a line. None selects all samples.
 
     Raises:
-        TypeError, ValueError: an argument makes no sense.
+        TypeError, ValueError: it makes no sense.
     """
 
     where: Where | None = None
-    keys: Keys | None = None
-    samples: Samples | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "samples", as_python(self.samples))
-        if self.where is not None and not isinstance(self.where, str) and not callable(self.where):
-            raise TypeError(f"where={self.where!r} must be a condition such as 'size.jpg < 1_000_000', or a function")
         if isinstance(self.where, str):
             _ = self._expression
-        if self.keys is not None:
-            _ = self._wanted_keys
-        if isinstance(self.samples, bool) or not isinstance(self.samples, slice | float | int | None):
-            raise TypeError(f"samples={self.samples!r} must be a slice, or a fraction between 0 and 1")
-        if isinstance(self.samples, slice) and (self.samples.step or 1) < 0:
-            raise ValueError(f"samples={self.samples!r} has a negative step; the order stays that of the dataset")
-        if not isinstance(self.samples, slice | None) and not 0 < self.samples <= 1:
-            raise ValueError(f"samples={self.samples!r} must be a fraction above 0 and at most 1, or a slice")
+        elif self.where is not None and not callable(self.where):
+            _ = self._keys
 
     @property
     def is_everything(self) -> bool:
         """Whether nothing is asked."""
-        return self.where is None and self.keys is None and self.samples is None
+        return self.where is None
 
     def select(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_]:
         """Which samples take part, bool[N], in the order of the listing.
@@ -132,19 +117,16 @@ class Selection:
             TypeError, ValueError: none does, keys do not exist, or the condition does not fit the columns.
             StreamloadError: a column cannot be read.
         """
-        selected = self._met(columns, count)
-        if self.keys is not None:
-            selected = self._among_keys(columns[KEY], selected)
-        if isinstance(self.samples, slice):
-            numbers = np.flatnonzero(selected) if selected is not None else np.arange(count())
-            selected = np.zeros(count(), np.bool_)
-            selected[numbers[self.samples]] = True
-        elif self.samples is not None:
-            drawn = columns[FRACTION] < self.samples
-            selected = drawn if selected is None else selected & drawn
-        assert selected is not None, "something is asked"
+        if isinstance(self.where, str):
+            columns.fetch(self._expression.names)
+            columns.check_classes(self._expression.class_names)
+            selected = self._expression.select({name: columns[name] for name in self._expression.names})
+        elif callable(self.where):
+            selected = self._met(self.where(columns), count)
+        else:
+            selected = self._among_keys(columns[KEY])
         if not selected.any():
-            raise ValueError(f"{self._given()} selects none of {counted(len(selected), 'sample')}")
+            raise ValueError(f"where={self.where!r} selects none of {counted(len(selected), 'sample')}")
         return selected
 
     @cached_property
@@ -153,36 +135,31 @@ class Selection:
         return Expression(self.where)
 
     @cached_property
-    def _wanted_keys(self) -> Collection[str]:
-        if isinstance(self.keys, str | os.PathLike):
+    def _keys(self) -> Collection[str]:
+        if isinstance(self.where, os.PathLike):
             try:
-                with open(self.keys, encoding="utf-8") as file:
-                    wanted = {line for line in map(str.strip, file) if line}
+                with open(self.where, encoding="utf-8") as file:
+                    keys = {line for line in map(str.strip, file) if line}
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(
-                    f"keys={self.keys!r} is taken for a file with one key a line, which cannot be read ({error}); give "
-                    "keys themselves as a list"
+                    f"where={self.where!r} names a file with one key a line, which cannot be read: {error}"
                 ) from error
-        else:
-            if not isinstance(self.keys, Iterable):
-                raise TypeError(f"keys={self.keys!r} must be an iterable of strings, or the path of a file")
-            given = list(self.keys)
+        elif isinstance(self.where, Iterable):
+            given = list(self.where)
             wrong = next((key for key in given if not isinstance(key, str)), None)
             if wrong is not None:
-                raise TypeError(f"keys has {wrong!r}; keys are strings (or give the path of a file with one a line)")
-            wanted = set(given)
-        if not wanted:
-            raise ValueError("keys is empty; leave it out for all samples")
-        return wanted
+                raise TypeError(f"where= has {wrong!r} among its keys; keys are strings")
+            keys = set(given)
+        else:
+            raise TypeError(
+                f"where={self.where!r} must be a condition such as 'size.jpg < 1_000_000', a function, or keys"
+            )
+        if not keys:
+            raise ValueError("where= has no keys; leave it out for all samples")
+        return keys
 
-    def _met(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_] | None:
-        if self.where is None:
-            return None
-        if isinstance(self.where, str):
-            columns.fetch(self._expression.names)
-            columns.check_classes(self._expression.class_names)
-            return self._expression.select({name: columns[name] for name in self._expression.names})
-        met = np.asarray(self.where(columns))
+    def _met(self, returned: Any, count: Callable[[], int]) -> NDArray[np.bool_]:
+        met = np.asarray(returned)
         if met.dtype != np.bool_ or met.shape != (count(),):
             raise TypeError(
                 f"where= returned {met.dtype}{list(met.shape)}; it must return one truth value for each of "
@@ -190,24 +167,16 @@ class Selection:
             )
         return met
 
-    def _among_keys(self, keys: NDArray[Any], selected: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-        wanted = self._wanted_keys
-        found = np.fromiter((key in wanted for key in keys), np.bool_, len(keys))
-        missing = set(wanted).difference(keys[found])
+    def _among_keys(self, keys: NDArray[Any]) -> NDArray[np.bool_]:
+        selected = np.fromiter((key in self._keys for key in keys), np.bool_, len(keys))
+        missing = set(self._keys).difference(keys[selected])
         if missing:
             shown = listed(list(islice(sorted(missing), _SHOWN_KEYS)))
             raise ValueError(
-                f"keys has {counted(len(missing), 'key')} that no sample has, such as {shown}; a sample's key is its "
+                f"where= has {counted(len(missing), 'key')} that no sample has, such as {shown}; a sample's key is its "
                 "name in the shard up to the first dot, with folders"
             )
-        return found if selected is None else found & selected
-
-    def _given(self) -> str:
-        given = {"where": self.where, "keys": self.keys, "samples": self.samples}
-        shown = [
-            f"{name}={value!r}" if name != "keys" else "keys" for name, value in given.items() if value is not None
-        ]
-        return " and ".join(shown)
+        return selected
 
 
 def digest(selected: NDArray[np.bool_]) -> str:

@@ -58,7 +58,6 @@ class Batcher(Generic[SourceT, PartT]):
     """Batches from their first task until the trainer takes them.
 
     Args:
-        in_order: release them in the order in which they were opened; otherwise as they complete.
         before: the previous epoch's batcher. Its batches count as outstanding here too, and its numbers continue.
         numbers: of batches, where other batchers take some of them too.
 
@@ -66,8 +65,7 @@ class Batcher(Generic[SourceT, PartT]):
         numbers: of the next batches.
     """
 
-    def __init__(self, *, in_order: bool, before: Self | None = None, numbers: Iterator[int] | None = None) -> None:
-        self._in_order = in_order
+    def __init__(self, *, before: Self | None = None, numbers: Iterator[int] | None = None) -> None:
         self._before = before
         self._open: OrderedDict[int, OpenBatch[SourceT, PartT]] = OrderedDict()
         self.numbers: Iterator[int] = (numbers or count()) if before is None else before.numbers
@@ -114,10 +112,9 @@ class Batcher(Generic[SourceT, PartT]):
         """Remove and return the batches that can be released now."""
         ready = []
         for batch in self._open.values():
-            if batch.complete:
-                ready.append(batch)
-            elif self._in_order:
+            if not batch.complete:
                 break
+            ready.append(batch)
         for batch in ready:
             del self._open[batch.number]
         return ready

@@ -145,7 +145,7 @@ class Epoch:
         before: RowBatcher | None = None,
     ) -> None:
         self.start = start
-        self.batcher = RowBatcher(in_order=settings.in_order, before=before, numbers=resources.batch_numbers)
+        self.batcher = RowBatcher(before=before, numbers=resources.batch_numbers)
         self._fields = settings.fields
         self._fills_up = settings.fills_up
         # A resumed epoch has delivered some samples, and other feeders may have.

@@ -68,7 +68,6 @@ class PipelineSettings(NamedTuple):
         verify: check the bytes against the index's checksums.
         whole_batches: every batch is made by one task, as a `collate_fn` needs it.
         prefetch_batches: at least so many batches may be in flight or waiting for the loop.
-        in_order: deliver them in order.
         fills_up: another batch replaces one in which every sample has failed.
         expansion_room_bytes: what one worker may hold of values that have expanded; None without a bound.
     """
@@ -78,7 +77,6 @@ class PipelineSettings(NamedTuple):
     verify: bool
     whole_batches: bool
     prefetch_batches: int
-    in_order: bool
     fills_up: bool = False
     expansion_room_bytes: int | None = None
 

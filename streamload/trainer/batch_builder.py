@@ -32,7 +32,6 @@ class BatchBuilder:
 
     Args:
         on_error: "raise", "skip" or "replace".
-        max_errors: how many samples may be left out or replaced before that is an error itself.
         fills_up: another batch comes in the place of one of which every sample has failed.
 
     Attributes:
@@ -43,9 +42,8 @@ class BatchBuilder:
         skipped_members: counts members of shards that are no part of a sample, and warns of some.
     """
 
-    def __init__(self, on_error: OnError, max_errors: int | None, *, fills_up: bool = False) -> None:
+    def __init__(self, on_error: OnError, *, fills_up: bool = False) -> None:
         self._on_error = on_error
-        self._max_errors = max_errors
         self.fills_up = fills_up
         self._layouts: dict[bytes, Layout] = {}
         self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
@@ -58,7 +56,7 @@ class BatchBuilder:
         Those that failed are noted, unless that was done before.
 
         Raises:
-            SampleError: a sample failed, and `on_error` or `max_errors` says that this is the end.
+            SampleError: a sample failed, and `on_error` says that this is the end.
             ShardChangedError: the shard of a sample became shorter while it was in use.
         """
         rows = range(sum(part.rows for part in batch.parts))
@@ -97,9 +95,6 @@ class BatchBuilder:
     def _note(self, error: SampleError) -> None:
         self.skipped.append(error)
         self.n_skipped += 1
-        if self._max_errors is not None and self.n_skipped > self._max_errors:
-            failed = counted(self.n_skipped, "failed sample")
-            raise _caused_by(error, f"{failed}, and max_errors={self._max_errors}; the last one")
         self._log_skipped(error)
 
     def _log_skipped(self, error: SampleError) -> None:

@@ -16,7 +16,7 @@ from streamload.fetch.parts import PART_BYTES
 from streamload.images.decoders import palette, unchanged
 from streamload.images.joint import draws_geometry
 from streamload.index.listing import Listing
-from streamload.options import DEFAULT_WINDOW, Options
+from streamload.options import Options
 from streamload.order.options import OrderOptions
 from streamload.order.sampling import Stretched
 from streamload.order.slices import least_lanes_of_rank
@@ -175,13 +175,6 @@ def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
 
 
 def _without_effect(options: Options, listings: Sequence[Listing]) -> Iterator[str]:
-    if options.max_errors is not None and options.on_error == "raise":
-        yield (
-            f"max_errors={options.max_errors} has no effect with on_error='raise', which ends the pass at the first "
-            "sample that fails; on_error='skip' or 'replace' goes on"
-        )
-    if options.shuffle_window != DEFAULT_WINDOW and not options.shuffle:
-        yield f"shuffle_window={options.shuffle_window} has no effect without shuffle=True"
     storages = options.storages
     if options.cache_dir is not None and not any(fetched_shards(listing, storages) for listing in listings):
         yield f"cache_dir={options.cache_dir!r} has no effect: all shards are local files, read where they lie"

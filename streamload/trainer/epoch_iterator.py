@@ -164,7 +164,6 @@ class EpochIterator(Iterator[Any]):
         last_position: returns the position behind the last batch; infinite if that is not known.
         on_nothing: called when the epoch is over and this pass has given no batch.
         timeout_s: how long to wait for a batch, or None.
-        in_order: the batches come in order; else there is no position, and what is begun again is begun from the start.
         move: begins to move a batch to a device, one ahead of the loop if it is there already; or None.
 
     Attributes:
@@ -187,11 +186,9 @@ class EpochIterator(Iterator[Any]):
         last_position: Callable[[EpochStart], float],
         on_nothing: Callable[[EpochStart], None],
         timeout_s: float | None,
-        in_order: bool,
         move: Callable[[Any], Moving] | None = None,
     ) -> None:
         self._start = start
-        self._in_order = in_order
         self.connection = connection
         self._begin_again = begin_again
         self._batch_builder = batch_builder
@@ -204,7 +201,6 @@ class EpochIterator(Iterator[Any]):
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
         self._filling = Filling(batch_builder)
-        self._given: set[int] = set()
         self._ahead: _Made | None = None
         self._error_ahead: Exception | None = None
         self._feeder_died = False
@@ -311,8 +307,7 @@ class EpochIterator(Iterator[Any]):
         """Request the rest of the epoch from another feeder: all that the loop has not been given is made again."""
         self._drop_ungiven()
         self._all_came = False
-        if self._in_order:
-            self._start = replace(self._start, position=self._cursor.position)
+        self._start = replace(self._start, position=self._cursor.position)
         self.connection = self._begin_again(self._start, self._refuse_closed)
         self._waited_before_s = self.connection.waited_s
 
@@ -368,15 +363,15 @@ class EpochIterator(Iterator[Any]):
         if self._move is not None:
             self._look_ahead()
             batch = batch.give()
-        self._note_given(made.end)
+        self._cursor.position = made.end
         self._meter.add_batch(made.samples)
         self._batches += 1
         return (batch,)
 
     def _make(self) -> _Made | None:
         """The next batch for the loop, if it is among the pending ones."""
-        while (filled := self._filling.take()) is None or filled.end in self._given:
-            if filled is None and not self._fill():
+        while (filled := self._filling.take()) is None:
+            if not self._fill():
                 return None
         batch = filled.batch if self._move is None else self._move(filled.batch)
         return _Made(batch, filled.samples, filled.end)
@@ -389,14 +384,8 @@ class EpochIterator(Iterator[Any]):
         self.connection.note_taken(1, self._acknowledge_after)
         memory = self.connection.lease(ready.slot)  # also of one that is skipped: so it is freed
         if not self._filling.put(ready, memory):
-            self._note_given(ready.end)
+            self._cursor.position = ready.end
         return True
-
-    def _note_given(self, end: int) -> None:
-        if self._in_order:
-            self._cursor.position = end
-        else:
-            self._given.add(end)
 
     def _look_ahead(self) -> None:
         """Begin to move the batch after the one that is given now, if it is here. What fails is raised at its turn.

@@ -386,7 +386,7 @@ class FeederLink:
             workers=options.workers,
             fetching=options.fetching(self._existing),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
-            ends_at_failure=options.on_error == "raise" and options.in_order,
+            ends_at_failure=options.on_error == "raise",
             log_levels=log_levels(),
             descriptors=0 if options.workers else descriptor_limit(),
         )
@@ -398,7 +398,7 @@ class FeederLink:
             self._client.close()
             return self._start_elsewhere(configure)
         if job is not None and self._needs_no_process():
-            return InProcessFeeder(configure, self.listing, job, _progress(self._options))
+            return InProcessFeeder(configure, self.listing, job, _progress())
         process = self._client.find_running()
         if process is None:
             process = self._client.process = _start_process(self._options, self._cuda)
@@ -422,16 +422,16 @@ class FeederLink:
         return tuple(dict(each) for each in given if isinstance(each, Mapping))
 
 
-def _progress(options: Options) -> ScanProgress:
+def _progress() -> ScanProgress:
     """Of the first rank alone, where a launcher has started several."""
-    return ScanProgress(shows=options.progress and (found_rank() or (0, 1))[0] == 0)
+    return ScanProgress(shows=(found_rank() or (0, 1))[0] == 0)
 
 
 def _start_process(options: Options, cuda: Cuda) -> FeederProcess:
     """A feeder, which starts the workers."""
-    locks = cuda if options.pin_memory and options.workers else None
+    locks = cuda if options.workers else None
     try:
         workers = options.workers if options.feeders is None else 0
-        return FeederProcess(workers, locks, _progress(options))
+        return FeederProcess(workers, locks, _progress())
     except OSError as error:
         raise naming_the_limit(error) from error

@@ -118,17 +118,6 @@ def test_asynchronously_in_the_order_of_a_sampler(source: str) -> None:
     assert asyncio.run(loop()) == expected
 
 
-def test_batches_without_an_order_come_once_each(source: str) -> None:
-    expected = undisturbed(source)
-    got = []
-    with loader_of(source, num_workers=2, in_order=False) as loader:
-        for batch in loader:
-            got.append(batch[0].tolist())
-            if len(got) == 8:
-                assert kill_feeder()
-    assert sorted(got) == sorted(expected)
-
-
 def test_what_was_copied_ahead_is_neither_lost_nor_given_twice(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, cuda = undisturbed(source), LateCuda(monkeypatch)
     got, killed = [], list[int]()

@@ -214,7 +214,7 @@ def with_feeder(
 ) -> None:
     """Run a test with a feeder, in an event loop."""
     order = OrderOptions(seed=0, shuffle=False, window=0, lanes=1, batch_size=batch_size, drop_last=False, pad=False)
-    settings = PipelineSettings(order, None, verify=False, whole_batches=False, prefetch_batches=2, in_order=True)
+    settings = PipelineSettings(order, None, verify=False, whole_batches=False, prefetch_batches=2)
     storages = Storages()
     listing = list_shards([url], None, storages)
     fetching = Fetching(storages, budget_for(budget_bytes), cache_folder, 1 << 30)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 def test_a_slot_is_filled_again_only_after_its_copies(tmp_path: Path, busy_cycles: int) -> None:
     """The host never waits, so copies run late: by about ten milliseconds for each batch where the device is busy."""
     source = write_numbers(tmp_path / "shards", [1280], width=5000)
-    with StreamLoader(source, 20, fields=("npy", "cls"), num_workers=2, prefetch_batches=1, pin_memory=True) as loader:
+    with StreamLoader(source, 20, fields=("npy", "cls"), num_workers=2, prefetch_batches=1) as loader:
         for _ in range(3):
             wrong, numbers = [], []
             for values, labels in loader:
@@ -32,13 +32,7 @@ def test_a_slot_is_filled_again_only_after_its_copies(tmp_path: Path, busy_cycle
 
 def test_memory_is_unlocked_after_its_copies(tmp_path: Path) -> None:
     source = write_numbers(tmp_path / "shards", [40], width=5000)
-    with StreamLoader(source, 20, fields=("npy", "cls"), num_workers=1, pin_memory=True) as loader:
+    with StreamLoader(source, 20, fields=("npy", "cls"), num_workers=1) as loader:
         torch.cuda._sleep(20_000_000)
         copies = [[tensor.to("cuda", non_blocking=True) for tensor in batch] for batch in loader]
     assert sum(int((values != labels[:, None]).sum()) for values, labels in copies) == 0
-
-
-def test_pinning_can_be_turned_off(tmp_path: Path) -> None:
-    source = write_numbers(tmp_path / "shards", [10])
-    with StreamLoader(source, 5, fields=("npy",), num_workers=1, pin_memory=False) as loader:
-        assert not next(iter(loader))[0].is_pinned()

@@ -234,7 +234,7 @@ def test_files_of_other_tools_beside_the_shards_are_ignored(tmp_path: Path) -> N
     for urls in (tmp_path, tmp_path / "*.tar"):
         assert names(list_shards(urls)) == shards
         assert list_shards(urls).counts is None
-        with StreamLoader(urls, 1, num_workers=0, pin_memory=False) as loader:
+        with StreamLoader(urls, 1, num_workers=0) as loader:
             assert len(list(loader)) == 5
 
 

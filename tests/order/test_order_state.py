@@ -73,7 +73,7 @@ def test_equal_options_pass():
     [
         ("seed", 7, "seed was 1 and is 7 now"),
         ("shuffle", False, "shuffle was True and is False now"),
-        ("window", 5, "shuffle_window was 10000 and is 5 now"),
+        ("window", 5, "window was 10000 and is 5 now"),
         ("lanes", 8, "lanes was 4 and is 8 now"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_different_dataset_is_named():
 def test_all_differences_are_listed():
     with pytest.raises(LoaderStateError) as caught:
         check(STATE, seed=9, shuffle=False, window=1, lanes=2, fingerprint="cd" * 16)
-    for name in ("seed", "shuffle", "shuffle_window", "lanes", "other shards", "list the same shards", "saved values"):
+    for name in ("seed", "shuffle", "window", "lanes", "other shards", "list the same shards", "saved values"):
         assert name in str(caught.value)
 
 

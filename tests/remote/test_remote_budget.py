@@ -50,8 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
 def loader_of(server: FaultServer, form: str, shards: Any = SHARDS, **options: Any) -> StreamLoader:
     defaults: dict[str, Any] = {
         "batch_size": 4,
-        "shuffle": True,
-        "shuffle_window": 20,
+        "shuffle": 20,
         "fields": ("npy", "cls"),
         "collate_fn": labels_of,
         "num_workers": 0,
@@ -137,8 +136,8 @@ def test_a_compressed_shard_is_fetched_once_in_an_epoch(server: FaultServer) -> 
 
 
 def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
-    with pytest.raises(ValueError, match=r"150 samples x 1002\.\d kB = 150 MB .* shuffle_window of at most \d+"):
-        loader_of(server, "indexed", memory_budget="60MB", shuffle_window=1000)
+    with pytest.raises(ValueError, match=r"150 samples x 1002\.\d kB = 150 MB .* shuffle=\d+ at most"):
+        loader_of(server, "indexed", memory_budget="60MB", shuffle=1000)
 
 
 def test_of_a_small_budget_the_refusal_names_one_that_is_enough(tmp_path: Path) -> None:
@@ -146,16 +145,16 @@ def test_of_a_small_budget_the_refusal_names_one_that_is_enough(tmp_path: Path) 
     write_datasets(tmp_path / "data", [[40_000] * 40], [])
     with FaultServer(tmp_path / "data") as small:
         with pytest.raises(ValueError, match=r"memory_budget of 1 MB is too small.* at least \d\.\d MB") as caught:
-            loader_of(small, "indexed", range(1), memory_budget="1MB", shuffle_window=1000)
+            loader_of(small, "indexed", range(1), memory_budget="1MB", shuffle=1000)
         enough = str(caught.value).partition("at least ")[2].partition(",")[0]
-        loader_of(small, "indexed", range(1), memory_budget=enough.replace(" ", ""), shuffle_window=1000).close()
+        loader_of(small, "indexed", range(1), memory_budget=enough.replace(" ", ""), shuffle=1000).close()
 
 
 @pytest.mark.parametrize("seed", [0, *(exhaustive((seed,)) for seed in range(1, 20))])
 def test_what_a_refusal_calls_enough_is_enough_without_an_index(server: FaultServer, seed: int) -> None:
     """While shards are being scanned, what is held of them must be no more than when all are known."""
-    order: dict[str, Any] = {"shuffle_window": 60, "num_workers": 1, "seed": seed}
-    with pytest.raises(ValueError, match="memory_budget of 20 MB is too small for shuffle_window=60") as caught:
+    order: dict[str, Any] = {"shuffle": 60, "num_workers": 1, "seed": seed}
+    with pytest.raises(ValueError, match="memory_budget of 20 MB is too small for shuffle=60") as caught:
         loader_of(server, "indexed", memory_budget="20MB", **order)
     enough = str(caught.value).partition("at least ")[2].partition(",")[0].replace(" ", "")
     with loader_of(server, "plain", memory_budget=enough, **order) as loader:
@@ -172,7 +171,7 @@ def test_a_budget_that_a_batch_does_not_fit_into_is_refused_with_the_arithmetic(
 
 
 def test_a_dataset_within_the_budget_is_read_whatever_the_window(server: FaultServer) -> None:
-    with loader_of(server, "indexed", range(1), memory_budget="40MB", shuffle_window=1000) as loader:
+    with loader_of(server, "indexed", range(1), memory_budget="40MB", shuffle=1000) as loader:
         assert epoch_of(loader) == SAMPLES[:30]
 
 
@@ -189,16 +188,16 @@ def test_small_fields_of_large_samples_are_read_within_a_budget_for_these_alone(
     write_datasets(tmp_path / "data", [[20 * MB] * 3] * 2, [])
     with FaultServer(tmp_path / "data") as server:
         only: dict[str, Any] = {"fields": ("cls",), "collate_fn": lambda labels: [label for (label,) in labels]}
-        with loader_of(server, "indexed", range(2), memory_budget="64MB", shuffle_window=6, **only) as loader:
+        with loader_of(server, "indexed", range(2), memory_budget="64MB", shuffle=6, **only) as loader:
             assert epoch_of(loader) == list(range(6))
-        with pytest.raises(ValueError, match="too small for shuffle_window=6"):
-            loader_of(server, "indexed", range(2), memory_budget="64MB", shuffle_window=6)
+        with pytest.raises(ValueError, match="too small for shuffle=6"):
+            loader_of(server, "indexed", range(2), memory_budget="64MB", shuffle=6)
 
 
 @pytest.mark.parametrize("form", ["plain", exhaustive(("zst",))])
 def test_without_an_index_it_is_an_error_as_soon_as_nothing_goes_on(server: FaultServer, form: str) -> None:
-    with loader_of(server, form, memory_budget="60MB", shuffle_window=1000) as loader:
-        with pytest.raises(StorageError, match=r"memory_budget of 60 MB is too small.*shuffle_window") as caught:
+    with loader_of(server, form, memory_budget="60MB", shuffle=1000) as loader:
+        with pytest.raises(StorageError, match=r"memory_budget of 60 MB is too small.*shuffle window") as caught:
             epoch_of(loader)
         assert ("cache_dir" in str(caught.value)) == (form == "plain"), "compressed shards are cached compressed"
         with pytest.raises(StorageError, match="too small"):
@@ -252,10 +251,10 @@ def test_a_batch_whose_samples_fit_is_not_refused(server: FaultServer, lanes: in
 def test_one_member_much_larger_than_a_part(tmp_path: Path) -> None:
     write_datasets(tmp_path / "data", [[100_000] * 10 + [40 * MB] + [100_000] * 10] * 2, [])
     with FaultServer(tmp_path / "data") as server:
-        with loader_of(server, "plain", range(2), memory_budget="80MB", shuffle_window=5) as loader:
+        with loader_of(server, "plain", range(2), memory_budget="80MB", shuffle=5) as loader:
             assert [epoch_of(loader) for _ in range(2)] == [list(range(42))] * 2
         with (
-            loader_of(server, "plain", range(2), memory_budget="30MB", shuffle_window=5) as loader,
+            loader_of(server, "plain", range(2), memory_budget="30MB", shuffle=5) as loader,
             pytest.raises(StorageError, match="too small"),
         ):
             epoch_of(loader)
@@ -275,7 +274,7 @@ def test_a_cache_on_the_disk_takes_what_the_budget_does_not(
                 file = other.open(ShardIdentity(shard.url, shard.etag, shard.bytes))
                 assert file is not None
                 stack.callback(file.close)
-        with loader_of(server, "indexed", memory_budget="20MB", cache_dir=cache, shuffle_window=1000) as loader:
+        with loader_of(server, "indexed", memory_budget="20MB", cache_dir=cache, shuffle=1000) as loader:
             assert [epoch_of(loader) for _ in range(2)] == [SAMPLES] * 2
     # Here and there a part has made room for another one before it was clear that another process fills its shard.
     assert server.report().sent_bytes < (1.5 if another_fills else 1.1) * sum(map(sum, SIZES))

@@ -81,7 +81,7 @@ def test_a_later_loader_fetches_nothing_of_them(
 
 def test_several_epochs_of_one_loader_fetch_them_once(server: FaultServer, folder: Path, tmp_path: Path) -> None:
     server.play(Script())
-    options = {"cache_dir": tmp_path, "memory_budget": 70 * MB, "shuffle": True, "shuffle_window": 4, "num_workers": 1}
+    options = {"cache_dir": tmp_path, "memory_budget": 70 * MB, "shuffle": 4, "num_workers": 1}
     with loader_of(Place(server.url), "gz", **options) as loader:
         for _ in range(3):
             assert sorted(label for _, labels in loader for label in labels.tolist()) == list(range(48))

@@ -25,7 +25,7 @@ SCRIPT = textwrap.dedent(
     samples, most_open, runs = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_open, most_open))
     for urls, options in runs:
-        with StreamLoader(urls, 50, True, fields=("cls",), timeout=60, **options) as loader:
+        with StreamLoader(urls, 50, fields=("cls",), timeout=60, **options) as loader:
             try:
                 for epoch in range(2):
                     print(sorted(label for batch in loader for label in batch[0].tolist()) == list(range(samples)))
@@ -57,8 +57,8 @@ def said(preloaded: Preloaded, *runs: tuple[str, str, dict[str, object]]) -> lis
     return [lines.split("\n")[:-1] for lines in ended.output.split("==\n")[:-1]]
 
 
-AT_ONCE = {"shuffle_window": SHARDS * PER_SHARD}
-IN_TURN = {"shuffle_window": 30}
+AT_ONCE = {"shuffle": SHARDS * PER_SHARD}
+IN_TURN = {"shuffle": 30}
 WHOLE = ["True", "True"]
 
 

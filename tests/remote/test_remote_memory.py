@@ -78,8 +78,8 @@ def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
 
     with FaultServer(tmp_path) as server:
         url = f"{server.url}/000000.tar"
-        options: dict[str, Any] = {"num_workers": 1, "timeout": 60, "memory_budget": budget, "shuffle_window": 2}
-        with StreamLoader(url, 1, shuffle=True, fields=("bin", "cls"), **options) as loader:
+        options: dict[str, Any] = {"num_workers": 1, "timeout": 60, "memory_budget": budget, "shuffle": 2}
+        with StreamLoader(url, 1, fields=("bin", "cls"), **options) as loader:
             before_bytes = anonymous_bytes_after(loader, epochs)
             assert anonymous_bytes_after(loader, again) - before_bytes < 3 * MIB
 
@@ -99,7 +99,7 @@ def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
 def test_a_budget_bounds_the_memory_of_all_processes(
     server: FaultServer, field: str, budget_mib: int, batch_size: int, window: int
 ) -> None:
-    order: dict[str, Any] = {"shuffle": True, "shuffle_window": window} if window else {}
+    order: dict[str, Any] = {"shuffle": window} if window else {}
     base_bytes = peak_bytes(server, f"{field}-tiny", 4, budget_mib)
     more_bytes = peak_bytes(server, f"{field}-large", batch_size, budget_mib, **order) - base_bytes
     assert more_bytes < FACTOR * budget_mib * MIB
@@ -118,7 +118,7 @@ def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
 ) -> None:
     refusal = r"three batches of .*Give a memory_budget of at least \d+ MB.* smaller batch_size"
     with pytest.raises(ValueError, match=refusal):
-        peak_bytes(server, f"{field}-large", batch_size, budget_mib, shuffle=True, shuffle_window=50)
+        peak_bytes(server, f"{field}-large", batch_size, budget_mib, shuffle=50)
 
 
 EXPANDED_BATCH = 4

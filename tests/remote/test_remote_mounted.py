@@ -58,11 +58,11 @@ def test_the_batches_are_the_same_and_reads_are_of_whole_parts(
 ) -> None:
     use_feeders_in_threads(monkeypatch)
     urls = local(folder).urls(form, range(len(SIZES)))
-    options: dict[str, Any] = {"batch_size": 5, "fields": ("npy", "cls"), "num_workers": 0, "shuffle": shuffle}
-    with StreamLoader(urls, seed=1, shuffle_window=20, **options) as loader:
+    options: dict[str, Any] = {"batch_size": 5, "fields": ("npy", "cls"), "num_workers": 0, "shuffle": shuffle and 20}
+    with StreamLoader(urls, seed=1, **options) as loader:
         expected = steps(loader)
     WatchedFiles.read.clear()
-    with StreamLoader(urls, seed=1, shuffle_window=20, filesystem=WatchedFiles(), **options) as loader:
+    with StreamLoader(urls, seed=1, filesystem=WatchedFiles(), **options) as loader:
         assert steps(loader) == expected
     parts = [
         (url, start, min(start + PART_BYTES, Path(url).stat().st_size))

@@ -40,8 +40,7 @@ def epochs_of_two_ranks(server: FaultServer, workers: int, **options: Any) -> li
                 StreamLoader(
                     urls,
                     10,
-                    shuffle=True,
-                    shuffle_window=30,
+                    shuffle=30,
                     fields=("cls", "npy"),
                     num_workers=workers,
                     timeout=60,

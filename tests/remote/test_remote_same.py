@@ -56,7 +56,6 @@ def loader_of(place: Place, urls: Any, **options: Any) -> StreamLoader:
         "fields": ("npy", "cls"),
         "num_workers": 0,
         "seed": 3,
-        "shuffle_window": 50,
     }
     return StreamLoader(urls, **{**defaults, **place.options, **options})
 
@@ -96,7 +95,7 @@ def test_the_same_two_epochs_whatever_storage_compression_index_workers_and_rank
     small: dict[str, Place], place: str, form: str, workers: int, world_size: int, shuffle: bool
 ) -> None:
     for rank in [world_size - 1] if workers else range(world_size):
-        options = {"rank": rank, "world_size": world_size, "shuffle": shuffle, "epochs": 2}
+        options = {"rank": rank, "world_size": world_size, "shuffle": shuffle and 50, "epochs": 2}
         expected = expected_of(small["local"], **options)
         assert len(expected) == 2 * -(-sum(COUNTS) // (7 * world_size))
         assert_same(seen(small[place], form, num_workers=workers, **options), expected, form)
@@ -106,7 +105,7 @@ def test_the_same_two_epochs_whatever_storage_compression_index_workers_and_rank
     ("place", "form"), [("s3", "xz"), ("local", "bz2"), *map(exhaustive, [("s3", "bz2"), ("local", "xz")])]
 )
 def test_rarer_compressions(small: dict[str, Place], place: str, form: str) -> None:
-    assert_same(seen(small[place], form, shuffle=True), expected_of(small["local"], shuffle=True), form)
+    assert_same(seen(small[place], form, shuffle=50), expected_of(small["local"], shuffle=50), form)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +119,10 @@ def test_rarer_compressions(small: dict[str, Place], place: str, form: str) -> N
 def test_a_state_saved_in_one_place_goes_on_in_another(
     small: dict[str, Place], here: str, first: str, there: str, second: str
 ) -> None:
-    whole = expected_of(small[here], epochs=2, form=first, shuffle=True)
-    with loader_of(small[here], small[here].urls(first, SHARDS), shuffle=True) as loader:
+    whole = expected_of(small[here], epochs=2, form=first, shuffle=50)
+    with loader_of(small[here], small[here].urls(first, SHARDS), shuffle=50) as loader:
         begun = steps(loader, most=13)
-    with loader_of(small[there], small[there].urls(second, SHARDS), shuffle=True) as loader:
+    with loader_of(small[there], small[there].urls(second, SHARDS), shuffle=50) as loader:
         loader.load_state_dict(begun[-1][2])
         rest = steps(loader, epochs=2)
     assert begun == whole[:13]
@@ -132,11 +131,11 @@ def test_a_state_saved_in_one_place_goes_on_in_another(
 
 def test_a_state_of_another_world_size_goes_on_with_workers(small: dict[str, Place]) -> None:
     """The lanes are in the state, so that the order stays what it was."""
-    with loader_of(small["local"], small["local"].urls("indexed", SHARDS), shuffle=True, lanes=3) as loader:
+    with loader_of(small["local"], small["local"].urls("indexed", SHARDS), shuffle=50, lanes=3) as loader:
         state = steps(loader, most=9)[-1][2]
         loader.load_state_dict(state)
         rest = steps(loader)
-    with loader_of(small["s3"], small["s3"].urls("plain", SHARDS), shuffle=True, num_workers=2) as loader:
+    with loader_of(small["s3"], small["s3"].urls("plain", SHARDS), shuffle=50, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert steps(loader) == rest
 
@@ -152,10 +151,10 @@ def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dic
         *s3.urls("indexed", [4]),
     ]
     storage_options = {"s3": s3.options["storage_options"]}
-    with loader_of(here, urls, shuffle=True, storage_options=storage_options, **options) as loader:
+    with loader_of(here, urls, shuffle=50, storage_options=storage_options, **options) as loader:
         mixed = steps(loader, epochs=2)
     ranks = {name: options[name] for name in ("rank", "world_size") if name in options}
-    assert_same(mixed, expected_of(here, epochs=2, shuffle=True, **ranks), "mixed")
+    assert_same(mixed, expected_of(here, epochs=2, shuffle=50, **ranks), "mixed")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dic
     ],
 )
 def test_shards_of_several_parts(large: dict[str, Place], place: str, form: str, options: dict[str, Any]) -> None:
-    settings = {"shards": LARGE_SHARDS, "shuffle": True, "epochs": 2, "shuffle_window": 20, "collate_fn": list}
+    settings = {"shards": LARGE_SHARDS, "shuffle": 20, "epochs": 2, "collate_fn": list}
     expected = expected_of(large["local"], **settings)
     assert_same(seen(large[place], form, **settings, **options), expected, form)
 
@@ -181,7 +180,7 @@ def test_shards_of_several_parts(large: dict[str, Place], place: str, form: str,
     ("place", "form"), [("s3", "indexed"), ("web", "gz"), *map(exhaustive, [("s3", "gz"), ("web", "indexed")])]
 )
 def test_shards_of_several_parts_are_resumed_in_the_middle(large: dict[str, Place], place: str, form: str) -> None:
-    settings = {"shuffle": True, "shuffle_window": 20, "collate_fn": list}
+    settings = {"shuffle": 20, "collate_fn": list}
     whole = seen(large[place], form, LARGE_SHARDS, **settings)
     with loader_of(large[place], large[place].urls(form, LARGE_SHARDS), **settings) as loader:
         loader.load_state_dict(whole[8][2])

@@ -22,12 +22,12 @@ SIZES = [[MB] * 25] * 4
 TOTAL = 100
 WEIGHTS = [1.0 + 9 * (number % 10 == 3) for number in range(TOTAL)]
 SAMPLINGS: dict[str, dict[str, Any]] = {
-    "weights": {"weights": WEIGHTS, "shuffle": True},
-    "balanced": {"weights": "balanced", "shuffle": True},
-    "two and a half passes": {"epoch_size": 250, "shuffle": True},
-    "a third of a pass": {"epoch_size": 33, "shuffle": True},
+    "weights": {"weights": WEIGHTS, "shuffle": 10},
+    "balanced": {"weights": "balanced", "shuffle": 10},
+    "two and a half passes": {"epoch_size": 250, "shuffle": 10},
+    "a third of a pass": {"epoch_size": 33, "shuffle": 10},
     "sampler": {"sampler": np.random.default_rng(1).integers(0, TOTAL, 60)},
-    "mixture": {"shuffle": True, "epoch_size": 120},
+    "mixture": {"shuffle": 10, "epoch_size": 120},
 }
 ALWAYS = ("balanced", "two and a half passes", "sampler")
 
@@ -68,7 +68,6 @@ def epochs(place: Place, sampling: str, form: str = "indexed", **options: Any) -
         urls = Mixture({"first": (urls[:1], 0.5), "rest": (urls[1:], 0.5)})
     defaults: dict[str, Any] = {
         "batch_size": 2,
-        "shuffle_window": 10,
         "fields": ("npy", "cls"),
         "collate_fn": labels_of,
         "num_workers": 0,

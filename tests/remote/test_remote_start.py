@@ -95,9 +95,7 @@ def test_a_rank_loads_the_tables_of_its_own_shards_alone(tmp_path: Path) -> None
         for rank in (0, 3):
             server.play(Script())
             urls = f"{server.url}/data"
-            with StreamLoader(
-                urls, 5, shuffle=True, shuffle_window=500, fields=("cls",), seed=0, rank=rank, world_size=ranks
-            ) as loader:
+            with StreamLoader(urls, 5, shuffle=500, fields=("cls",), seed=0, rank=rank, world_size=ranks) as loader:
                 next(iter(loader))
                 spans = [of for _, path, of in server.report().log if path.endswith(".bin")]
             requested = [starts[int(str(of).removeprefix("bytes=").split("-")[0])] for of in spans]

@@ -93,7 +93,6 @@ def test_messages_without_a_batch_do_not_extend_it_and_each_batch_has_all_of_it(
         last_position=lambda _: 2,
         on_nothing=lambda _: None,
         timeout_s=1.0,
-        in_order=True,
     )
     assert list(begun) == [1, 2]
     assert connection.timeouts_s == [1.0, 0.6, 0.2, 1.0, 0.6, 1.0]

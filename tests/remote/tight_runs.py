@@ -63,12 +63,10 @@ def draw_run(seed: int) -> TightRun:
     samples = sum(map(len, SHARDS[dataset]))
     options: dict[str, Any] = {
         "batch_size": rng.choice([1, 3, 8, 16, 50]),
-        "shuffle": rng.random() < 0.8,
-        "shuffle_window": rng.choice([1, 10, 50, samples]),
+        "shuffle": rng.random() < 0.8 and rng.choice([1, 10, 50, samples]),
         "num_workers": rng.choice([0, 1, 1, 2]),
         "prefetch_batches": rng.choice([1, 2, 8]),
         "memory_budget": MB * rng.choice([9, 12, 17, 20, 25, 30, 40, 60, 90]),
-        "in_order": rng.random() < 0.8,
         "lanes": rng.choice([1, 1, 2, 4]),
         "seed": seed,
     }

@@ -24,9 +24,8 @@ from streamload.errors import ClusterError, SampleError, StreamloadError, Worker
 
 ARGUMENTS: dict[str, Any] = {
     "batch_size": 16,
-    "shuffle": True,
+    "shuffle": 40,
     "fields": ("npy", "cls", "txt", "bin"),
-    "shuffle_window": 40,
     "num_workers": 1,
 }
 

@@ -131,9 +131,7 @@ def test_compressed_shards_are_indexed_listed_verified_and_loaded(tmp_path: Path
     assert status == 0
     assert out.splitlines()[1].split()[:3] == ["shard-000000.tar.gz", f"{index.shards[0].bytes:,}", "600"]
     storage_options = bucket.storage_options if remote else None
-    with StreamLoader(
-        url, 50, fields=("cls", "bin"), storage_options=storage_options, num_workers=0, pin_memory=False
-    ) as loader:
+    with StreamLoader(url, 50, fields=("cls", "bin"), storage_options=storage_options, num_workers=0) as loader:
         assert len(loader) == 13
         for _ in range(2):
             found = [pair for labels, rows in loader for pair in zip(labels.tolist(), rows, strict=True)]

@@ -62,7 +62,7 @@ def test_a_bar_comes_after_two_seconds_and_goes_with_the_first_batch(
 def test_elsewhere_the_log_has_it(
     on_terminal: bool, monkeypatch: pytest.MonkeyPatch, clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where there is no terminal, or progress=False."""
+    """Where there is no terminal, or on another rank than the first."""
     if on_terminal:
         use_terminal(monkeypatch)
     caplog.set_level(logging.INFO, "streamload")

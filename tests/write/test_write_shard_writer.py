@@ -94,9 +94,7 @@ def test_the_same_bytes_as_in_a_local_folder(bucket: Bucket, tmp_path: Path) -> 
 
 def test_a_loader_reads_it(bucket: Bucket) -> None:
     write(f"{bucket.url}/part-%06d.tar", storage_options=bucket.options)
-    with StreamLoader(
-        bucket.url, 4, fields=("cls",), storage_options=bucket.options, num_workers=0, pin_memory=False
-    ) as loader:
+    with StreamLoader(bucket.url, 4, fields=("cls",), storage_options=bucket.options, num_workers=0) as loader:
         assert len(loader) == 3
         assert [value for (batch,) in loader for value in batch.tolist()] == list(range(10))
 
