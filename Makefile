@@ -8,8 +8,7 @@ BENCH_INSTALLED := $(VENV)/installed-bench
 FLOORS := .venv-floors
 FLOORS_INSTALLED := $(FLOORS)/installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# mypy finds packages by their folder's name, and the package streamload_tools lies in tools/: a link has that name.
-MYPY := MYPYPATH=$(VENV)/types $(BIN)/mypy
+MYPY := $(BIN)/mypy
 # Three tests beside each other, also on two processors: a test waits a fifth of its time for what it has started.
 # `make test BESIDE=` runs one after the other. Each process starts with a third in the order of the files, so what a
 # file's tests share is mostly made once, and takes from the others' when it has done its own: whole files, shared out by
@@ -43,7 +42,6 @@ $(BIN)/pip:
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing streamload and what it needs into $(VENV): some minutes, once"
 	$(PIP_INSTALL) -e ".[dev,demo]"
-	@mkdir -p $(VENV)/types && ln -sfn ../../tools $(VENV)/types/streamload_tools
 	@touch $@
 
 $(BENCH_INSTALLED): $(INSTALLED)

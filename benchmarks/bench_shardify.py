@@ -57,7 +57,7 @@ def image_folder() -> Path:
 
 
 def shardify(source: str, target: str, *options: str) -> None:
-    from streamload_tools.shardify import app
+    from streamload.cli.shardify import app
 
     app([source, target, "--workers", str(WORKERS), *options], standalone_mode=False)
 
@@ -194,7 +194,7 @@ def loading_table(runs: int) -> str:
     rates: dict[str, list[float]] = {name: [] for name in folders}
     for name, folder in folders.items():
         if not (folder / "classes.json").exists():
-            command = [sys.executable, "-m", "streamload_tools.shardify", str(SOURCE), str(folder), *options[name]]
+            command = [sys.executable, "-m", "streamload.cli.shardify", str(SOURCE), str(folder), *options[name]]
             subprocess.run([*command, "--overwrite"], check=True, stdout=subprocess.DEVNULL)
     for run in range(runs):
         for name, folder in folders.items():

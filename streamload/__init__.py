@@ -14,12 +14,11 @@ if sys.platform == "win32":
     raise ImportError("streamload runs on Linux and macOS; on Windows use WSL2")
 
 if TYPE_CHECKING:
-    from streamload_tools.packing.calling import pack
-    from streamload_tools.packing.mapping import map_shards
-
     from streamload import errors, images
     from streamload.errors import StreamloadError
     from streamload.loader import StreamLoader
+    from streamload.pack.calling import pack
+    from streamload.pack.mapping import map_shards
     from streamload.ray_feeders import RayFeeders
     from streamload.sampling.mixture import Mixture, Portion
     from streamload.statistics import Statistics
@@ -51,8 +50,8 @@ _HOMES = {
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",
     "TarDataset": "streamload.tar_dataset",
-    "map_shards": "streamload_tools.packing.mapping",
-    "pack": "streamload_tools.packing.calling",
+    "map_shards": "streamload.pack.mapping",
+    "pack": "streamload.pack.calling",
 }
 
 
@@ -60,7 +59,8 @@ def __getattr__(name: str) -> Any:
     if name in ("errors", "images"):
         return import_module(f"streamload.{name}")
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
     raise AttributeError(f"module 'streamload' has no attribute {name!r}")
 
 

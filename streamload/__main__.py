@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamload_tools.commands import streamload
+from streamload.cli.commands import streamload
 
 if __name__ == "__main__":
     streamload()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from streamload.arguments import advises, as_python, no_attribute
 from streamload.cluster.connection import RayConnection
 from streamload.decode.tasks import OnError
-from streamload.environment.launchers import check_found_rank, goes_by_found_rank
 from streamload.errors import SampleError, without_secrets
 from streamload.feeder.messages import Configure
 from streamload.options import Options, Transform, rank_and_world_size
@@ -39,6 +38,7 @@ from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.skipped_members import NothingLeft
+from streamload.workers.launchers import check_found_rank, goes_by_found_rank
 
 __all__ = ["StreamLoader"]
 

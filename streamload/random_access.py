@@ -23,13 +23,13 @@ from streamload.decode.open_shards import OpenShards
 from streamload.decode.row_table import RowTable
 from streamload.decode.tasks import RowFailure, ShardOpened
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError
+from streamload.feeder.planned import PlannedRows, locate
 from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
 from streamload.index.listing import Listing
 from streamload.index.tables import Tables
 from streamload.memory.mapped import Bytes
 from streamload.order.plan import RowBlock
-from streamload.schedule.planned import PlannedRows, locate
 from streamload.tar.scan import labels_of, scan_file
 from streamload.tar.table import ShardTable
 from streamload.trainer.connection import with_another_feeder

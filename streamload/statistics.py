@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
-from streamload.environment.launchers import processors_of_rank
 from streamload.storage.local_files import replace_file
 from streamload.text import counted
 from streamload.totals import Totals, duration_bucket, quantile_s
 from streamload.trace import Event
 from streamload.verdict import Limit, Machine, find_limit
+from streamload.workers.launchers import processors_of_rank
 
 __all__ = ["Meter", "Statistics"]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import streamload.environment.launch
-from streamload.environment.launch import Child, EarlyWorkers
+import streamload.workers.launch
 from streamload.feeder.process import serve
 from streamload.feeder.process_feeder import ProcessFeeder
 from streamload.memory.unnamed import new_memory
+from streamload.workers.launch import Child, EarlyWorkers
 
 _DEADLINE_S = 20.0
 
@@ -45,7 +45,7 @@ def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A feeder's log records go to the handlers of this process.
     """
-    launch_process = streamload.environment.launch.launch
+    launch_process = streamload.workers.launch.launch
 
     def launch(module: str, workers: int) -> Child:
         assert module == "streamload.feeder.start"

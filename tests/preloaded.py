@@ -22,8 +22,8 @@ from typing import IO, Any
 
 from launched import Ended
 
-from streamload.environment.launch import die_with
 from streamload.memory.unnamed import new_memory
+from streamload.workers.launch import die_with
 
 _MOST_MESSAGE_BYTES = 128 << 10
 

@@ -33,11 +33,11 @@ import pytest
 import torch
 from PIL import Image
 from servers.rclone import free_port
-from streamload_tools.main import app
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 from streamload import StreamLoader, TarDataset
+from streamload.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}

@@ -17,10 +17,10 @@ from transforms import Noting
 
 from streamload import StreamLoader
 from streamload.errors import ShardNotFoundError
+from streamload.feeder.epoch import Epochs
+from streamload.feeder.scheduler import RowBatcher
 from streamload.memory.channel import Channel
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.epoch import Epochs
-from streamload.schedule.scheduler import RowBatcher
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from matrix import exhaustive
 from servers.faults import FaultServer
-from streamload_tools.main import app
 from typer.testing import CliRunner
 
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
+from streamload.cli.main import app
 from streamload.errors import DatasetIndexError, DecodeError, SampleError, ShardNotFoundError
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")

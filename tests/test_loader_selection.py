@@ -16,10 +16,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from servers.faults import FaultServer
-from streamload_tools.main import app
 from typer.testing import CliRunner
 
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
+from streamload.cli.main import app
 from streamload.errors import CollateError, DatasetIndexError, LoaderStateError
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")

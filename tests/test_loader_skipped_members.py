@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from make_shards import write_numbers
 from matrix import exhaustive
-from streamload_tools.main import app
 from typer.testing import CliRunner
 
 from streamload import StreamLoader, TarDataset
+from streamload.cli.main import app
 
 ADVICE = "tar --hard-dereference -h"
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from servers.small_web_server import SmallWebServer
-from streamload_tools.main import app
-from streamload_tools.packing.mapping import map_shards
 from typer.testing import CliRunner
 
 from streamload import StreamLoader, TarDataset
+from streamload.cli.main import app
 from streamload.errors import ShardFormatError, StreamloadError
+from streamload.pack.mapping import map_shards
 
 MEMBERS, KEPT = 2_000, 1_004
 

@@ -16,10 +16,10 @@ from torch.utils.data import DistributedSampler
 
 from streamload import Mixture, StreamLoader
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.environment.launchers import available_processors
 from streamload.fetch.budget import budget_for, bytes_for_parts
 from streamload.images import RandomResizedCrop
 from streamload.options import Options, rank_and_world_size
+from streamload.workers.launchers import available_processors
 
 GOOD: dict[str, Any] = {
     "batch_size": 8,

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from servers.small_web_server import SmallWebServer
-from streamload_tools.main import app
-from streamload_tools.shardify import app as shardify
 from typer.testing import CliRunner
 
 from streamload import Mixture, Portion, ShardWriter, StreamLoader, TarDataset
+from streamload.cli.main import app
+from streamload.cli.shardify import app as shardify
 from streamload.errors import without_secrets
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")

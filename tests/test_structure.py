@@ -24,7 +24,7 @@ LEVELS = (
     ("limits", "text", "arguments", "totals", "warn_at_caller", "log_records"),
     ("errors",),
     ("memory", "trace"),
-    ("tar", "storage", "order", "environment"),
+    ("tar", "storage", "order"),
     ("images",),
     ("index",),
     ("fetch", "write", "sampling"),
@@ -32,24 +32,24 @@ LEVELS = (
     ("workers",),
     ("verdict",),
     ("statistics",),
-    ("schedule",),
     ("ray_feeders",),
-    ("options",),
     ("feeder",),
+    ("options",),
     ("trainer",),
     ("cluster",),
     ("random_access",),
     ("loader",),
     ("tar_dataset",),
+    ("pack",),
     ("streamload",),
-    ("streamload_tools",),
+    ("cli",),
     ("__main__",),
 )
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
-face with the public names; the command line may use everything, and `python -m streamload` is the command line."""
+face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
 MOST_LINES_OF_CODE = 36_300
-"""Of streamload and its tools: lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
+"""Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""
 CHANGES_MORE = {
@@ -76,12 +76,13 @@ TORCH_IN_FUNCTIONS = {
     "streamload.images.floats",
     "streamload.write.encode",
 }
-STARTERS = {"streamload.environment.launch"}
+STARTERS = {"streamload.workers.launch"}
 IMPORTS_LATE = {
+    "streamload.pack",
     "streamload.feeder.start",
     "streamload.workers.worker_start",
     "streamload.images.floats",
-    "streamload_tools.ray_pool",
+    "streamload.pack.ray_pool",
 }
 """The first lines of our processes, where what cannot wait comes before the rest of streamload; what every worker
 imports, which would take storages in for a function that none calls; and the function that travels to nodes by its
@@ -120,7 +121,7 @@ class Module:
     @property
     def part(self) -> str:
         pieces = self.name.split(".")
-        return pieces[0] if pieces[0] == "streamload_tools" or len(pieces) == 1 else pieces[1]
+        return pieces[0] if len(pieces) == 1 else pieces[1]
 
     def at(self, line: int) -> str:
         return f"{self.name}:{line}"
@@ -130,16 +131,15 @@ Tree = dict[str, Module]
 
 
 def read_tree(root: Path) -> Tree:
-    """Every module below `root`/streamload and `root`/tools, by its full name."""
+    """Every module below `root`/streamload, by its full name."""
     modules: Tree = {}
-    for folder, package in (("streamload", "streamload"), ("tools", "streamload_tools")):
-        for path in sorted((root / folder).rglob("*.py")):
-            pieces = (package, *path.relative_to(root / folder).with_suffix("").parts)
-            name = ".".join(pieces[:-1] if pieces[-1] == "__init__" else pieces)
-            text = path.read_text()
-            tree = ast.parse(text)
-            imports = tuple(_imports(tree, pieces, in_function=False, types_only=False))
-            modules[name] = Module(name, path, tree, text, imports)
+    for path in sorted((root / "streamload").rglob("*.py")):
+        pieces = path.relative_to(root).with_suffix("").parts
+        name = ".".join(pieces[:-1] if pieces[-1] == "__init__" else pieces)
+        text = path.read_text()
+        tree = ast.parse(text)
+        imports = tuple(_imports(tree, pieces, in_function=False, types_only=False))
+        modules[name] = Module(name, path, tree, text, imports)
     return modules
 
 
@@ -162,7 +162,7 @@ def _imports(node: ast.AST, pieces: tuple[str, ...], *, in_function: bool, types
 def _ours(tree: Tree, target: str) -> str | None:
     """The module of ours that an import reads: the longest prefix of its name that is one."""
     pieces = target.split(".")
-    if pieces[0] not in ("streamload", "streamload_tools"):
+    if pieces[0] != "streamload":
         return None
     for end in range(len(pieces), 0, -1):
         if (name := ".".join(pieces[:end])) in tree:
@@ -221,7 +221,7 @@ def own_imports_in_functions(tree: Tree) -> list[str]:
         for module in tree.values()
         if module.name not in IMPORTS_LATE
         for item in module.imports
-        if item.in_function and item.target.split(".")[0] in ("streamload", "streamload_tools")
+        if item.in_function and item.target.split(".")[0] == "streamload"
     ]
     for module in tree.values():
         if module.name == "streamload":  # the public names are imported when they are first used
@@ -467,7 +467,7 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
     (upward_imports, {"memory/slots.py": "import streamload.order.plan", "order/plan.py": ""}, "memory.slots:1"),
     (upward_imports, {"order/plan.py": "from ..index import tables", "index/tables.py": ""}, "order.plan:1"),
     (upward_imports, {"order/plan.py": "from streamload import Loader"}, "order.plan:1"),
-    (upward_imports, {"decode/rows.py": "import streamload_tools.main", "../tools/main.py": ""}, "decode.rows:1"),
+    (upward_imports, {"decode/rows.py": "import streamload.cli.main", "cli/main.py": ""}, "decode.rows:1"),
     (upward_imports, {"attic/box.py": ""}, "'attic' has no level"),
     (
         upward_imports,
@@ -575,11 +575,11 @@ def test_a_tree_that_keeps_the_rules_passes_them(tmp_path: Path) -> None:
         "streamload/order/lanes.py": '"""\n' + "words\n" * MOST_LINES_OF_CODE + '"""\n# a comment\n\nx = 1\n',
         "streamload/trainer/device.py": "import torch",
         "streamload/decode/collate.py": "def f():\n    import torch",
-        "streamload/environment/launch.py": "import subprocess",
+        "streamload/workers/launch.py": "import subprocess",
         "streamload/feeder/start.py": "def main():\n    from streamload.feeder.process import run",
         "streamload/feeder/process.py": "",
         "streamload/storage/protocol.py": "import fsspec",
-        "tools/main.py": "from streamload.order.plan import f\nimport streamload",
+        "streamload/cli/main.py": "from streamload.order.plan import f",
     }
     for name, text in files.items():
         path = tmp_path / name

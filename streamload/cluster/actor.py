@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from streamload.cluster.ray_cluster import Versions
-from streamload.environment.launchers import available_processors
 from streamload.errors import WorkerError
 from streamload.feeder.messages import Configure, EpochStart, Failed, Ready
 from streamload.fetch.budget import default_budget
 from streamload.log_records import set_log_levels
 from streamload.memory.mapped import Bytes
 from streamload.trainer.connection import FeederProcess
+from streamload.workers.launchers import available_processors
 
 __all__ = ["FeederActor", "Program"]
 

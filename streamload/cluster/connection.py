@@ -19,14 +19,14 @@ from streamload.arguments import parse_bytes
 from streamload.cluster.actor import FeederActor, Program
 from streamload.cluster.ray_cluster import Versions, connect
 from streamload.decode.failure import Attempt, first_line
-from streamload.environment.launch import program_arguments
 from streamload.errors import ClusterError, WorkerError
+from streamload.feeder.epoch import ReadyBatch
 from streamload.feeder.messages import Call, Configure, EpochStart, Failed, Ready
 from streamload.memory.mapped import Bytes
 from streamload.order.share import Share
 from streamload.ray_feeders import RayFeeders
-from streamload.schedule.epoch import ReadyBatch
 from streamload.totals import Totals
+from streamload.workers.launch import program_arguments
 
 __all__ = ["RayConnection"]
 

@@ -40,7 +40,7 @@ _MAX_VALUE_BYTES = 16 << 20
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
-_OURS = {"streamload", "streamload_tools"}
+_OURS = {"streamload"}
 _NEW_IN_WORKERS: dict[type, Any] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,

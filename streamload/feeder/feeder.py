@@ -16,6 +16,7 @@ from typing import Any
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, Task
 from streamload.feeder.calls import COUNT_SAMPLES
+from streamload.feeder.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
 from streamload.feeder.feeder_meter import FeederMeter
 from streamload.feeder.hold_up import what_holds_up
 from streamload.feeder.messages import (
@@ -31,6 +32,9 @@ from streamload.feeder.messages import (
     Send,
     Tracing,
 )
+from streamload.feeder.scan_feed import ScanFeed
+from streamload.feeder.scans import Scans
+from streamload.feeder.scheduler import Learned, Resources, RowBatcher
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetch_options import Fetching
@@ -47,10 +51,6 @@ from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import naming_the_limit
 from streamload.order.sampling import Sampled
-from streamload.schedule.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
-from streamload.schedule.scan_feed import ScanFeed
-from streamload.schedule.scans import Scans
-from streamload.schedule.scheduler import Learned, Resources, RowBatcher
 from streamload.totals import Totals
 from streamload.workers.protocol import Pool
 

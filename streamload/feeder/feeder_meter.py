@@ -8,10 +8,10 @@ from time import perf_counter, process_time
 from typing import Literal
 
 from streamload.decode.tasks import RowsDone, ScanDone
+from streamload.feeder.epoch import Epochs
+from streamload.feeder.scans import Scans
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.transfers import TransferCounts
-from streamload.schedule.epoch import Epochs
-from streamload.schedule.scans import Scans
 from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event
 from streamload.workers.protocol import Pool

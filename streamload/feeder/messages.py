@@ -9,10 +9,10 @@ from streamload.decode.tasks import Failure
 from streamload.order.epoch_start import EpochStart
 
 if TYPE_CHECKING:  # most of these are imported only with what makes the feeders
+    from streamload.feeder.epoch import ReadyBatch
+    from streamload.feeder.scheduler import PipelineSettings
     from streamload.fetch.fetch_options import Fetching
     from streamload.index.listing import Listing
-    from streamload.schedule.epoch import ReadyBatch
-    from streamload.schedule.scheduler import PipelineSettings
     from streamload.totals import Totals
     from streamload.trace import Event
 

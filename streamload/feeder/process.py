@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
-from streamload.environment.launch import EarlyWorkers
 from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
 from streamload.feeder.messages import Answer, Call, Configure, Failed
 from streamload.index.dataset_index import DatasetIndex
@@ -19,6 +18,7 @@ from streamload.index.listing import Listing, list_shards
 from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.unnamed import naming_the_limit
+from streamload.workers.launch import EarlyWorkers
 
 __all__ = ["SendDescriptors"]
 

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from streamload.decode.tasks import RowsDone, ScanDone
-from streamload.environment.launch import EarlyWorkers
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Configure
 from streamload.feeder.process import SendDescriptors
@@ -17,6 +16,7 @@ from streamload.index.listing import Listing
 from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
 from streamload.workers.caller_pool import CallerPool
+from streamload.workers.launch import EarlyWorkers
 from streamload.workers.process_pool import ProcessPool
 from streamload.workers.protocol import Pool
 

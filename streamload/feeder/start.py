@@ -10,8 +10,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from streamload.environment.launch import EarlyWorkers, write_stack_on_request
 from streamload.memory.unnamed import raise_descriptor_limit
+from streamload.workers.launch import EarlyWorkers, write_stack_on_request
 
 if TYPE_CHECKING:
     from streamload.feeder.process_feeder import ProcessFeeder

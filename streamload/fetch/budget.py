@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from streamload.environment.cgroups import free_memory_bytes
 from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 from streamload.limits import (
@@ -20,6 +19,7 @@ from streamload.limits import (
     REQUEST_BYTES,
     REQUESTS_BYTES,
     REQUESTS_PROPORTION,
+    free_memory_bytes,
 )
 from streamload.text import counted
 

@@ -15,7 +15,6 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from streamload.decode.tasks import Job, WorkerMessage
-from streamload.environment.launch import STACK_S, Child, launch
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Ready
 from streamload.log_records import Logged
@@ -26,6 +25,7 @@ from streamload.order.epoch_start import EpochStart
 from streamload.trainer.inbox import Inbox
 from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_worker import CallerWorker
+from streamload.workers.launch import STACK_S, Child, launch
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch

@@ -13,10 +13,10 @@ import numpy as np
 
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, WorkerError
+from streamload.feeder.epoch import ReadyBatch
 from streamload.feeder.messages import Failed, Ready
 from streamload.memory.mapped import Bytes
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import Meter
 from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder

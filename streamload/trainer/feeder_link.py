@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.tasks import Job, OwnTransforms, Transform
-from streamload.environment.launchers import found_rank
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import Configure, Tracing
+from streamload.feeder.scheduler import PipelineSettings
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.index.labels import Labels
 from streamload.index.listing import Listing, joined_listing
@@ -28,7 +28,6 @@ from streamload.options import Options
 from streamload.order.epoch_start import EpochStart
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
-from streamload.schedule.scheduler import PipelineSettings
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.trainer.checks import (
     check_classes,
@@ -44,6 +43,7 @@ from streamload.trainer.feeder_client import FeederClient, call_feeder, named_pl
 from streamload.trainer.in_process_feeder import InProcessFeeder
 from streamload.trainer.scan_progress import ScanProgress
 from streamload.warn_at_caller import warn_at_caller
+from streamload.workers.launchers import found_rank
 
 __all__ = ["FeederLink"]
 

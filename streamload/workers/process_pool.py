@@ -28,7 +28,6 @@ from streamload.decode.tasks import (
     WorkerSetup,
     WorkerStarted,
 )
-from streamload.environment.launch import PROGRESS_BYTES, STACK_S, WorkerChild, launch_worker
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.limits import WORKER_SHARDS_SHARE
@@ -37,6 +36,7 @@ from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotDescriptors
 from streamload.memory.unnamed import descriptor_limit
+from streamload.workers.launch import PROGRESS_BYTES, STACK_S, WorkerChild, launch_worker
 from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 

@@ -6,7 +6,7 @@ imports are done. On its own because whatever it imports delays the binding.
 
 from __future__ import annotations
 
-from streamload.environment.launch import die_with
+from streamload.workers.launch import die_with
 
 __all__ = ["main"]
 

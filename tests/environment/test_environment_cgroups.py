@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from streamload.environment.cgroups import free_memory_bytes, processor_quota
 from streamload.fetch.budget import available_bytes, default_budget
+from streamload.limits import free_memory_bytes, processor_quota
 
 MIB = 1 << 20
 V1_NO_LIMIT = "9223372036854771712"

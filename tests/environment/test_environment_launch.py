@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from streamload.environment import launch
 from streamload.memory.unnamed import new_memory
+from streamload.workers import launch
 
 FORKED = """
 import os, signal, socket, sys
-from streamload.environment import launch
+from streamload.workers import launch
 from streamload.memory.unnamed import new_memory
 
 def run(socket_number, words, progress):

@@ -14,7 +14,7 @@ from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
 from streamload import StreamLoader
-from streamload.environment.launchers import available_processors, local_ranks, processors_of_rank
+from streamload.workers.launchers import available_processors, local_ranks, processors_of_rank
 
 VARIABLES = re.compile("RANK|WORLD_SIZE|LOCAL_|OMPI_|PMI_|MPI_|SLURM_")
 

@@ -11,7 +11,7 @@ from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
-from streamload.schedule import lookahead
+from streamload.feeder import lookahead
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 

@@ -11,9 +11,9 @@ from servers.faults import FaultServer
 
 from streamload import StreamLoader
 from streamload.errors import SampleError
+from streamload.feeder.epoch import ReadyBatch
 from streamload.feeder.messages import Ready
 from streamload.order.epoch_start import EpochStart
-from streamload.schedule.epoch import ReadyBatch
 from streamload.statistics import Meter
 from streamload.trainer.epoch_iterator import Cursor, EpochIterator
 from streamload.trainer.skipped_members import SkippedMembers

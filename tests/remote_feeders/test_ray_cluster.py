@@ -39,7 +39,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_of_ray_is_imported_unless_it_is_asked_for() -> None:
-    program = "import streamload, streamload_tools.main, streamload_tools.shardify, sys; print('ray' in sys.modules)"
+    program = "import streamload, streamload.cli.main, streamload.cli.shardify, sys; print('ray' in sys.modules)"
     assert run_python("-c", program).output.strip() == "False"
 
 

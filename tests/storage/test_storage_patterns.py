@@ -13,10 +13,10 @@ import pytest
 from fsspec.asyn import get_loop
 from make_shards import write_numbers
 from servers.rclone import S3Server
-from streamload_tools import main as tools
 from typer.testing import CliRunner
 
 from streamload import StreamLoader
+from streamload.cli import main as tools
 from streamload.errors import StorageError
 from streamload.index.listing import list_shards
 from streamload.storage.patterns import fits, pattern_steps

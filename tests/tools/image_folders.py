@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from streamload_tools import shardify
-from streamload_tools.packing.packing import PackOptions
 from typer.testing import CliRunner
 
+from streamload.cli import shardify
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
+from streamload.pack.packing import PackOptions
 
 FORMATS = {
     ".jpg": "JPEG",

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from image_folders import files_below, pack, packed_samples, without_options
-from streamload_tools.packing import work, workforce
 
 from streamload import ShardWriter, StreamLoader
+from streamload.pack import work, workforce
 from streamload.write.shard_file import ShardFile
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)

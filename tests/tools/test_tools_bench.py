@@ -11,10 +11,10 @@ from image_folders import images, pack, run
 from preloaded import Preloaded
 from remote_places import new_place
 from servers.rclone import S3Server
-from streamload_tools import main as streamload
-from streamload_tools.bench import usual_fields
 
 from streamload import ShardWriter
+from streamload.cli import main as streamload
+from streamload.cli.bench import usual_fields
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_what_cannot_be_measured_is_one_message(arrays: Path, tmp_path: Path) ->
 INTERRUPTED = """
 import os, signal, sys
 from streamload import StreamLoader
-from streamload_tools import main
+from streamload.cli import main
 
 inner = StreamLoader.__iter__
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 from image_folders import files_below, images, pack, packed_samples
-from streamload_tools.packing import publishing, source_to_shards, staging, work, workforce
 
 from streamload.index.unfinished import STAGING
+from streamload.pack import publishing, source_to_shards, staging, work, workforce
 
 JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
 
@@ -239,7 +239,7 @@ def test_a_full_disk_before_anything_is_packed_leaves_nothing(tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("streamload_tools.sources.listing.Listing.save", full)
+    monkeypatch.setattr("streamload.pack.sources.listing.Listing.save", full)
     status, _, err = pack(source, dest)
     assert status == 1
     assert f"error: {dest}: No space left on device; make room there\n" in err

@@ -15,9 +15,9 @@ import pytest
 from image_folders import image_folder, pack, run
 from remote_places import new_place
 from servers.rclone import S3Server
-from streamload_tools import main
 
 from streamload import ShardWriter, StreamLoader
+from streamload.cli import main
 from streamload.errors import StreamloadError
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 SPLIT = ("--split", "train=0.5,val=0.5", "--max-count", 1, "--workers", 1)
 KILLED = """
 import os, signal, sys
-from streamload_tools import shardify
+from streamload.cli import shardify
 from streamload.storage.object_storage import ObjectStorage
 from streamload import ShardWriter
 

@@ -19,11 +19,11 @@ import pytest
 from remote_places import new_place
 from servers.faults import FaultServer
 from servers.rclone import S3Server
-from streamload_tools.main import app
 from typer.testing import CliRunner
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamload import ShardWriter, StreamLoader, TarDataset, map_shards
+from streamload.cli.main import app
 from streamload.errors import StreamloadError
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages

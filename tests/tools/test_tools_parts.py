@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_folders import FORMATS, image_bytes, image_folder
 from PIL import Image
-from streamload_tools.output import shown_bytes, shown_time
-from streamload_tools.packing.planning import order_of, parse_split, split_by_class
-from streamload_tools.progress import LineProgress
-from streamload_tools.sources.check import fault_of_image
-from streamload_tools.sources.image_folders import find_images
-from streamload_tools.sources.kinds import SourceOptions, open_source
-from streamload_tools.sources.source import SourceError
+
+from streamload.pack.output import shown_bytes, shown_time
+from streamload.pack.planning import order_of, parse_split, split_by_class
+from streamload.pack.progress import LineProgress
+from streamload.pack.sources.check import fault_of_image
+from streamload.pack.sources.image_folders import find_images
+from streamload.pack.sources.kinds import SourceOptions, open_source
+from streamload.pack.sources.source import SourceError
 
 
 def test_sizes_and_times_are_shown() -> None:

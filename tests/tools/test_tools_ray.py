@@ -93,7 +93,7 @@ class HeldMap:
     def start(self, *more: str) -> None:
         program = (
             "import sys, held_functions; held_functions.FOLDER = sys.argv[1]\n"
-            "from streamload_tools.commands import streamload\n"
+            "from streamload.cli.commands import streamload\n"
             "sys.argv[:2] = ['streamload', 'map', 'held_functions:held']; streamload()"
         )
         self.process = subprocess.Popen(
@@ -230,7 +230,7 @@ def test_shardify_is_the_same_where_a_node_is_killed(
         os.link(tmp_path / "photos/cat/0000.jpg", tmp_path / f"photos/cat/{number:04d}.jpg")
     bucket = new_place(rclone_s3, tmp_path)
     dest, options = (tmp_path / "many", ()) if place == "shared" else (f"{bucket.url}/many", bucket.options)
-    command = ["-m", "streamload_tools.shardify", tmp_path / "photos"]
+    command = ["-m", "streamload.cli.shardify", tmp_path / "photos"]
     limits = ["--resize", "64", "--max-bytes", "300000"]
     assert run_python(*command, tmp_path / "one", *limits).status == 0
     running = subprocess.Popen(
@@ -338,7 +338,7 @@ def test_errors_of_nodes_are_those_of_one_machine(cluster: LocalRayCluster, sour
     assert "make room there" in done.output
     assert not (tmp_path / "new").exists()
     old = "import streamload as module; module.__version__ = '9.9'\n"
-    old += "from streamload_tools.commands import streamload; streamload()"
+    old += "from streamload.cli.commands import streamload; streamload()"
     done = run_python("-c", old, "verify", source, "--ray", cluster.address)
     assert done.status == 1
     assert "streamload is 0.1.0, and 9.9 here; install the same on all nodes" in done.output

@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from streamload_tools.ray_pool import run_call
 
 from streamload.cluster.ray_cluster import Versions
 from streamload.errors import ClusterError
+from streamload.pack.ray_pool import run_call
 
 
 def test_a_node_that_was_changed_since_says_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from image_folders import files_below, images, pack, run, without_options
 from remote_places import Place, new_place
 from servers.nginx import WebServer
 from servers.rclone import S3Server
-from streamload_tools import main as streamload
 
 from streamload import ShardWriter, StreamLoader
+from streamload.cli import main as streamload
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from image_folders import files_below, pack, packed_samples
 from PIL import Image, ImageOps
-from streamload_tools.packing.resizing import Resizing
 
 from streamload.images.files import decode_image
+from streamload.pack.resizing import Resizing
 
 
 def gradient(height: int, width: int) -> np.ndarray:

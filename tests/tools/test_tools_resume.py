@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packed_samples
 from processes import children
-from streamload_tools.packing import packing, publishing, source_to_shards, work, workforce
-from streamload_tools.sources import loading
 
 from streamload.index.unfinished import STAGING
+from streamload.pack import packing, publishing, source_to_shards, work, workforce
+from streamload.pack.sources import loading
 from streamload.write.shard_file import ShardFile
 
 
@@ -295,7 +295,7 @@ def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
     real, held = workforce.frame, []
 
     def framed(task: work.Task, descriptors: tuple[int, ...]) -> bytes:
-        for worker in children("streamload_tools.packing.worker"):
+        for worker in children("streamload.pack.worker"):
             folder = f"/proc/{worker.pid}/fd"
             held.append(any(opened(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
             status = Path(f"/proc/{worker.pid}/status").read_text()
@@ -332,7 +332,7 @@ def test_stopped_while_it_clears_up_it_is_finished_all_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("streamload_tools.packing.staging.shutil.rmtree", stopped)
+        patch.setattr("streamload.pack.staging.shutil.rmtree", stopped)
         assert pack(source, dest)[0] == 130
     status, _, err = pack(source, dest, "--resume")
     assert status == 0

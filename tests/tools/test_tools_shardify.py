@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from image_folders import files_below, image_bytes, image_folder, images, pack, packed_samples, without_options
 from matrix import exhaustive
-from streamload_tools.packing import work
-from streamload_tools.packing.records import Finished
-from streamload_tools.progress import LineProgress, open_progress
-from streamload_tools.sources.image_folders import find_images
-from streamload_tools.sources.loading import load
 
 from streamload import ShardWriter
+from streamload.pack import work
+from streamload.pack.progress import LineProgress, open_progress
+from streamload.pack.records import Finished
+from streamload.pack.sources.image_folders import find_images
+from streamload.pack.sources.loading import load
 
 CLASSES = {"classes": ["bee", "cat"], "class_to_idx": {"bee": 0, "cat": 1}}
 
@@ -247,7 +247,7 @@ def test_a_single_class_is_pointed_out_where_its_folders_may_be_the_classes(tmp_
 
 def test_as_a_program_of_its_own(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
-    command = [sys.executable, "-W", "error", "-m", "streamload_tools.shardify", str(source), str(dest)]
+    command = [sys.executable, "-W", "error", "-m", "streamload.cli.shardify", str(source), str(dest)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.startswith("packing: 12 of 12 images")
     assert len(packed_samples(dest)) == 12

@@ -19,13 +19,13 @@ from image_folders import files_below, images, pack
 from matrix import exhaustive
 from remote_places import Place, new_place
 from servers.rclone import S3Server
-from streamload_tools.output import shown_bytes
-from streamload_tools.packing import work
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
+from streamload.pack import work
+from streamload.pack.output import shown_bytes
 from streamload.storage.object_storage import ObjectStorage
 from streamload.storage.storages import Storages
 
@@ -215,7 +215,7 @@ def test_an_unfinished_run_is_thrown_away_with_overwrite(
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place, stop_after: int) -> None:
     source, staging = images(tmp_path), tmp_path / "staging"
     arguments = [str(source), f"{bucket.url}/set", "--max-count", "1", "--staging", str(staging), "--workers", "2"]
-    command = [sys.executable, "-W", "error", "-m", "streamload_tools.shardify", *arguments, *bucket.options]
+    command = [sys.executable, "-W", "error", "-m", "streamload.cli.shardify", *arguments, *bucket.options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while len(list((bucket.folder / "set").glob("*.tar"))) < stop_after and process.poll() is None:

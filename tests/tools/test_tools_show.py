@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from image_folders import run
 from PIL import Image
-from streamload_tools import main as streamload
 
 from streamload import ShardWriter
+from streamload.cli import main as streamload
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 

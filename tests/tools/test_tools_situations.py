@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 from image_folders import files_below, images, run
-from streamload_tools import main, shardify
-from streamload_tools.failures import EXIT_STATUS
 
 from streamload import ShardWriter
+from streamload.cli import main, shardify
+from streamload.pack.failures import EXIT_STATUS
 
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "ls": (main.app, "ls", "SOURCE"),

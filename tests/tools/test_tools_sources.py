@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from image_folders import image_bytes, image_folder, pack, packed_samples
-from streamload_tools.sources.check import fault_of
-from streamload_tools.sources.source import IMAGE_FIELDS, numbered_labels, safe_key
-from streamload_tools.sources.table import TableColumns, read_table
 
 from streamload import StreamLoader
+from streamload.pack.sources.check import fault_of
+from streamload.pack.sources.source import IMAGE_FIELDS, numbered_labels, safe_key
+from streamload.pack.sources.table import TableColumns, read_table
 
 
 @pytest.fixture

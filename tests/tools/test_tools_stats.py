@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from remote_places import new_place
 from servers.rclone import S3Server
-from streamload_tools import main as streamload
 
 from streamload import ShardWriter, StreamLoader, images
+from streamload.cli import main as streamload
 from streamload.errors import ShardNotFoundError
 
 LABELS = [0] * 30 + list(range(1, 24))

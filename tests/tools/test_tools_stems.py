@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from image_folders import files_below, image_bytes, pack, packed_samples
 from PIL import Image
-from streamload_tools.packing import work
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamload import StreamLoader
+from streamload.pack import work
 from streamload.write.shard_file import ShardFile
 
 

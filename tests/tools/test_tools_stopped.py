@@ -16,10 +16,10 @@ import psutil
 import pytest
 from image_folders import files_below, images, pack, packed_samples
 from processes import children
-from streamload_tools.packing import work, workforce
 
 from streamload.errors import WorkerError
 from streamload.index.unfinished import STAGING
+from streamload.pack import work, workforce
 from streamload.write.shard_file import ShardFile
 
 MANY = ["--max-count", "3", "--split", "train=0.8,val=0.2"]
@@ -36,14 +36,14 @@ def count(event, arguments):
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-from streamload_tools.shardify import main
+from streamload.cli.shardify import main
 sys.addaudithook(count)
 main()
 """
 
 
 def command(*arguments: object, program: list[str] | None = None) -> list[str]:
-    return [sys.executable, "-W", "error", *(program or ["-m", "streamload_tools.shardify"]), *map(str, arguments)]
+    return [sys.executable, "-W", "error", *(program or ["-m", "streamload.cli.shardify"]), *map(str, arguments)]
 
 
 @pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.exhaustive), ["--resize", "8"]])
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_is_one_message(tmp_path: Path, monkeypatch: pytest.M
     real = workforce.frame
 
     def framed_and_killed(task: work.Task, descriptors: tuple[int, ...]) -> bytes:
-        for worker in children("streamload_tools.packing.worker"):
+        for worker in children("streamload.pack.worker"):
             worker.kill()
         return bytes(real(task, descriptors))
 
@@ -160,7 +160,7 @@ def test_a_real_ctrl_c_to_the_whole_group(tmp_path: Path) -> None:
     # It never ends by itself, so that it is surely at work when the signal comes. The sleeps are short because a signal
     # that comes just before a system call that waits is seen only after it.
     program = (
-        "import time, streamload_tools.packing.packing as packing, streamload_tools.shardify as shardify\n"
+        "import time, streamload.pack.packing as packing, streamload.cli.shardify as shardify\n"
         "def join(*_):\n"
         "    print('at work', flush=True)\n"
         "    while True:\n"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, images, pack, run, without_options
-from streamload_tools import main as streamload
-from streamload_tools import shardify
 
+from streamload.cli import main as streamload
+from streamload.cli import shardify
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_writer import write_index
 from streamload.index.indexed_shards import IndexedShard
@@ -147,7 +147,7 @@ def test_verify_finds_an_index_of_other_shards(dataset: Path) -> None:
 
 
 def test_listing_into_a_closed_pipe_is_quiet(dataset: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "streamload_tools.main", "ls", "--samples", *([str(dataset)])]
+    command = [sys.executable, "-W", "error", "-m", "streamload.cli.main", "ls", "--samples", *([str(dataset)])]
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as out:
@@ -168,11 +168,11 @@ def test_python_m_streamload_is_the_command(dataset: Path) -> None:
         return done.stdout
 
     assert said("streamload", "--version") == f"streamload {version('streamload')}\n"
-    assert said("streamload", "ls", str(dataset)) == said("streamload_tools.main", "ls", str(dataset))
+    assert said("streamload", "ls", str(dataset)) == said("streamload.cli.main", "ls", str(dataset))
 
 
 @pytest.mark.parametrize("command", ["shardify", "streamload"])
-@pytest.mark.parametrize("imported", ["streamload_tools.failures", "pydantic"])
+@pytest.mark.parametrize("imported", ["streamload.pack.failures", "pydantic"])
 def test_ctrl_c_before_a_command_has_begun_is_one_line(command: str, imported: str, tmp_path: Path) -> None:
     """While it is being imported, and while its arguments are being read."""
     program = (
@@ -182,7 +182,7 @@ def test_ctrl_c_before_a_command_has_begun_is_one_line(command: str, imported: s
         f"        if name == '{imported}':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, OnTheWay())\n"
-        f"from streamload_tools.commands import {command}\n"
+        f"from streamload.cli.commands import {command}\n"
         f"{command}()\n"
     )
     arguments = ["ls"] * (command == "streamload") + [str(tmp_path)] * 2
@@ -192,7 +192,7 @@ def test_ctrl_c_before_a_command_has_begun_is_one_line(command: str, imported: s
 
 
 def test_the_commands_start_without_torch() -> None:
-    program = "import streamload_tools.main, streamload_tools.shardify, sys; sys.exit('torch' in sys.modules)"
+    program = "import streamload.cli.main, streamload.cli.shardify, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from image_folders import image_bytes, run
-from streamload_tools import main, verify
 
 from streamload import ShardWriter
+from streamload.cli import main, verify
 
 
 @pytest.fixture

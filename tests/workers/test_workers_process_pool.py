@@ -25,11 +25,11 @@ from tasks_by_hand import Shelf, job, mapped_batch, numbered
 from streamload.decode.failure import error_from
 from streamload.decode.job_pickle import pickle_job
 from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, Task
-from streamload.environment.launch import child_environment
 from streamload.errors import ShardFormatError, ShardNotFoundError, WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.index.listing import Shard
 from streamload.memory.slots import SlotPool
+from streamload.workers.launch import child_environment
 from streamload.workers.process_pool import ProcessPool
 
 

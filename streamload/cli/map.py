@@ -1,0 +1,123 @@
+"""`streamload map`: a dataset made of another one by a function of a module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from streamload.cli.arguments import Json, Ray, StorageOption, Where, Workers, parse_storage_options
+from streamload.index.index_lookup import IndexLookup
+from streamload.pack.failures import UsageError, reported_errors
+from streamload.pack.mapping import map_shards
+from streamload.pack.output import print_document, print_line, shown_bytes
+from streamload.storage.protocol import without_secrets
+from streamload.storage.storages import Storages
+from streamload.text import counted
+
+__all__ = ["map_command"]
+
+
+def map_command(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="FUNCTION", help="MODULE:FUNCTION; the module lies here or is installed.", show_default=False
+        ),
+    ],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Shards, a pattern or a folder.", show_default=False)],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A folder or a url for the new shards.", show_default=False)
+    ],
+    *,
+    sidecar: Annotated[
+        bool, typer.Option("--sidecar", help="Write the new fields alone, for join= of a loader.")
+    ] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="N", help="Call the function with lists of up to so many samples.", min=1)
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cut shards anew, none larger than this.", show_default=False)
+    ] = None,
+    max_count: Annotated[
+        int | None, typer.Option(metavar="N", help="Cut shards anew, none with more samples.", min=1)
+    ] = None,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="The function gets decoded fields instead of bytes.")
+    ] = False,
+    where: Where = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the shards in DEST.")] = False,
+    as_document: Json = False,
+    workers: Workers = None,
+    ray: Ray = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Write what a function makes of each sample: a new sample, several, or None to leave it out.
+
+    A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; each shard becomes one of its name,
+    unless --max-bytes or --max-count cuts them anew. Nothing is published before everything is done.
+
+    Examples:
+      streamload map filters:large_enough shards/train shards/large
+      streamload map embed:vectors shards/train vectors --sidecar --batch-size 64
+      streamload map filters:large_enough shards/train shards/large --resume
+      streamload map filters:large_enough s3://bucket/train s3://bucket/large --ray auto
+    """
+    with reported_errors("run the same command with --resume to go on"):
+        options = parse_storage_options(storage_option)
+        inspect.unwrap(map_shards)(  # its errors name options, those of `map_shards` arguments
+            _loaded(function),
+            source,
+            dest,
+            sidecar=sidecar,
+            batch_size=batch_size,
+            decode=decode,
+            where=where,
+            workers=workers,
+            max_bytes=max_bytes,
+            max_count=max_count,
+            resume=resume,
+            overwrite=overwrite,
+            storage_options=options,
+            ray=ray,
+        )
+    with reported_errors("everything is published"):
+        _report(dest, Storages(options), as_document=as_document)
+
+
+def _report(dest: str, storages: Storages, *, as_document: bool) -> None:
+    """Print what the index of the new shards says."""
+    index = IndexLookup(None, storages).of_folder(dest.rstrip("/"))
+    assert index is not None
+    shards, samples = len(index.shards), sum(shard.samples for shard in index.shards)
+    size_bytes = sum(shard.bytes for shard in index.shards)
+    if as_document:
+        print_document({"shards": shards, "samples": samples, "bytes": size_bytes})
+    else:
+        size = shown_bytes(size_bytes)
+        print_line(f"{without_secrets(dest)}: {counted(shards, 'shard')}, {counted(samples, 'sample')}, {size}")
+
+
+def _loaded(named: str) -> Callable[[Any], Any]:
+    module_name, colon, name = named.partition(":")
+    if not (module_name and colon and name):
+        raise UsageError(f"{named!r}: write MODULE:FUNCTION, such as filters:large_enough for a function in filters.py")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise UsageError(
+            f"{module_name!r} cannot be imported ({exc}); name a module that lies here or is installed"
+        ) from exc
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise UsageError(f"the module {module_name!r} has no function {name!r}")
+    loaded: Callable[[Any], Any] = found
+    return loaded

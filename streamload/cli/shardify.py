@@ -1,0 +1,188 @@
+"""`shardify SOURCE DEST`: pack files into shards with an index and the names of the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import typer
+
+from streamload.arguments import parse_bytes
+from streamload.cli import shardify_options as options
+from streamload.cli.arguments import Json, PlainUsage, Ray, StorageOption, parse_storage_options
+from streamload.errors import ShardNotFoundError
+from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
+from streamload.index.shard_names import WEB
+from streamload.pack.failures import UsageError, reported_errors
+from streamload.pack.output import print_document, print_line
+from streamload.pack.packing import PackOptions
+from streamload.pack.planning import parse_split
+from streamload.pack.ray_pool import open_pool
+from streamload.pack.resizing import Resizing
+from streamload.pack.source_to_shards import as_json, as_lines, source_to_shards
+from streamload.pack.sources.kinds import SourceOptions
+from streamload.pack.sources.table import TableColumns
+from streamload.pack.targets import Place, Start
+from streamload.storage.local_files import refuse_url
+from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.storages import Storages
+from streamload.workers.launchers import available_processors
+
+__all__ = ["app", "main"]
+
+_Value = TypeVar("_Value")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.command(cls=PlainUsage)
+def shardify(
+    source: options.Source,
+    dest: options.Dest,
+    *,
+    max_bytes: options.MaxBytes = "256MB",
+    max_count: options.MaxCount = None,
+    shuffle: options.Shuffle = True,
+    seed: options.Seed = 0,
+    split: options.Split = None,
+    resize: options.Resize = None,
+    quality: options.Quality = None,
+    workers: options.Workers = None,
+    ray: Ray = None,
+    labels: options.Labels = None,
+    classes: options.Classes = None,
+    partition: options.Partition = None,
+    path_column: options.PathColumn = None,
+    label_column: options.LabelColumn = None,
+    text_column: options.TextColumn = None,
+    labels_as_names: options.LabelsAsNames = False,
+    keep_columns: options.KeepColumns = False,
+    stems: options.Stems = None,
+    follow_symlinks: options.FollowSymlinks = False,
+    skip_bad: options.SkipBad = False,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    staging: options.Staging = None,
+    storage_option: StorageOption = None,
+    sync: options.Sync = False,
+    as_document: Json = False,
+    version: options.Version = False,
+) -> None:
+    """Pack images, arrays or any files into shards, with an index and classes.json.
+
+    Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls if they have
+    one. The same files and options give the same bytes. Nothing is published unless everything could be packed.
+
+    In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
+    uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
+
+    Examples:
+      shardify photos shards                                 photos/<class>/*.jpg
+      shardify photos shards --split train=0.9,val=0.1       into shards/train and shards/val
+      shardify data shards                                   data/train/<class> and data/val/<class>
+      shardify val shards-val --classes shards/classes.json  the same labels as in shards
+      shardify photos shards --resize 256                    smaller images, for faster training
+      shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
+      shardify photos.csv shards                             a table with columns path and label
+      shardify pairs.parquet shards --text-column caption    columns of paths and of texts
+      shardify data.npz shards                               each row of x, with the label in y
+      shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
+      shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
+      shardify photos s3://bucket/photos                     to a bucket
+      shardify photos shards --ray auto                      on all nodes of a Ray cluster
+    """
+    del version
+    with reported_errors("run the same command with --resume to go on"), open_pool(ray, workers) as pool:
+        _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
+        packed = source_to_shards(
+            source,
+            SourceOptions(
+                labels,
+                partition,
+                TableColumns(
+                    tuple(path_column or ()),
+                    label_column,
+                    tuple(text_column or ()),
+                    keep=keep_columns,
+                    as_names=labels_as_names,
+                ),
+                follow_symlinks,
+                None if classes is None else _classes(classes, storage_option),
+                stems,
+            ),
+            PackOptions(
+                max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
+                max_count=max_count,
+                shuffle=shuffle,
+                seed=seed,
+                fractions=None if split is None else _checked(parse_split, split),
+                skip_bad=skip_bad,
+                resizing=None if resize is None else Resizing(resize, quality or options.DEFAULT_QUALITY),
+                workers=workers or available_processors(),
+                sync=sync,
+                pool=pool,
+            ),
+            _place(dest, staging, storage_option),
+            Start(overwrite=overwrite, resume=resume),
+        )
+        if as_document:
+            print_document(None if packed is None else as_json(packed))
+        for line in () if as_document or packed is None else as_lines(packed):
+            print_line(line)
+
+
+def main() -> None:
+    """The entry point `shardify`."""
+    app(prog_name="shardify")
+
+
+def _refuse_pairs(*, resize: int | None, quality: int | None, split: str | None, partition: str | None) -> None:
+    """Refuse combinations of options that make no sense."""
+    if quality is not None and resize is None:
+        raise UsageError("--quality is the quality of the JPEG files that --resize writes; give --resize too")
+    if split is not None and partition is not None:
+        raise UsageError("--split and --partition both define the splits; give one of them")
+
+
+def _checked(parse: Callable[..., _Value], *arguments: str) -> _Value:
+    """The value of an option; what is wrong with it is the user's mistake."""
+    try:
+        return parse(*arguments)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _classes(path: str, storage_options: Sequence[str] | None) -> tuple[str, ...]:
+    storages = Storages(parse_storage_options(storage_options))
+    try:
+        content = storages.for_url(path).read_bytes(path, most_bytes=MOST_CLASSES_BYTES)
+    except ShardNotFoundError as exc:
+        raise UsageError(f"--classes: {path!r} does not exist; give the classes.json of a packed dataset") from exc
+    return parse_class_names(content, path)
+
+
+def _place(dest: str, staging: str | None, storage_options: Sequence[str] | None) -> Place:
+    given = parse_storage_options(storage_options)
+    if staging is not None:
+        _checked(refuse_url, "--staging", staging)
+    if "://" not in dest:
+        try:
+            Storages({}).is_local(dest)
+        except ValueError as exc:
+            raise UsageError(f"DEST: {exc}") from exc
+        if staging is not None or given:
+            raise UsageError("--staging and --storage-option are for a remote DEST, and this one is a local folder")
+        return Place(dest, None, None)
+    storages = Storages(given)
+    if storages.is_local(dest):
+        return Place(storages.for_url(dest).absolute(dest), None, None)
+    if not dest.partition("://")[2].strip("/"):
+        raise UsageError(f"DEST {dest!r} names no bucket or folder; give one, as in s3://bucket/train")
+    if protocol_of(dest) in WEB:
+        shown = without_secrets(dest)
+        raise UsageError(f"DEST is {shown!r}, but a web server cannot be written to; name a folder or a bucket")
+    return Place(dest.rstrip("/"), storages, staging)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Lookahead: the rows of an epoch, planned ahead of their tasks so that their bytes are requested in time."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from time import perf_counter
+
+from streamload.decode.failure import Attempt
+from streamload.errors import StreamloadError
+from streamload.feeder.planned import PlannedRows, locate
+from streamload.feeder.scans import SCANNED_TOGETHER, Scans
+from streamload.fetch.epoch_needs import EpochNeeds
+from streamload.fetch.prerequisites import Prerequisites
+from streamload.fetch.window import Turns
+from streamload.index.tables import Tables
+from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS
+from streamload.order.plan import EpochPlan, RowBlock
+from streamload.workers.protocol import Pool
+
+__all__ = ["MAX_RUN_ROWS", "Lookahead"]
+
+MAX_RUN_ROWS = 16_384
+"""The most rows of a run of batches, and the rows of a block of the plan."""
+
+_MOST_LOOKAHEAD_ROWS = 1 << 17
+_LOCAL_SCANS_AHEAD = 4
+_TABLES_AHEAD = 8
+_KEPT_AHEAD = 64
+"""Shards whose first parts are kept for rows that a scan will find; thousands may wait to be scanned."""
+
+
+class Lookahead:
+    """Yields the batches of a plan, each as soon as its bytes are resident.
+
+    One block of rows at a time is planned for a local dataset. Where bytes must be fetched, further blocks are planned
+    while the fetcher has too few requests to be busy.
+
+    Args:
+        plan: the epoch's.
+        shard_order: the shards in the order in which the plan reaches them.
+        fields: the wanted ones; see `locate`.
+        verify: look up the checksums too.
+        tables: where samples lie.
+        scans: scans the shards that have no table.
+        pool: notified of finished shards.
+        prerequisites: fetches remote parts and tables; None where everything is local.
+        turns: of the rank's batches in the order of need; see `EpochNeeds`.
+        block_rows: the rows of each block, of which only one is planned at a time; None chooses for speed.
+    """
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        shard_order: list[int],
+        fields: tuple[str, ...] | None,
+        *,
+        verify: bool,
+        tables: Tables,
+        scans: Scans,
+        pool: Pool,
+        prerequisites: Prerequisites | None,
+        turns: Turns | None = None,
+        block_rows: int | None = None,
+    ) -> None:
+        self._plan = plan
+        self._scan_order = iter(shard_order)
+        self._table_order = iter(shard_order)
+        self._tables_ahead: list[int] = []
+        self._reached: set[int] = set()
+        self._fields = fields
+        self._verify = verify
+        self._tables = tables
+        self._scans = scans
+        self._pool = pool
+        self._prerequisites = prerequisites
+        self._needs = None if prerequisites is None else EpochNeeds(prerequisites.fetcher, plan, tables, turns)
+        self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
+        self._located: deque[tuple[PlannedRows, list[int]]] = deque()
+        self._rows = 0
+        self._fixed_block_rows = block_rows
+        self._block_rows = block_rows or FIRST_BLOCK_ROWS  # so that the first batch comes soon
+        self._next_batch = 0
+        self._missing_shards: list[int] = []
+        self._missing_at = -1
+        self._finished: list[int] = []
+        self._planned_all = False
+        self.error: StreamloadError | None = None
+        """Why the batch that was to be taken last does not come."""
+        self.plan_s = 0.0
+        """Seconds spent on planning and locating."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been taken."""
+        return self._planned_all and not self._blocks and not self._located
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the next batch waits for its bytes, or for those of a shard whose samples are not counted.
+
+        Raises:
+            StreamloadError: they cannot be fetched.
+        """
+        if self._needs is None or not self._located:
+            return not self._planned_all and not self._blocks and bool(self._missing())
+        planned, _ = self._located[0]
+        return not self._needs.are_present(planned.parts[self._next_batch])
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the next batch belongs to the same block as the previous one."""
+        return bool(self._next_batch)
+
+    def take(self) -> tuple[PlannedRows, int] | None:
+        """The next batch, as a block and its number in it; None at the end, or while its bytes are not resident.
+
+        What keeps it from coming is not raised: `error` has it, until it is met no more.
+        """
+        self.error = None
+        with Attempt() as attempt:
+            if not self._next_is_resident():
+                return None
+        if attempt.error is not None:
+            if not isinstance(attempt.error, StreamloadError):
+                raise attempt.error
+            self.error = attempt.error
+            return None
+        planned, finished = self._located[0]
+        number = self._next_batch
+        if self._needs is not None:
+            self._needs.start(planned.parts[number])
+        self._next_batch += 1
+        if self._next_batch == planned.batches:
+            self._next_batch = 0
+            self._located.popleft()
+            self._rows -= len(planned.table)
+            self._finish(finished)
+            if self.exhausted and self._needs is not None:
+                self._needs.close()  # what is fetched from now on is for the next epoch
+        return planned, number
+
+    def _next_is_resident(self) -> bool:
+        if not self._located or self._prerequisites is not None:
+            with Attempt() as attempt:
+                self._look_ahead()
+            if attempt.error is not None and not self._located:
+                raise attempt.error  # before, it is no matter, and is met again
+        if not self._located:
+            return False
+        return self._needs is None or self._needs.are_present(self._located[0][0].parts[self._next_batch])
+
+    def release(self, source: tuple[PlannedRows, int]) -> None:
+        """Release the parts of a batch that was made, or is no longer wanted."""
+        if self._needs is not None:
+            planned, number = source
+            self._needs.finish(planned.parts[number])
+
+    def close(self) -> None:
+        """Cancel everything but the batches already taken."""
+        self._planned_all = True
+        if self._needs is not None:
+            unscheduled = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
+            for parts in reversed(unscheduled):
+                self._needs.cancel(parts)
+            self._needs.close()
+        self._located.clear()
+        self._blocks.clear()
+
+    def _look_ahead(self) -> None:
+        started = perf_counter()
+        while self._wants_more() and self._plan_block():
+            pass
+        while self._blocks and self._locate_block():
+            pass
+        if self._needs is not None:
+            self._keep_prefixes()
+        self.plan_s += perf_counter() - started
+
+    def _wants_more(self) -> bool:
+        if self._planned_all:
+            return False
+        if not self._located and not self._blocks:
+            return True
+        prerequisites = None if self._fixed_block_rows else self._prerequisites
+        return (
+            prerequisites is not None
+            and len(self._blocks) < 2
+            and self._rows < _MOST_LOOKAHEAD_ROWS
+            and prerequisites.fetcher.below_watermark()
+        )
+
+    def _plan_block(self) -> bool:
+        """Plan the next block of rows; False while counts are missing, and at the end."""
+        while missing := self._missing():
+            self._scans.request(missing)
+            if not self._located and not self._blocks:
+                self._scans.check(missing[:1])  # the first is needed for certain
+            if self._missing() is missing:  # none of them is in an index that was read just now
+                self._scans.put_first(missing[0])
+                if self._prerequisites is not None:
+                    self._scan_ahead()
+                return False
+        block = self._plan.take(self._block_rows)
+        self._missing_at = -1
+        most = MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS
+        self._block_rows = self._fixed_block_rows or min(4 * self._block_rows, most)
+        finished = self._plan.finished()
+        if block is None:
+            self._planned_all = True
+            self._finish(finished)
+            if self._needs is not None:
+                self._needs.advance()
+            return False
+        self._rows += len(block.shard)
+        self._blocks.append((block, finished))
+        self._scan_ahead()
+        if self._prerequisites is not None:
+            self._prerequisites.fetcher.foresight.passed(self._plan.number)
+            self._want_tables_ahead(block)
+        return True
+
+    def _missing(self) -> list[int]:
+        """The shards whose counts the next block needs; another list only where counts have become known."""
+        counts = self._tables.counts
+        if counts.changes != self._missing_at:
+            self._missing_at = counts.changes
+            self._missing_shards = self._plan.missing(SCANNED_TOGETHER * self._pool.capacity)
+        return self._missing_shards
+
+    def _want_tables_ahead(self, block: RowBlock) -> None:
+        """Have the tables loaded of the few shards that come after those reached: one may be as large as a part."""
+        assert self._prerequisites is not None
+        self._reached.update(block.shard.tolist())
+        self._tables_ahead = [shard for shard in self._tables_ahead if shard not in self._reached]
+        while len(self._tables_ahead) < _TABLES_AHEAD and (shard := next(self._table_order, None)) is not None:
+            if shard not in self._reached:
+                self._tables_ahead.append(shard)
+        self._prerequisites.want_tables(self._tables_ahead)
+
+    def _scan_ahead(self) -> None:
+        """Have shards scanned before the plan comes to them: as many as are fetched at once, where they are fetched."""
+        most = _LOCAL_SCANS_AHEAD if self._prerequisites is None else SCANNED_SHARDS
+        if not self._tables.counts.complete:
+            self._scans.request(itertools.islice(self._scan_order, max(0, most - self._scans.outstanding)))
+
+    def _locate_block(self) -> bool:
+        """Locate the rows of the first block; False while tables are missing.
+
+        Where one of its tables cannot be had, the block is halved, so that the batches before that come all the same.
+        """
+        with Attempt() as attempt:
+            return self._locate_first()
+        block, finished = self._blocks[0]
+        if not isinstance(attempt.error, StreamloadError) or len(block.ends) == 1:
+            assert attempt.error is not None
+            raise attempt.error
+        first, second = block.halves()
+        self._blocks[0] = second, finished
+        self._blocks.appendleft((first, []))
+        return True
+
+    def _locate_first(self) -> bool:
+        block, finished = self._blocks[0]
+        if self._prerequisites is not None and not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
+            if self._needs is not None and not self._located:  # fetch parts beside the table for the first batch
+                self._needs.guess(block)
+            return False
+        fetched = None if self._prerequisites is None else self._prerequisites.fetcher.fetched
+        planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
+        self._blocks.popleft()  # only now: what has failed must fail again on the next call
+        self._located.append((planned, finished))
+        if self._needs is not None:
+            self._needs.plan_batches(planned.parts)
+        return True
+
+    def _keep_prefixes(self) -> None:
+        """Keep the first parts of shards that are being scanned: their rows come next."""
+        assert self._needs is not None
+        if not self._tables.counts.complete and self._plan.lanes == 1:
+            for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):
+                self._needs.keep(shard, self._scans.turn_of(shard))
+
+    def _finish(self, shards: list[int]) -> None:
+        """Release the shards that a block was the last to need, once the next block has been scheduled."""
+        finished, self._finished = self._finished, shards
+        if finished:
+            finished = self._tables.with_sidecars(finished)
+            self._pool.forget_shards(finished)
+            if self._prerequisites is not None:
+                self._prerequisites.fetcher.finish(finished)

@@ -1,0 +1,186 @@
+"""Which sample goes into which shard: pure functions of the samples, their sizes and the options.
+
+Nothing here depends on the number of workers, so neither does a byte of what is written. Randomness comes from the raw
+output of NumPy's Philox, which NumPy keeps the same between versions, unlike the methods of `Generator`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.pack.sources.source import SPLIT_NAME, Source, SourceSample
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
+from streamload.tar.scan import LABEL_FIELD
+from streamload.tar.table import ShardTable
+
+__all__ = ["Span", "parse_split", "planned_parts", "sample_bytes", "shard_spans", "table_sample_bytes"]
+
+_ORDER, _SPLIT = 0, 1  # the purposes of random streams
+_NO_LABEL = -(1 << 63)
+_BLOCK_BYTES = 512
+_USTAR_NAME_BYTES = 100
+_USTAR_SIZE = 8**11
+
+Span = tuple[int, int]
+"""Consecutive samples: the first, and one past the last."""
+
+
+def planned_parts(
+    source: Source, fractions: Mapping[str, float] | None, bad: frozenset[str], *, shuffle: bool, seed: int
+) -> dict[str, list[int]]:
+    """The positions of each split's samples in packing order; without splits, one part named "".
+
+    Args:
+        source: the samples.
+        fractions: the share of each split in each class, or None.
+        bad: paths of files whose samples are left out before splitting.
+        shuffle: shuffle the samples; otherwise they keep the source's order.
+        seed: seed of the shuffle and of the splits.
+    """
+    good = [
+        number
+        for number, sample in enumerate(source.samples)
+        if not bad or all(member.path not in bad for member in sample.members)
+    ]
+    if source.parts is not None:
+        kept = set(good)
+        parts = {name: [number for number in numbers if number in kept] for name, numbers in source.parts.items()}
+    elif fractions is not None:
+        chosen = split_by_class([source.samples[number].label for number in good], fractions, seed)
+        parts = {name: [good[position] for position in positions] for name, positions in chosen.items()}
+    else:
+        parts = {"": good}
+    if not shuffle:
+        return parts
+    return {name: [part[position] for position in order_of(len(part), seed).tolist()] for name, part in parts.items()}
+
+
+def sample_bytes(sample: SourceSample, sizes: Sequence[int]) -> int:
+    """Bytes of a sample in a shard, with its label, headers and padding, if it is stored unchanged.
+
+    Args:
+        sample: the sample.
+        sizes: the sizes of its members in bytes.
+    """
+    key = sample.key
+    total = 0 if sample.label is None else _member_bytes(key, LABEL_FIELD, len(str(sample.label)))
+    for member, size in zip(sample.members, sizes, strict=True):
+        total += _member_bytes(key, member.field or "", max(0, size))
+    for field, value in sample.values:
+        total += _member_bytes(key, field, len(value))
+    return total
+
+
+def shard_spans(sizes: Iterable[int], max_bytes: int, max_count: int | None) -> list[Span]:
+    """Cut consecutive samples into shards, each as full as allowed.
+
+    Args:
+        sizes: the bytes of each sample.
+        max_bytes: maximum size of a shard with its end-of-archive marker; a larger sample gets a shard of its own.
+        max_count: maximum number of samples in a shard.
+    """
+    spans: list[Span] = []
+    start = number = filled = 0
+    for number, size in enumerate(sizes):
+        if number > start and (filled + size + len(END_OF_ARCHIVE) > max_bytes or number - start == max_count):
+            spans.append((start, number))
+            start, filled = number, 0
+        filled += size
+    return [*spans, (start, number + 1)] if filled else spans
+
+
+def table_sample_bytes(table: ShardTable) -> NDArray[np.int64]:
+    """int64[S], the bytes of each sample in a shard that shardify wrote, with headers and padding."""
+    ends = table.member_offset + table.member_size
+    ends += -ends % _BLOCK_BYTES
+    return np.diff(ends[table.sample_start[1:] - 1], prepend=0)
+
+
+def _member_bytes(key: str, field: str, size: int) -> int:
+    # Building a header to measure it costs several microseconds per file, and nearly all headers are one block.
+    if len(key) + 1 + len(field) <= _USTAR_NAME_BYTES and key.isascii() and size < _USTAR_SIZE:
+        return _BLOCK_BYTES + size + -size % _BLOCK_BYTES
+    return member_bytes(member_header(f"{key}.{field}", size), size)
+
+
+def parse_split(text: str) -> dict[str, float]:
+    """The names and fractions in `train=0.9,val=0.1`.
+
+    Raises:
+        ValueError: the text has another form, or the fractions do not add up to 1.
+    """
+    fractions: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, number = part.strip().partition("=")
+        if not equals or not SPLIT_NAME.fullmatch(name):
+            raise ValueError(f"--split: {part.strip()!r} is not of the form NAME=FRACTION, as in train=0.9,val=0.1")
+        try:
+            fraction = float(number)
+        except ValueError:
+            raise ValueError(f"--split: the fraction of {name!r} is {number!r}, which is not a number") from None
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"--split: the fraction of {name!r} is {number}, and must be between 0 and 1")
+        if name in fractions:
+            raise ValueError(f"--split: the split {name!r} is given twice")
+        fractions[name] = fraction
+    total = sum(fractions.values())
+    if not math.isclose(total, 1, abs_tol=1e-6):
+        raise ValueError(f"--split: the fractions add up to {total:g}, and must add up to 1")
+    return fractions
+
+
+def _permutation(count: int, seed: int, *stream: int) -> NDArray[np.int64]:
+    """int64[count], a permutation of `range(count)` that depends only on the seed and the numbers of the stream."""
+    words = np.array([*stream, 0, 0, 0][:4], np.uint64)
+    raw = np.random.Philox(key=np.array([seed, 0x5348415244494659], np.uint64), counter=words).random_raw(count)
+    return np.argsort(raw, kind="stable")
+
+
+def order_of(count: int, seed: int) -> NDArray[np.int64]:
+    """int64[count], the shuffled order of samples."""
+    return _permutation(count, seed, 0, 0, 0, _ORDER)
+
+
+def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
+    """Split the samples of each class at random, in the given shares.
+
+    A split of nonzero fraction gets at least one sample of each class that has enough samples for all such splits.
+
+    Args:
+        labels: the class of each sample; those that have none are divided together.
+        fractions: the share of each split; they add up to 1.
+        seed: 64 bits.
+
+    Returns:
+        For each split the positions in `labels`, ascending.
+    """
+    chosen: dict[str, list[int]] = {name: [] for name in fractions}
+    if not labels:
+        return chosen
+    all_labels = np.array([_NO_LABEL if label is None else label for label in labels], np.int64)
+    by_class = np.argsort(all_labels, kind="stable")
+    found, starts = np.unique(all_labels[by_class], return_index=True)
+    for label, members in zip(found.tolist(), np.split(by_class, starts[1:]), strict=True):
+        shuffled = members[_permutation(len(members), seed, 0, 0, label % 2**64, _SPLIT)]
+        taken = 0
+        for name, share in zip(fractions, _shares(len(members), list(fractions.values())), strict=True):
+            chosen[name] += shuffled[taken : taken + share].tolist()
+            taken += share
+    return {name: sorted(positions) for name, positions in chosen.items()}
+
+
+def _shares(count: int, fractions: list[float]) -> list[int]:
+    """Integers near `count * fraction` that add up to `count`, none of them 0 if possible."""
+    quotas = [count * fraction for fraction in fractions]
+    least = [1 if fraction > 0 and count >= sum(f > 0 for f in fractions) else 0 for fraction in fractions]
+    shares = [max(low, math.floor(quota + 1e-9)) for low, quota in zip(least, quotas, strict=True)]
+    numbers = range(len(fractions))
+    while sum(shares) > count:
+        shares[max((n for n in numbers if shares[n] > least[n]), key=lambda n: shares[n] - quotas[n])] -= 1
+    while sum(shares) < count:
+        shares[max((n for n in numbers if fractions[n] > 0), key=lambda n: quotas[n] - shares[n])] += 1
+    return shares

@@ -1,0 +1,177 @@
+"""Runs the `--ray` option of commands: each call is one `ray.remote` task, results come in order.
+
+Ray places the tasks and runs a task again whose process or node is lost, so what a task returns and leaves must not
+depend on how often it ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from streamload.cluster.ray_cluster import FileOfAll, RayCluster, Versions, connect
+from streamload.decode.failure import first_line
+from streamload.decode.job_pickle import is_users
+from streamload.errors import ClusterError, StreamloadError, WorkerError
+from streamload.pack.failures import UsageError
+
+__all__ = ["ON_A_NODE", "RayPool", "open_pool", "pickled_by_value"]
+
+_Result = TypeVar("_Result")
+
+Call = Callable[[Callable[[int, int], None]], _Result]
+"""Picklable; called on a node with a function that takes numbers of items and of bytes as they are done."""
+
+ON_A_NODE: Mapping[str, Any] = {"num_workers": 0, "rank": 0, "world_size": 1}
+"""Options of a loader in a task: it has one processor, and the launcher that started Ray is not to make it a rank."""
+
+TASK_NAME = "streamload"
+"""What tasks are called in Ray's lists and by their processes."""
+
+_RETRIES = 3
+_AHEAD = 4
+_CANCEL_TIMEOUT_S = 10.0
+
+
+class RayPool:
+    """Runs tasks on the nodes of a cluster, each with one processor.
+
+    Args:
+        cluster: the connection.
+        at_once: maximum number of tasks in flight; None is four for each processor of the cluster.
+    """
+
+    def __init__(self, cluster: RayCluster, at_once: int | None) -> None:
+        self._cluster = cluster
+        self._at_once = at_once
+        self._in_flight: set[Any] = set()
+        cluster.require({"CPU": 1})
+        self._task = cluster.ray.remote(num_cpus=1, max_retries=_RETRIES)(run_call).options(name=TASK_NAME)
+
+    def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
+        """Raise ClusterError if a node has other versions or does not see these files."""
+        self._cluster.check_nodes(files)
+
+    def results(
+        self, calls: Iterable[Call[_Result]], report: Callable[[int, int], None] = lambda *_: None
+    ) -> Iterator[_Result]:
+        """Yield the results of calls, in their order.
+
+        Args:
+            calls: consumed one by one, as tasks end.
+            report: called with what a task has reported, when it is done.
+
+        Raises:
+            OSError, ValueError, UsageError, StreamloadError: what a call has raised; a note names the node.
+            WorkerError: the process or the node of a task was lost each time that it was run.
+        """
+        at_once = self._at_once or max(1, int(_AHEAD * self._cluster.cpus()))
+        waiting: deque[Any] = deque()
+        for call in calls:
+            if len(waiting) == at_once:
+                yield self._result(waiting.popleft(), report)
+            waiting.append(self._task.remote(Versions.here(), os.getcwd(), cloudpickle.dumps(call)))
+            self._in_flight.add(waiting[-1])
+        while waiting:
+            yield self._result(waiting.popleft(), report)
+
+    def _result(self, task: Any, report: Callable[[int, int], None]) -> Any:
+        ray = self._cluster.ray
+        try:
+            result, error, items, item_bytes = pickle.loads(ray.get(task))
+        except self._cluster.lost_errors() as exc:
+            raise WorkerError(
+                f"a task was lost {_RETRIES + 1} times with its process or node on the Ray cluster "
+                f"({first_line(exc)}); where memory is short, fewer tasks at once (--workers) need less"
+            ) from None
+        except ray.exceptions.RayTaskError as exc:
+            raise exc.cause if isinstance(exc.cause, Exception) else exc from None
+        except ray.exceptions.RayError as exc:
+            raise ClusterError(
+                f"the Ray cluster at {self._cluster.address} was lost ({first_line(exc)}); look whether it still runs"
+            ) from None
+        self._in_flight.discard(task)
+        report(items, item_bytes)
+        if error is not None:
+            raise error
+        return result
+
+    def end(self) -> None:
+        """Cancel the tasks in flight and wait until they have ended, so that none writes anything any more."""
+        ray = self._cluster.ray
+        tasks, self._in_flight = list(self._in_flight), set()
+        for force in (False, True):
+            with contextlib.suppress(ray.exceptions.RayError):
+                for task in tasks:
+                    ray.cancel(task, force=force)
+                if tasks:
+                    _, tasks = ray.wait(tasks, num_returns=len(tasks), timeout=_CANCEL_TIMEOUT_S, fetch_local=False)
+
+
+@contextlib.contextmanager
+def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | None]:
+    """Open a pool on the cluster at an address; None for no address, where this machine does the work.
+
+    Raises:
+        ClusterError: there is no such cluster, or its nodes have other versions.
+    """
+    if address is None:
+        yield None
+        return
+    with connect(address) as cluster:
+        pool = RayPool(cluster, at_once)
+        pool.check_nodes()
+        try:
+            yield pool
+        finally:
+            pool.end()
+
+
+def pickled_by_value(function: Callable[..., Any]) -> bytes:
+    """A user's function with all of the user's own modules that are loaded, since nodes need not have these files."""
+    chosen = cloudpickle.list_registry_pickle_by_value()
+    modules = [sys.modules[name] for name in list(sys.modules) if is_users(name) and name not in chosen]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(function))
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def run_call(versions: Versions, folder: str, pickled: bytes) -> bytes:
+    """Do a call in a task, in the folder of the command if the node has it.
+
+    Returns:
+        Pickled: the result, or the error that is not a bug, and how many items and bytes were reported.
+
+    Raises:
+        ClusterError: this node has other versions than the command.
+    """
+    result, reported = None, [0, 0]
+    error: Exception | None = None
+
+    def report(items: int, item_bytes: int) -> None:
+        reported[0] += items
+        reported[1] += item_bytes
+
+    node = str(import_module("ray").util.get_node_ip_address())
+    versions.check(Versions.here(), node)
+    try:
+        with contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext():
+            result = cloudpickle.loads(pickled)(report)
+    except ImportError as exc:
+        error = ClusterError(f"a module of the program cannot be imported on {node} ({exc}); install it on all nodes")
+    except (OSError, ValueError, UsageError, StreamloadError) as exc:
+        exc.add_note(f"on the Ray node {node}")
+        error = exc
+    return pickle.dumps((result, error, *reported))

@@ -1,1 +1,0 @@
-"""An epoch to tasks to batches, in order."""

@@ -1,0 +1,239 @@
+"""The rank of this process, the number of ranks, and its share of the processors."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from streamload.limits import processor_quota
+from streamload.text import counted
+from streamload.warn_at_caller import warn_at_caller
+
+__all__ = [
+    "available_processors",
+    "check_found_rank",
+    "found_rank",
+    "goes_by_found_rank",
+    "local_ranks",
+    "processors_of_rank",
+]
+
+
+class _Launcher(NamedTuple):
+    """A program that starts a task for each rank, and the variables in which it says so.
+
+    Attributes:
+        name: what users call it.
+        tasks: how many it has started.
+        task: which of them this is.
+        tasks_here: how many of them run on this machine.
+    """
+
+    name: str
+    tasks: str
+    task: str
+    tasks_here: str
+
+
+_BINDING_LAUNCHERS = (
+    _Launcher("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    _Launcher("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+"""Those that may bind each task to processors of its own. Within a Slurm job mpirun's processes are started by srun, so
+what mpirun says goes first."""
+
+_SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+"""Ranks on this machine by torchrun and DeepSpeed, whose ranks all inherit the launcher's processors."""
+
+_REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
+
+
+class Launched(NamedTuple):
+    """What the launcher of this process says.
+
+    Attributes:
+        launcher: its name.
+        tasks: how many tasks it has started, two or more.
+        task_variable: the environment variable that says which of them this is.
+    """
+
+    launcher: str
+    tasks: int
+    task_variable: str
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalRanks:
+    count: int
+    may_be_bound: bool
+
+
+# -- ranks ---------------------------------------------------------------------------------------------------------
+
+
+def rank_of_group() -> tuple[int, int] | None:
+    """Rank and world size of torch.distributed's process group; None if there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def found_rank() -> tuple[int, int] | None:
+    """Rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither has them."""
+    found = rank_of_group()
+    if found is not None:
+        return found
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is not None and world_size is not None and rank.isdecimal() and world_size.isdecimal():
+        return int(rank), int(world_size)
+    return None
+
+
+def dataloader_worker() -> tuple[int, int] | None:
+    """The number of this worker of a torch DataLoader, and of how many; None in any other process."""
+    data = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    return None if info is None else (info.id, info.num_workers)
+
+
+def launched_tasks() -> Launched | None:
+    """The launcher that has started this process as one of several tasks; None if no launcher says so."""
+    for launcher in _BINDING_LAUNCHERS:
+        tasks = _number(launcher.tasks)
+        if tasks is not None and tasks > 1:
+            return Launched(launcher.name, tasks, launcher.task)
+    return None
+
+
+def local_ranks() -> int:
+    """How many ranks run on this machine, at least 1: what the launcher says.
+
+    Where it says nothing, or has started fewer tasks than there are ranks (so that a task has started some itself), it
+    is the world size, and no more than the CUDA devices here, of which each rank has one.
+    """
+    return _local_ranks().count
+
+
+def _local_ranks() -> _LocalRanks:
+    for name in _SHARING_LAUNCHERS:
+        if count := _number(name):
+            return _LocalRanks(count, may_be_bound=False)
+    group = rank_of_group()
+    world_size = max(1, (_number("WORLD_SIZE") or 1) if group is None else group[1])
+    for launcher in _BINDING_LAUNCHERS:
+        count, tasks = _tasks_here(launcher.tasks_here), _number(launcher.tasks)
+        if count and (tasks is None or tasks >= world_size):
+            return _LocalRanks(count, may_be_bound=True)
+    return _LocalRanks(min(world_size, _cuda_devices() or world_size), may_be_bound=False)
+
+
+def _tasks_here(variable: str) -> int | None:
+    """A number, or Slurm's list of one for each machine, such as "4(x2),3"; which is this one, SLURM_NODEID says."""
+    text = os.environ.get(variable, "")
+    entries = [_REPEATED.match(entry.strip()) for entry in text.split(",")]
+    counts = [(int(entry[1]), int(entry[2] or 1)) for entry in entries if entry is not None]
+    if len(counts) < len(entries):
+        return None
+    machine = _number("SLURM_NODEID")
+    if machine is not None:
+        for count, machines in counts:
+            if machine < machines:
+                return count
+            machine -= machines
+    return max(count for count, _ in counts)
+
+
+def _cuda_devices() -> int:
+    """Those that this process sees; none where the program does without torch."""
+    cuda = sys.modules.get("torch.cuda")
+    devices: int = 0 if cuda is None else cuda.device_count()
+    return devices
+
+
+# -- processors ----------------------------------------------------------------------------------------------------
+
+
+def available_processors(root: str = "/") -> int:
+    """The processors that this process may use: those it is bound to, but no more than its CPU quota is worth.
+
+    Args:
+        root: the folder below which `proc` and `sys` are.
+    """
+    quota = processor_quota(root)
+    return _bound_processors() if quota is None else min(_bound_processors(), quota)
+
+
+def processors_of_rank(root: str = "/") -> int:
+    """The share of them that this rank has, at least 1: they are divided among the ranks of this machine.
+
+    Those that the launcher has bound this task to are its own, as far as the job has enough of them for all.
+
+    Args:
+        root: the folder below which `proc` and `sys` are.
+    """
+    ranks, bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
+    of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if ranks.may_be_bound else bound
+    share = min(bound, of_all // ranks.count)
+    return max(1, share if quota is None else min(share, quota // ranks.count))
+
+
+def _bound_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else None
+
+
+def check_found_rank(rank: int, world_size: int) -> None:
+    """Refuse a rank that was detected before there was a process group, or in one of several DataLoader workers.
+
+    Raises:
+        RuntimeError: this process would read the samples of another one.
+    """
+    now = rank_of_group()
+    if now is not None and now != (rank, world_size):
+        raise RuntimeError(
+            f"the loader was made as rank {rank} of {world_size}, and torch.distributed says now that this is rank "
+            f"{now[0]} of {now[1]}; make the loader after init_process_group (with Lightning in train_dataloader), or "
+            "give rank= and world_size="
+        )
+    worker = dataloader_worker()
+    if worker is not None and worker[1] > 1:
+        raise RuntimeError(
+            f"this is worker {worker[0]} of {worker[1]} of a torch DataLoader, and each of them would read all "
+            "samples: iterate over the StreamLoader itself, which has workers of its own, or give the DataLoader "
+            "num_workers=0; or make the StreamLoader in the worker, with its share as rank= and world_size="
+        )
+
+
+def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
+    """Whether a loader's samples depend on the detected rank.
+
+    It warns at the caller's line if no rank is detected although this is one of several tasks: each of them
+    would read everything. What the launcher says is not taken for the rank, since tasks beside each other need not be
+    one training.
+
+    Args:
+        rank: as it was given.
+        is_divided: whether a sampler names the samples of this rank alone.
+    """
+    if rank is not None or is_divided:
+        return False
+    launched = None if found_rank() is not None else launched_tasks()
+    if launched is not None:
+        warn_at_caller(
+            f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them "
+            "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
+            f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '
+            f"world_size={launched.tasks}; where each task is to read everything, rank=0 and world_size=1"
+        )
+    return True
