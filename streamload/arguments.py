@@ -10,8 +10,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["advises", "alternatives", "as_python", "by_field", "no_attribute", "parse_bytes"]
-
 
 def as_python(value: Any) -> Any:
     """The Python number that a NumPy scalar stands for, so that a state which holds it is JSON; others as they are."""

@@ -14,25 +14,6 @@ from typing import Any
 
 from streamload.text import printable
 
-__all__ = [
-    "ClusterError",
-    "CollateError",
-    "DatasetIndexError",
-    "DecodeError",
-    "LoaderClosedError",
-    "LoaderStateError",
-    "SampleError",
-    "ShardChangedError",
-    "ShardFormatError",
-    "ShardNotFoundError",
-    "StorageError",
-    "StreamloadError",
-    "TransformError",
-    "TransientStorageError",
-    "WorkerError",
-    "without_secrets",
-]
-
 _LOGIN = re.compile(
     r"(?<=://)(?:(?<=http://)|(?<=https://))[^/?#\s]+@"
     r"|(?<=://)(?!\[)[^/?#\s:]*:(?!:|\d+(?:[/?#]|\Z))(?:[^/?#\s]*@|[^?#\s]*?@)",

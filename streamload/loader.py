@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from streamload.arguments import advises, as_python, no_attribute
 from streamload.cluster.connection import RayConnection
-from streamload.decode.tasks import OnError
+from streamload.decode.tasks import OnError, Transform
 from streamload.errors import SampleError, without_secrets
 from streamload.feeder.messages import Configure
-from streamload.options import Options, Transform, rank_and_world_size
+from streamload.options import Options, rank_and_world_size
 from streamload.order.epoch_start import EpochStart
-from streamload.order.plan import batches_per_rank
+from streamload.order.options import batches_per_rank
 from streamload.order.state import LoaderState, check, fingerprint
 from streamload.ray_feeders import RayFeeders
 from streamload.sampling.arguments import SamplingOptions
@@ -39,8 +39,6 @@ from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.skipped_members import NothingLeft
 from streamload.workers.launchers import check_found_rank, goes_by_found_rank
-
-__all__ = ["StreamLoader"]
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "batch_sampler": (None,),

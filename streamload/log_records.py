@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = ["Logged", "forward_records", "log_levels", "set_log_levels"]
-
 
 class Logged(NamedTuple):
     """A log record for the trainer's loggers; it may come between any two messages, and answers nothing.

@@ -23,17 +23,13 @@ from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.fetch_options import Fetching
 from streamload.limits import MOST_WORKERS_PER_PROCESSOR
-from streamload.order.options import MAX_LANES, MAX_SAMPLES
-from streamload.order.plan import OrderOptions
+from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
 from streamload.ray_feeders import RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
-
-__all__ = ["DEFAULT_WINDOW", "Options", "Transform", "rank_and_world_size"]
-
 
 _MOST_BATCH_SIZE = 1 << 40
 DEFAULT_WINDOW = 10_000

@@ -35,8 +35,6 @@ from streamload.tar.table import ShardTable
 from streamload.trainer.connection import with_another_feeder
 from streamload.trainer.feeder_client import FeederClient
 
-__all__ = ["RandomAccess"]
-
 _OPEN_SHARDS = 64
 """Local shards that stay open; a process may have 1,024 files open at most by default."""
 

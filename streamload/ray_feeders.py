@@ -13,8 +13,6 @@ from typing import Any
 
 from streamload.arguments import parse_bytes
 
-__all__ = ["RayFeeders", "is_host_and_port"]
-
 _MOST_FEEDERS = 1024
 
 

@@ -16,8 +16,6 @@ from streamload.trace import Event
 from streamload.verdict import Limit, Machine, find_limit
 from streamload.workers.launchers import processors_of_rank
 
-__all__ = ["Meter", "Statistics"]
-
 _PER_SECOND_OF_STAT = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _DURATIONS = ("wait", "step", "task")
 _QUANTILES = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))

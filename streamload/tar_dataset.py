@@ -20,10 +20,11 @@ from torch.utils.data import Dataset
 from streamload.arguments import advises, no_attribute
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.rows import RowMaker
+from streamload.decode.tasks import Transform
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.index.listing import Listing
 from streamload.loader import StreamLoader
-from streamload.options import Options, Transform
+from streamload.options import Options
 from streamload.order.plan import RowBlock
 from streamload.random_access import RandomAccess
 from streamload.sampling.mixture import Portion
@@ -34,8 +35,6 @@ from streamload.text import counted
 from streamload.trainer.checks import check_classes, labelled_folders, warn_of_separate_crops, warn_of_unused_decoders
 from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
 from streamload.trainer.skipped_members import SkippedMembers
-
-__all__ = ["TarDataset"]
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from time import perf_counter
 
-__all__ = ["TimeIntegral", "Totals", "duration_bucket", "quantile_s"]
-
 _BUCKETS_OF_TWO = 4
 _SHORTEST_S = 1e-7
 

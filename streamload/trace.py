@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from streamload.errors import without_secrets
 
-__all__ = ["Event", "trace_json"]
-
 _TRACKS = ("loop", "worker", "connection")
 """From top to bottom: what is made, who makes it, and what it is made of."""
 

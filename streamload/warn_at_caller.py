@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 
-__all__ = ["warn_at_caller"]
-
 
 def warn_at_caller(message: str) -> None:
     """Give a UserWarning whose place is the nearest caller outside this package, however many frames that is up."""

@@ -13,20 +13,6 @@ from typer.core import TyperCommand
 from streamload.pack.failures import EXIT_STATUS, UsageError
 from streamload.tar.header_chain import RECORD_BYTES
 
-__all__ = [
-    "Index",
-    "Json",
-    "PlainUsage",
-    "Ray",
-    "RecordSize",
-    "StorageOption",
-    "Urls",
-    "Where",
-    "Workers",
-    "parse_storage_options",
-    "show_version",
-]
-
 _WORDS = {"true": True, "false": False, "null": None}
 
 Urls = Annotated[

@@ -24,8 +24,6 @@ from streamload.storage.storages import Storages
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted
 
-__all__ = ["bench_command"]
-
 
 def bench_command(
     urls: Urls,

@@ -26,8 +26,6 @@ from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.storage.storages import Storages
 from streamload.text import counted, listed
 
-__all__ = ["MetadataColumns"]
-
 _BATCH_SIZE = 512
 _MOST_TABLE_BYTES = 1 << 30
 _MOST_INTEGER = (1 << 63) - 1

@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-__all__ = ["streamload"]
-
 
 def shardify() -> None:
     """Run `shardify` with the arguments of this process."""

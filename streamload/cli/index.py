@@ -12,26 +12,25 @@ import typer
 from streamload.cli.arguments import Json, Ray, RecordSize, StorageOption, Urls, Workers, parse_storage_options
 from streamload.cli.columns import MetadataColumns
 from streamload.cli.verify import missing_names, warn_of_missing_end
-from streamload.errors import StorageError
+from streamload.errors import StorageError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.finder import find_shards
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.index_writer import IndexFolder, LocalIndexFolder, RemoteIndexFolder, update_index
 from streamload.index.indexed_shards import IndexedShard
 from streamload.index.shard_names import WEB, folder_and_name
+from streamload.index.streamed_table import ReadShard
 from streamload.index.table_file import pack_table
 from streamload.pack.failures import UsageError, reported_errors
 from streamload.pack.output import print_document, print_line, say
 from streamload.pack.progress import open_progress
 from streamload.pack.ray_pool import open_pool
-from streamload.pack.reading import Reader, ReadShard
-from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.pack.reading import Reader
+from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.header_chain import LINK, RECORD_BYTES
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
-
-__all__ = ["index_command"]
 
 
 def index_command(

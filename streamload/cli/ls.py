@@ -8,18 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from streamload.cli.arguments import Index, Json, StorageOption, Urls, Where, Workers, parse_storage_options
+from streamload.errors import without_secrets
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.listing import Listing, list_shards
 from streamload.pack.failures import reported_errors
 from streamload.pack.output import aligned, print_array, print_line, shown_bytes
 from streamload.pack.reading import Reader, tables
-from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
-
-__all__ = ["ls_command"]
 
 
 def ls_command(

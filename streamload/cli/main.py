@@ -15,8 +15,6 @@ from streamload.cli.show import show_command
 from streamload.cli.stats import stats_command
 from streamload.cli.verify import verify_command
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,

@@ -12,15 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from streamload.cli.arguments import Json, Ray, StorageOption, Where, Workers, parse_storage_options
+from streamload.errors import without_secrets
 from streamload.index.index_lookup import IndexLookup
 from streamload.pack.failures import UsageError, reported_errors
 from streamload.pack.mapping import map_shards
 from streamload.pack.output import print_document, print_line, shown_bytes
-from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
 from streamload.text import counted
-
-__all__ = ["map_command"]
 
 
 def map_command(

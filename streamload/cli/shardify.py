@@ -10,7 +10,7 @@ import typer
 from streamload.arguments import parse_bytes
 from streamload.cli import shardify_options as options
 from streamload.cli.arguments import Json, PlainUsage, Ray, StorageOption, parse_storage_options
-from streamload.errors import ShardNotFoundError
+from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
 from streamload.pack.failures import UsageError, reported_errors
@@ -24,11 +24,9 @@ from streamload.pack.sources.kinds import SourceOptions
 from streamload.pack.sources.table import TableColumns
 from streamload.pack.targets import Place, Start
 from streamload.storage.local_files import refuse_url
-from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
 from streamload.workers.launchers import available_processors
-
-__all__ = ["app", "main"]
 
 _Value = TypeVar("_Value")
 

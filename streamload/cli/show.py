@@ -26,8 +26,6 @@ from streamload.text import counted, printable
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["show_command"]
-
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}
 _CELL = 192
 _MARGIN = 16

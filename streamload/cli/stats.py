@@ -30,8 +30,6 @@ from streamload.storage.storages import Storages
 from streamload.text import counted, listed
 from streamload.workers.launchers import available_processors
 
-__all__ = ["stats_command"]
-
 _LABELS_SHOWN = 20
 _BATCH = 64
 _NO_PIXELS = np.array([[0] * 3, [0] * 3, [0] * 3, [255] * 3, [0] * 3])

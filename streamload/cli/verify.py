@@ -12,26 +12,32 @@ import typer
 
 import streamload
 from streamload.cli.arguments import Index, Json, Ray, RecordSize, StorageOption, Urls, Workers, parse_storage_options
-from streamload.errors import DatasetIndexError, SampleError, ShardNotFoundError, StorageError, StreamloadError
+from streamload.errors import (
+    DatasetIndexError,
+    SampleError,
+    ShardNotFoundError,
+    StorageError,
+    StreamloadError,
+    without_secrets,
+)
 from streamload.index.class_names import CLASSES_FILE, read_class_names
 from streamload.index.dataset_index import check_shard
 from streamload.index.finder import find_shards
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.shard_names import WEB, folder_and_name, shard_name
+from streamload.index.streamed_table import ReadShard
 from streamload.pack.failures import reported_errors
 from streamload.pack.output import print_document, print_line, say
 from streamload.pack.progress import open_progress
 from streamload.pack.ray_pool import ON_A_NODE, RayPool, open_pool
-from streamload.pack.reading import Reader, ReadShard, differences
-from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.pack.reading import Reader, differences
+from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import is_compressed
 from streamload.tar.header_chain import MISSING_END, RECORD_BYTES
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
-
-__all__ = ["missing_names", "verify_command", "warn_of_missing_end"]
 
 _DECODED_TOGETHER = 64
 _NOTHING = "nothing was verified, because no shard of these names exists; check the path"

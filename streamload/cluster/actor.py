@@ -10,14 +10,13 @@ from typing import NamedTuple
 
 from streamload.cluster.ray_cluster import Versions
 from streamload.errors import WorkerError
-from streamload.feeder.messages import Configure, EpochStart, Failed, Ready
+from streamload.feeder.messages import Configure, Failed, Ready
 from streamload.fetch.budget import default_budget
 from streamload.log_records import set_log_levels
 from streamload.memory.mapped import Bytes
+from streamload.order.epoch_start import EpochStart
 from streamload.trainer.connection import FeederProcess
 from streamload.workers.launchers import available_processors
-
-__all__ = ["FeederActor", "Program"]
 
 
 class Program(NamedTuple):

@@ -21,14 +21,13 @@ from streamload.cluster.ray_cluster import Versions, connect
 from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
 from streamload.feeder.epoch import ReadyBatch
-from streamload.feeder.messages import Call, Configure, EpochStart, Failed, Ready
+from streamload.feeder.messages import Call, Configure, Failed, Ready
 from streamload.memory.mapped import Bytes
+from streamload.order.epoch_start import EpochStart
 from streamload.order.share import Share
 from streamload.ray_feeders import RayFeeders
 from streamload.totals import Totals
 from streamload.workers.launch import program_arguments
-
-__all__ = ["RayConnection"]
 
 _log = logging.getLogger("streamload")
 

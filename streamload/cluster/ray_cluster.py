@@ -21,8 +21,6 @@ from typing import Any, NamedTuple, Self
 from streamload.errors import ClusterError
 from streamload.ray_feeders import is_host_and_port
 
-__all__ = ["FileOfAll", "RayCluster", "Versions", "connect"]
-
 _log = logging.getLogger("streamload")
 
 _CONNECT_TIMEOUT_S = 10.0

@@ -21,18 +21,6 @@ from numpy.typing import NDArray
 
 from streamload.text import counted
 
-__all__ = [
-    "DECOMPRESSED_LIMIT_BYTES",
-    "BeyondBudgetError",
-    "ExpansionError",
-    "NpyLayout",
-    "check_entries",
-    "decode_npy",
-    "decode_npz",
-    "expansion_error",
-    "npy_layout",
-]
-
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
 """The most bytes that one field may have beyond those stored: a volume of 512 x 512 x 512 float32, with a header.
 

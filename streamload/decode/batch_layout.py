@@ -21,24 +21,6 @@ from numpy.typing import NDArray
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
-__all__ = [
-    "ArrayLeaf",
-    "Layout",
-    "MappingNode",
-    "Node",
-    "SequenceNode",
-    "ValueLeaf",
-    "as_array",
-    "assemble",
-    "describe_batch",
-    "describe_rows",
-    "is_named_tuple",
-    "is_plain_array",
-    "is_tensor",
-    "is_tensor_class",
-    "slot_views",
-]
-
 _TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 
 

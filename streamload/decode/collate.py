@@ -29,14 +29,6 @@ from streamload.decode.batch_layout import (
 from streamload.decode.columns import PlacedRows, Rows, StoredBytes, StoredRows, copied_together
 from streamload.memory.mapped import Bytes
 
-__all__ = [
-    "LayoutMismatchError",
-    "build_batch",
-    "choose_rows",
-    "torch_collate",
-    "write_rows",
-]
-
 
 class LayoutMismatchError(Exception):
     """A row does not fit the layout; its batch must be collated as a whole."""

@@ -13,17 +13,6 @@ from numpy.typing import NDArray
 
 from streamload.decode.row_table import by_shard
 
-__all__ = [
-    "PlacedBlocks",
-    "PlacedRows",
-    "Rows",
-    "StoredBytes",
-    "StoredRows",
-    "UnreadableError",
-    "copied_together",
-    "windows",
-]
-
 _ROW_BY_ROW_BYTES = 1024
 """Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
 

@@ -28,20 +28,6 @@ from streamload.images.files import decode_image
 from streamload.tar.extensions import KIND_OF, Kind
 from streamload.text import counted
 
-__all__ = [
-    "DECODED_EXTENSIONS",
-    "Decoder",
-    "Encoded",
-    "applies_to",
-    "decoder_for",
-    "decodes_as_built_in",
-    "is_array",
-    "is_image",
-    "key_names",
-    "may_expand",
-    "normal_name",
-]
-
 Encoded = memoryview | bytearray | bytes
 """The bytes of a field. The decoder may keep a `bytearray` or `bytes`; a memoryview is reused after the call."""
 

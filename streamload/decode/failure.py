@@ -11,18 +11,6 @@ import cloudpickle
 from streamload.decode.tasks import Failure, Original, RowFailure
 from streamload.errors import CollateError, DecodeError, SampleError, ShardChangedError, StreamloadError, TransformError
 
-__all__ = [
-    "Attempt",
-    "SystemExitError",
-    "answer_failure",
-    "error_from",
-    "failure_here",
-    "failure_of",
-    "first_line",
-    "in_words",
-    "sample_error",
-]
-
 _ERRORS_OF_ROWS: dict[str, type[SampleError | ShardChangedError]] = {
     kind.__name__: kind for kind in (SampleError, DecodeError, TransformError, CollateError, ShardChangedError)
 }

@@ -32,8 +32,6 @@ from streamload.decode.seeding import names_of_generators
 from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
-__all__ = ["is_users", "load_job", "pickle_job"]
-
 _log = logging.getLogger("streamload")
 _MAX_VALUE_BYTES = 16 << 20
 """Of a value of a module: a larger one is that of the worker's import, else each worker would get a copy."""

@@ -9,8 +9,6 @@ from streamload.decode.tasks import RowFailure
 from streamload.tar.table import ShardTable
 from streamload.text import listed
 
-__all__ = ["those_there_are", "with_fields"]
-
 _AUDIO = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _VIDEOS = ("mp4", "webm", "mkv", "avi", "mov")
 

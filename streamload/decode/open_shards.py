@@ -18,8 +18,6 @@ from streamload.decode.tasks import ShardOpened
 from streamload.memory.gathered import gather, read_fully
 from streamload.memory.mapped import Bytes, map_memory
 
-__all__ = ["OpenShards"]
-
 
 class OpenShards(ShardReader):
     """Open shards, by number. The descriptors are closed with this object at the latest.

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from streamload.order.distinct import distinct
 
-__all__ = ["Column", "ColumnKind", "RowTable", "by_shard"]
-
 _PACKED_ROWS = 256
 """Longer tables are packed when they are sent: what does not fit into a socket's buffer waits there until the worker
 reads it, which it does only when it has nothing else to do, and then it waits for the sender."""

@@ -24,8 +24,6 @@ from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, Us
 from streamload.errors import without_secrets
 from streamload.tar.table import MISSING
 
-__all__ = ["RowMaker"]
-
 _SHARE_OF_BUDGET = (
     "The limit is a share of memory_budget: a larger memory_budget, fewer workers or a smaller batch_size raise it"
 )

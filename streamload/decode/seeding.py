@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from numpy import random as numpy_random  # otherwise NumPy loads it at its first use, and each worker for itself
 
-__all__ = ["GlobalSeeds", "RowRandomness", "UnseededError", "names_of_generators"]
-
 _GENERATORS = (
     "random:_inst",
     "numpy.random.mtrand:_rand",

@@ -10,8 +10,6 @@ from typing import Any
 
 from streamload.decode.tasks import TaskCosts
 
-__all__ = ["DelayCounter", "TaskClock"]
-
 _WHOSE: int = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # there are no figures of threads but on Linux
 
 

@@ -15,38 +15,6 @@ from streamload.decode.row_table import RowTable
 from streamload.tar.scan import ScannedPiece
 from streamload.tar.table import ShardTable
 
-__all__ = [
-    "SAMPLE_NAMES",
-    "Failure",
-    "ForgetShards",
-    "ForgetSlots",
-    "Job",
-    "LayoutFixed",
-    "OnError",
-    "Original",
-    "OwnTransforms",
-    "Piece",
-    "PieceDone",
-    "RowFailure",
-    "RowTask",
-    "RowsDone",
-    "ScanDone",
-    "ScanTask",
-    "ScannedShard",
-    "ShardOpened",
-    "ShardsOpened",
-    "SlotOpened",
-    "StoredColumn",
-    "StoredValues",
-    "Task",
-    "TaskCosts",
-    "Transform",
-    "ValueKind",
-    "WorkerMessage",
-    "WorkerSetup",
-    "WorkerStarted",
-]
-
 SAMPLE_NAMES = ("__key__", "__url__")
 """What can be requested like a field without being one: the sample's key and its shard's url."""
 

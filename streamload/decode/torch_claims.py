@@ -18,8 +18,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from streamload.decode.array_files import check_entries, expansion_error
 
-__all__ = ["check_claims"]
-
 _ZIP = b"PK\x03\x04"  # as torch tells the formats apart
 _OLD_PICKLES = 5  # magic number, version, system, the object, and the keys of the storages that follow
 _REBUILD_TENSOR = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor")

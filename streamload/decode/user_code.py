@@ -14,8 +14,6 @@ from streamload.decode.failure import SystemExitError
 from streamload.images.floats import ToTensor
 from streamload.images.placing import takes_out, takes_rng
 
-__all__ = ["PROGRAM_ERRORS", "TransformRaisedError", "UserFunction", "check_takes_one", "why_not_skipped"]
-
 PROGRAM_ERRORS = (
     *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
     SystemExitError,

@@ -22,8 +22,6 @@ from streamload.decode.tasks import StoredColumn, StoredValues, ValueKind
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
-__all__ = ["ValueBlock", "dump_values", "load_values"]
-
 _LENGTH_BYTES = 8
 _SMALL_BYTES = 512
 """Values that are smaller on average are copied all at once: that takes fewer calls."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, Self, TypeVar
 
-__all__ = ["Batcher", "OpenBatch"]
-
 PartT = TypeVar("PartT")
 SourceT = TypeVar("SourceT")
 

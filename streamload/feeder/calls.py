@@ -17,8 +17,6 @@ from streamload.index.listing import Listing, list_shards
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
-__all__ = ["COUNT_SAMPLES", "WHAT_HOLDS_UP", "Calls"]
-
 COUNT_SAMPLES = "count_samples"
 """A function that needs a configured feeder, which answers it: the samples of each shard, scanned if need be."""
 

@@ -29,8 +29,6 @@ from streamload.fetch.parts import parts_of_rows, shard_and_number
 from streamload.order.epoch_start import EpochStart
 from streamload.totals import Totals
 
-__all__ = ["Epoch", "Epochs", "FailedRow", "OrphanedTasks", "Part", "ReadyBatch"]
-
 _MESSAGES_PER_WINDOW = 5
 """How often the trainer acknowledges, while it takes as many batches as may be outstanding."""
 

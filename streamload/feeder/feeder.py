@@ -25,7 +25,6 @@ from streamload.feeder.messages import (
     Answer,
     Call,
     Configure,
-    EpochStart,
     Failed,
     Ready,
     Scanning,
@@ -50,11 +49,10 @@ from streamload.index.tables import Tables
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import naming_the_limit
+from streamload.order.epoch_start import EpochStart
 from streamload.order.sampling import Sampled
 from streamload.totals import Totals
 from streamload.workers.protocol import Pool
-
-__all__ = ["Feeder"]
 
 _REPORTED_EVERY_S = 0.5
 

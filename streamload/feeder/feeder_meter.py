@@ -16,8 +16,6 @@ from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event
 from streamload.workers.protocol import Pool
 
-__all__ = ["FeederMeter"]
-
 _SENT_EVERY_S = 0.02
 """Totals go with batches, and a message with them takes a hundredth of a millisecond more."""
 

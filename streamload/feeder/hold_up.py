@@ -12,8 +12,6 @@ from streamload.index.tables import Tables
 from streamload.text import counted
 from streamload.workers.protocol import Pool, WorkerActivity
 
-__all__ = ["what_holds_up"]
-
 _SHOWN_WORKERS = 2
 
 

@@ -18,8 +18,6 @@ from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.workers.protocol import Pool
 
-__all__ = ["MAX_RUN_ROWS", "Lookahead"]
-
 MAX_RUN_ROWS = 16_384
 """The most rows of a run of batches, and the rows of a block of the plan."""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamload.decode.tasks import Failure
-from streamload.order.epoch_start import EpochStart
 
 if TYPE_CHECKING:  # most of these are imported only with what makes the feeders
     from streamload.feeder.epoch import ReadyBatch
@@ -15,20 +14,6 @@ if TYPE_CHECKING:  # most of these are imported only with what makes the feeders
     from streamload.index.listing import Listing
     from streamload.totals import Totals
     from streamload.trace import Event
-
-__all__ = [
-    "AbandonEpoch",
-    "Acknowledge",
-    "Answer",
-    "Call",
-    "Configure",
-    "EpochStart",
-    "Failed",
-    "Ready",
-    "Scanning",
-    "Send",
-    "Tracing",
-]
 
 Send = Callable[[Any, Sequence[int]], None]
 """Sends the trainer a message, with descriptors."""

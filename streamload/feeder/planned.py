@@ -18,8 +18,6 @@ from streamload.index.tables import Tables
 from streamload.order.plan import RowBlock
 from streamload.tar.table import MISSING, ShardTable, joined_tables
 
-__all__ = ["PlannedRows", "locate"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRows:

@@ -20,8 +20,6 @@ from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.unnamed import naming_the_limit
 from streamload.workers.launch import EarlyWorkers
 
-__all__ = ["SendDescriptors"]
-
 _GRACE_S = 0.3
 
 

@@ -20,8 +20,6 @@ from streamload.workers.launch import EarlyWorkers
 from streamload.workers.process_pool import ProcessPool
 from streamload.workers.protocol import Pool
 
-__all__ = ["ProcessFeeder"]
-
 _KEPT_BYTES = 256 << 20
 
 

@@ -8,8 +8,6 @@ from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
 
-__all__ = ["ScanFeed"]
-
 _FIRST_GUESS_PARTS = 4
 """Of a shard, before the first answer has stated a size."""
 

@@ -16,8 +16,6 @@ from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.tables import Tables
 from streamload.workers.protocol import Pool
 
-__all__ = ["SCANNED_TOGETHER", "Scans"]
-
 SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 """The most shards of one task, and their bytes: some milliseconds, so that all workers share what is waiting."""
 

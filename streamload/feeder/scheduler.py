@@ -23,20 +23,11 @@ from streamload.memory.slots import ALIGNMENT_BYTES, Slots, round_up
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.epoch_start import EpochStart
 from streamload.order.mixture_plan import MixturePlan
-from streamload.order.options import samples_of_epoch
-from streamload.order.plan import EpochPlan, OrderOptions, RankPlan
+from streamload.order.options import OrderOptions, samples_of_epoch
+from streamload.order.plan import EpochPlan, RankPlan
 from streamload.order.sampling import Mixed, Sampled
 from streamload.order.share import WHOLE
 from streamload.workers.protocol import Pool
-
-__all__ = [
-    "Learned",
-    "PipelineSettings",
-    "Resources",
-    "RowBatch",
-    "RowBatcher",
-    "Scheduler",
-]
 
 Source = tuple[PlannedRows, int]
 """A batch's rows: their block, and the number of the batch in it."""

@@ -16,8 +16,6 @@ from streamload.workers.launch import EarlyWorkers, write_stack_on_request
 if TYPE_CHECKING:
     from streamload.feeder.process_feeder import ProcessFeeder
 
-__all__ = ["main"]
-
 
 def main(socket_number: int, words_number: int, trainer: int, workers: int) -> None:
     """Run a feeder on the descriptors given as arguments."""

@@ -23,17 +23,6 @@ from streamload.limits import (
 )
 from streamload.text import counted
 
-__all__ = [
-    "available_bytes",
-    "budget_error",
-    "budget_for",
-    "bytes_for_parts",
-    "check_budget",
-    "default_budget",
-    "expansion_bytes",
-    "requests_at_once",
-]
-
 _GUESS_BYTES = 4 << 30
 _MARGIN = 1.05
 """What an error calls enough is a little more than what was counted, since samples differ in size."""

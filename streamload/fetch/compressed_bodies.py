@@ -17,8 +17,6 @@ from streamload.fetch.transfers import Part
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
 
-__all__ = ["CompressedBodies"]
-
 
 class CompressedBodies:
     """Opens compressed shards for reading from their start, and takes in what is fetched for them.

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from streamload.fetch.transfers import Part
 from streamload.storage.download import Downloaded, Pin
 
-__all__ = ["COMPRESSED_BYTES_HELD", "RemoteBody", "local_body"]
-
 _PIECE_BYTES = 2 << 20
 _PIECES_AHEAD = 3
 

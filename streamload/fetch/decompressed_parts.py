@@ -10,8 +10,6 @@ from typing import Protocol
 from streamload.fetch.parts import PART_BYTES
 from streamload.tar.decompression import Decompressor, decompress
 
-__all__ = ["DecompressedParts", "DecompressionEvents"]
-
 
 class DecompressionEvents(Protocol):
     """Who takes what is decompressed. Everything is called in the loop."""

@@ -18,8 +18,6 @@ from streamload.order.distinct import distinct
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.tar.table import ShardTable
 
-__all__ = ["EpochNeeds"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Extent:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["Failures"]
-
 
 class Failures:
     """Errors by the numbers of what they were met for. It is not tried again before they are taken."""

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from streamload.storage.storages import Storages
 
-__all__ = ["Fetching"]
-
 
 class Fetching(NamedTuple):
     """What a feeder is told of how shards are fetched.

@@ -6,8 +6,6 @@ from streamload.index.listing import Listing
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 
-__all__ = ["fetched_shards"]
-
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
     """The numbers of shards and sidecars that workers cannot open by themselves: remote ones, and compressed ones."""

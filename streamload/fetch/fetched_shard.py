@@ -11,8 +11,6 @@ from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin
 from streamload.tar.decompression import Compression
 
-__all__ = ["FetchedShard"]
-
 
 @dataclass(slots=True, eq=False)
 class FetchedShard:

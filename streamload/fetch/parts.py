@@ -8,16 +8,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "PART_BYTES",
-    "part_edges",
-    "part_key",
-    "parts_by_share",
-    "parts_of_batches",
-    "parts_of_rows",
-    "shard_and_number",
-]
-
 PART_BYTES = 8 << 20
 """The size of a part, but for the last of a shard. A request has a cost of its own, of latency above all, so that parts
 must not be small; and a part is held as long as one of its samples is waited for, so they must not be large."""

@@ -12,8 +12,6 @@ from streamload.fetch.fetcher import Fetcher
 from streamload.index.tables import Tables
 from streamload.limits import SMALL_REQUESTS
 
-__all__ = ["Prerequisites"]
-
 
 class Prerequisites:
     """A fetcher, and the loading of tables beside it.

@@ -14,8 +14,6 @@ from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
-__all__ = ["ByteRange", "RangeReader", "joined_ranges"]
-
 _GAP_BYTES = 128 << 10
 """So many bytes that nobody requested are fetched sooner than another request is made."""
 

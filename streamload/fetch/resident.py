@@ -15,8 +15,6 @@ from streamload.index.listing import Shard
 from streamload.limits import RESIDENT_BYTES, RESIDENT_SHARDS
 from streamload.storage.local_storage import storage_for
 
-__all__ = ["FetchedMemory", "OpenShard", "ResidentShards", "open_listed"]
-
 
 class OpenShard(NamedTuple):
     """A shard that can be mapped; whoever gets it closes the descriptor.

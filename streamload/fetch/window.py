@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 
 from streamload.fetch.parts import shard_and_number
 
-__all__ = ["PartWindow", "Turns"]
-
 _HELD = 0
 _SCANS = 1 << 60
 _NEVER = 1 << 62

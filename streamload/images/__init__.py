@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from streamload.images.decoders import grey, palette, unchanged
+from streamload.images.floats import Normalize, ToFloat, ToTensor
 from streamload.images.joint import Joint
-from streamload.images.operations import (
-    CenterCrop,
-    Compose,
-    Normalize,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-    ToFloat,
-    ToTensor,
-)
+from streamload.images.operations import CenterCrop, Compose, RandomCrop, RandomHorizontalFlip
+from streamload.images.resizing import RandomResizedCrop, Resize
 
 __all__ = [
     "CenterCrop",

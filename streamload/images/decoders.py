@@ -17,8 +17,6 @@ from streamload.images.opencv import opencv
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-__all__ = ["grey", "palette", "unchanged"]
-
 _WIDE_BITS = 16
 _LEVELS = {"L;2": 3, "L;4": 15}
 """The largest number in the pixels of PNG with fewer than 8 bits, which Pillow scales to 255."""

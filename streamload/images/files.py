@@ -35,19 +35,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = [
-    "PIXEL_LIMIT",
-    "channel_bits",
-    "check_depth",
-    "check_image",
-    "decode_image",
-    "decode_jpeg_part",
-    "image_size",
-    "read_with_pillow",
-    "readable_jpeg_header",
-    "to_rgb",
-]
-
 R = TypeVar("R")
 
 PIXEL_LIMIT = 178_956_970

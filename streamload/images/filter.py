@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from streamload.images.opencv import opencv
 from streamload.images.placing import placed, writable_in_order
 
-__all__ = ["LARGEST_SCALE", "resize_bilinear"]
-
 LARGEST_SCALE = 4.0
 """Beyond it the filter would cost more than is gained."""
 

@@ -21,8 +21,6 @@ from streamload.images.geometry import Image, check_bytes
 from streamload.images.opencv import opencv
 from streamload.images.placing import placed, writable_in_order
 
-__all__ = ["Normalize", "ToFloat", "ToTensor", "as_tensor"]
-
 Planes: TypeAlias = NDArray[np.float32]
 """float32 array (channels, height, width)."""
 

@@ -19,23 +19,6 @@ from streamload.images.jpeg import JpegHeader
 from streamload.images.opencv import opencv
 from streamload.images.placing import copied, placed, target_of, writable_in_order
 
-__all__ = [
-    "Box",
-    "Geometric",
-    "Image",
-    "Interpolation",
-    "Window",
-    "check_bytes",
-    "check_image",
-    "check_interpolation",
-    "check_range",
-    "check_size",
-    "cut",
-    "decode_resampled",
-    "draw_crop",
-    "resized_size",
-]
-
 Image: TypeAlias = NDArray[Any]
 """uint8 or uint16 array (height, width, channels) of 1, 3 or 4 channels, or (height, width) of any numbers."""
 

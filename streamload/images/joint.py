@@ -15,8 +15,6 @@ from streamload.images.operations import Compose, RandomCrop, RandomHorizontalFl
 from streamload.images.placing import takes_rng
 from streamload.images.resizing import RandomResizedCrop
 
-__all__ = ["Joint", "draws_geometry"]
-
 Kind: TypeAlias = Literal["image", "mask", "boxes"]
 _KINDS = ("image", "mask", "boxes")
 _RANDOM = (RandomCrop, RandomHorizontalFlip, RandomResizedCrop)

@@ -15,8 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["JpegHeader", "decode_jpeg", "is_jpeg", "jpeg_header", "smallest_scale"]
-
 Image = NDArray[np.uint8]
 
 _MAGIC = b"\xff\xd8\xff"

@@ -6,8 +6,7 @@ import json
 import os
 from typing import Any
 
-from streamload.errors import ShardNotFoundError
-from streamload.storage.protocol import without_secrets
+from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.storage.storages import Storages
 
 STATISTICS_NAME = "statistics.json"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["opencv"]
-
 
 @lru_cache(maxsize=1)
 def opencv() -> Any:

@@ -34,20 +34,6 @@ from streamload.arguments import as_python
 from streamload.images.floats import Normalize, ToFloat, ToTensor, as_tensor
 from streamload.images.geometry import Box, Image, Interpolation, Window, check_image, check_size, cut
 from streamload.images.placing import placed, takes_out, takes_rng
-from streamload.images.resizing import RandomResizedCrop, Resize
-
-__all__ = [
-    "CenterCrop",
-    "Compose",
-    "Normalize",
-    "RandomCrop",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "Resize",
-    "ToFloat",
-    "ToTensor",
-    "may_use_global_generators",
-]
 
 
 @dataclass(frozen=True, slots=True)

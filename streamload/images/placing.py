@@ -16,8 +16,6 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["copied", "placed", "takes_out", "takes_rng", "target_of", "writable_in_order"]
-
 Array: TypeAlias = NDArray[Any]
 
 

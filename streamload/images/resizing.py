@@ -25,8 +25,6 @@ from streamload.images.geometry import (
     resized_size,
 )
 
-__all__ = ["RandomResizedCrop", "Resize"]
-
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:

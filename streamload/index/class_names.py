@@ -12,8 +12,6 @@ from streamload.errors import DatasetIndexError, ShardNotFoundError, without_sec
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.storages import Storages
 
-__all__ = ["CLASSES_FILE", "MOST_CLASSES_BYTES", "parse_class_names", "read_class_names", "unknown_class"]
-
 CLASSES_FILE = "classes.json"
 MOST_CLASSES_BYTES = 256 << 20
 

@@ -33,19 +33,6 @@ from streamload.tar.scan import LABEL_FIELD, scan_file
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
 
-__all__ = [
-    "COLUMNS_FILE",
-    "KEY",
-    "KEY_HASH",
-    "LABEL",
-    "PRESENT",
-    "SIZE",
-    "Columns",
-    "pack_columns",
-    "read_columns",
-    "unpack_columns",
-]
-
 COLUMNS_FILE = "columns.npz"
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
 """Names of columns that no file is needed for; after the last two the field follows."""

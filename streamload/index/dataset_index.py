@@ -22,19 +22,6 @@ from streamload.storage.local_files import open_regular, why_not_opened
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
-__all__ = [
-    "INDEX_FILE",
-    "INDEX_FOLDER",
-    "MOST_INDEX_BYTES",
-    "TABLE_FILE",
-    "DatasetIndex",
-    "TableGroup",
-    "check_shard",
-    "is_plain_name",
-    "no_table_file",
-    "read_local",
-]
-
 INDEX_FOLDER = ".streamload"
 """The name of the folder beside the shards."""
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import NoReturn, Self
 from urllib.parse import quote
 
-from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, without_secrets
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_lookup import IndexLookup
 from streamload.index.indexed_shards import IndexedShard
@@ -27,20 +27,10 @@ from streamload.index.unfinished import PACKING, SHARDIFY_ADVICE, STAGING
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.errors import close_matches
 from streamload.storage.local_storage import local_path
-from streamload.storage.protocol import (
-    UNKNOWN_BYTES,
-    ShardInfo,
-    Storage,
-    escaped,
-    is_pattern,
-    protocol_of,
-    without_secrets,
-)
+from streamload.storage.protocol import UNKNOWN_BYTES, ShardInfo, Storage, escaped, is_pattern, protocol_of
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, chain_links, expand_urls
 from streamload.text import counted
-
-__all__ = ["Finder", "find_shards", "look_at"]
 
 
 def look_at(urls: Sequence[str], storages: Storages) -> dict[str, int]:

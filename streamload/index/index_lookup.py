@@ -7,17 +7,14 @@ import os
 import threading
 from collections.abc import Sequence
 
-from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
+from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, without_secrets
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.indexed_shards import IndexedShard
 from streamload.index.table_reader import TableReader
 from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error, unfinished_sets
 from streamload.storage.errors import NoConnectionError, UntrustedServerError
-from streamload.storage.protocol import without_secrets
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
-
-__all__ = ["IndexLookup"]
 
 _log = logging.getLogger("streamload")
 

@@ -34,16 +34,6 @@ from streamload.storage.protocol import Storage
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
-__all__ = [
-    "IndexFolder",
-    "LocalIndexFolder",
-    "RemoteIndexFolder",
-    "remove_entries",
-    "update_index",
-    "update_with_tables",
-    "write_index",
-]
-
 FILE_TABLES, FILE_BYTES = 1000, 64 << 20
 """A table file ends when it has so many tables or bytes."""
 

@@ -9,8 +9,6 @@ from typing import NamedTuple, overload
 from streamload.tar.decompression import is_compressed
 from streamload.tar.table import ShardTable
 
-__all__ = ["IndexedShard", "IndexedShards", "TablePlace"]
-
 
 class TablePlace(NamedTuple):
     """Where the table of a shard lies.

@@ -18,8 +18,6 @@ from streamload.order.groups import group_sizes
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
-__all__ = ["Labels", "read_labels"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:

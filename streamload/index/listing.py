@@ -24,8 +24,6 @@ from streamload.storage.urls import Urls, expand_urls
 from streamload.tar.decompression import without_compression
 from streamload.text import counted
 
-__all__ = ["Listing", "Shard", "joined_listing", "list_shards"]
-
 
 class Shard(NamedTuple):
     """One shard of a dataset; a tuple, because hundreds of thousands of them go to the feeder at once.

@@ -8,24 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from streamload.errors import without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.index_writer import LocalIndexFolder, remove_entries
-from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.protocol import protocol_of
 from streamload.storage.urls import chain_links
-
-__all__ = [
-    "WEB",
-    "ShardNaming",
-    "destination_of",
-    "folder_and_name",
-    "is_shard_name",
-    "refuse_repetitions",
-    "refuse_unknown_compression",
-    "remove_local_entries",
-    "remove_shards",
-    "remove_stale_entries",
-    "shard_name",
-]
 
 _SHARD = re.compile(r"\.(?:tar|(?i:tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst))(?:::.*)?\Z")
 _UNKNOWN_COMPRESSION = re.compile(r"\.tar\.(?:lz4|lzma|br)\Z", re.IGNORECASE)

@@ -19,8 +19,6 @@ from streamload.tar.header_chain import RECORD_BYTES
 from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_prefix
 from streamload.tar.table import ShardTable
 
-__all__ = ["ReadShard", "stream_shard"]
-
 _STEP_BYTES = 8 << 20
 _TO_THE_END = 1 << 62
 

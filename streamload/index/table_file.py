@@ -16,8 +16,6 @@ from streamload.errors import DatasetIndexError
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
-__all__ = ["MAX_COUNT", "index_error", "pack_table", "unpack_table"]
-
 _TABLE_FORMAT = 2
 """The version of the layout; a table of another version is refused."""
 

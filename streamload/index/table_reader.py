@@ -14,8 +14,6 @@ from streamload.storage.download import Pin, download
 from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
 
-__all__ = ["TableReader"]
-
 _WEB = ("http", "https")
 
 

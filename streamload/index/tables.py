@@ -16,7 +16,7 @@ from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
 from streamload.index.table_reader import TableReader
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
-from streamload.order.plan import ShardCounts
+from streamload.order.layout import ShardCounts
 from streamload.storage.storages import Storages
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import GrowingTable, ScannedPiece

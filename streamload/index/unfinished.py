@@ -19,24 +19,6 @@ from streamload.index.shard_names import ShardNaming
 from streamload.storage.local_files import replace_file
 from streamload.storage.protocol import Storage
 
-__all__ = [
-    "PACKING",
-    "SHARDIFY",
-    "SHARDIFY_ADVICE",
-    "SHARD_WRITER",
-    "STAGING",
-    "UnfinishedSet",
-    "locked_folder",
-    "mark_finished",
-    "mark_path",
-    "mark_remote_finished",
-    "mark_remote_unfinished",
-    "mark_unfinished",
-    "read_mark",
-    "unfinished_error",
-    "unfinished_sets",
-]
-
 SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 MOST_MARK_BYTES = 1 << 20
 

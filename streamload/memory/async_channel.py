@@ -11,8 +11,6 @@ from typing import Any
 
 from streamload.memory.channel import Frames, frame, read_from
 
-__all__ = ["AsyncChannel"]
-
 
 class AsyncChannel:
     """One end of a socket pair, served by an event loop.

@@ -23,8 +23,6 @@ from typing import Any
 
 from streamload.errors import WorkerError
 
-__all__ = ["MAX_DESCRIPTORS", "Channel", "Frames", "frame", "read_from", "refused_exit"]
-
 MAX_DESCRIPTORS = 64
 """How many descriptors may go with one message; the kernel's own limit is 253."""
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from streamload.memory.mapped import Bytes
 
-__all__ = ["gather", "read_fully"]
-
 _GAP_BYTES = 16 << 10
 """Reading as many unwanted bytes takes no longer than another call: both take a microsecond or two."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 import sys
 
-__all__ = ["keep_freed_memory"]
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8
 """The names of glibc's `mallopt(3)`."""
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bytes", "map_memory"]
-
 Bytes = NDArray[np.uint8]
 """Raw memory as NumPy sees it; every view of it keeps the mapping alive."""
 

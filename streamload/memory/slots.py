@@ -30,18 +30,6 @@ from streamload.limits import (
 from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "HeapSlots",
-    "MappedSlots",
-    "SlotDescriptors",
-    "SlotMemory",
-    "SlotPool",
-    "SlotReader",
-    "Slots",
-    "round_up",
-]
-
 ALIGNMENT_BYTES = 64
 """Of what is written to a slot."""
 

@@ -13,8 +13,6 @@ from streamload.memory.unnamed import new_memory
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["SparseMemory"]
-
 _LEAST_GROWTH_BYTES = 64 << 20
 _PAGE_BYTES = mmap.PAGESIZE
 

@@ -9,8 +9,6 @@ from contextlib import suppress
 
 from streamload.errors import WorkerError
 
-__all__ = ["descriptor_limit", "naming_the_limit", "new_memory", "raise_descriptor_limit"]
-
 _MACOS_LIMIT = 10_240
 _NO_LIMIT = 1 << 20
 

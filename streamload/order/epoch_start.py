@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from streamload.order.share import WHOLE, Share
 
-__all__ = ["EpochStart"]
-
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["first_of_groups", "group_sizes"]
-
 _CHUNK = 1 << 16
 """Samples that are looked at together; what is made for them stays in the processor's cache."""
 

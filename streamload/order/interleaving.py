@@ -12,8 +12,6 @@ from streamload.order.lanes import SlidingShuffle, lane_bounds
 from streamload.order.layout import ENDLESS
 from streamload.order.runs import SampleSequence
 
-__all__ = ["Interleaving"]
-
 
 class ShardRetirement:
     """Follows how far every lane has been emitted, and names the shards that lie wholly behind.

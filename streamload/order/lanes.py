@@ -27,8 +27,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SlidingShuffle", "expected_radius", "lane_bounds"]
-
 
 def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
     """Where the lanes lie in the shards concatenated: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from streamload.order.randomness import CounterDraws, as_uniforms
 from streamload.text import counted
 
-__all__ = ["ENDLESS", "ShardCounts", "ShardSequence"]
-
 UNKNOWN = -1
 ENDLESS = 1 << 62
 """The end of what has no end yet."""

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, philox_key
 
-__all__ = ["BlockShares", "MixedTurns"]
-
 IntArray = NDArray[np.int64]
 
 _LONGEST_PERIOD = 4_096

@@ -16,8 +16,6 @@ from streamload.order.share import WHOLE, Share, slice_of_rank
 from streamload.order.slices import lanes_and_numbers
 from streamload.text import counted
 
-__all__ = ["MixturePlan"]
-
 IntArray = NDArray[np.int64]
 
 

@@ -9,16 +9,6 @@ from streamload.order.sampling import Sampled, Sampling
 from streamload.order.slices import rank_bounds
 from streamload.text import counted
 
-__all__ = [
-    "MAX_LANES",
-    "MAX_SAMPLES",
-    "OrderOptions",
-    "batches_per_rank",
-    "full_batches_and_last_rows",
-    "samples_of_epoch",
-]
-
-
 MAX_LANES = 1 << 20
 """The most lanes; each costs memory in every process, and more than there are ranks gain nothing."""
 

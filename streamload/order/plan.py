@@ -18,15 +18,12 @@ from streamload.order.lanes import expected_radius
 from streamload.order.layout import ShardCounts
 from streamload.order.options import (
     OrderOptions,
-    batches_per_rank,
     full_batches_and_last_rows,
 )
 from streamload.order.sequence import sequence_of_epoch
 from streamload.order.share import WHOLE, Share, slice_of_rank
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 from streamload.text import counted
-
-__all__ = ["EpochPlan", "OrderOptions", "RankPlan", "RowBlock", "ShardCounts", "batches_per_rank"]
 
 _MOST_NUMBERS_AHEAD = 65_536
 """How many outputs of a streamed lane are final before they are requested, beyond the next batch."""

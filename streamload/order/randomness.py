@@ -13,8 +13,6 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CounterDraws", "SampleRandomness", "as_uniforms", "permutation", "philox_key"]
-
 _WORDS_PER_COUNTER = 4
 _TO_UNIT_INTERVAL = 2.0**-53
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from streamload.order.layout import ShardCounts
 from streamload.order.randomness import CounterDraws, as_uniforms
 
-__all__ = ["RepeatCounts", "RunSequence", "Runs", "SampleSequence", "SampledSequence", "whole_passes"]
-
 IntArray = NDArray[np.int64]
 
 _BLOCK = 32

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from streamload.order.groups import first_of_groups, group_sizes
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-__all__ = ["Mixed", "Sampled", "Sampling", "Stretched", "Weighted", "mixed_words"]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 

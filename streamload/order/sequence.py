@@ -14,8 +14,6 @@ from streamload.order.randomness import permutation, philox_key
 from streamload.order.runs import RepeatCounts, Runs, RunSequence, SampledSequence, SampleSequence, whole_passes
 from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
 
-__all__ = ["dataset_sequence", "mixed_shares", "runs_of_epoch", "sequence_of_epoch"]
-
 IntArray = NDArray[np.int64]
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from streamload.order.slices import rank_bounds
 
-__all__ = ["WHOLE", "Share", "slice_of_rank"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from streamload.order.lanes import lane_bounds
 
-__all__ = ["lanes_and_numbers", "least_lanes_of_rank", "rank_bounds", "slice_of_any_batch", "slices_of_full_batches"]
-
 IntArray = NDArray[np.int64]
 
 

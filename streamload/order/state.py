@@ -10,8 +10,6 @@ from typing import Any
 from streamload.errors import LoaderStateError
 from streamload.order.options import MAX_LANES, MAX_SAMPLES
 
-__all__ = ["LoaderState", "check", "fingerprint"]
-
 _KIND = "streamload"
 _FORMAT = 1
 _TYPES: dict[str, type] = {

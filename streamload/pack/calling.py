@@ -30,8 +30,6 @@ from streamload.pack.targets import Place, Start, check_destination, refuse_shar
 from streamload.storage.storages import Storages
 from streamload.workers.launchers import available_processors
 
-__all__ = ["check_counts", "naming_arguments", "pack", "pack_inputs"]
-
 _SWITCH = re.compile(r"--(resume|overwrite|sidecar)\b")
 _NUMBER = re.compile(r"--(max-bytes|max-count|workers)\b")
 

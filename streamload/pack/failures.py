@@ -13,8 +13,6 @@ import typer
 from streamload.errors import StreamloadError
 from streamload.pack.output import say
 
-__all__ = ["EXIT_STATUS", "UsageError", "reported_errors"]
-
 EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage; 130 ended by Ctrl-C."
 
 

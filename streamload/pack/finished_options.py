@@ -10,8 +10,6 @@ from streamload.errors import ShardNotFoundError
 from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.storage.protocol import Storage
 
-__all__ = ["changed_options", "options_content", "options_path"]
-
 _MOST_BYTES = 1 << 20
 
 

@@ -30,8 +30,6 @@ from streamload.tar.decompression import without_compression
 from streamload.text import counted
 from streamload.trainer.feeder_client import FeederClient, named_places
 
-__all__ = ["map_shards"]
-
 _SHARD_BYTES = 256_000_000
 Sample = dict[str, Any]
 

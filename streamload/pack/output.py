@@ -10,8 +10,6 @@ import typer
 
 from streamload.text import printable
 
-__all__ = ["aligned", "print_array", "print_document", "print_line", "say", "shown_bytes", "shown_time"]
-
 
 def print_line(line: str) -> None:
     """Print a line on standard output; `printable`, since keys and fields are whatever an archive contains."""

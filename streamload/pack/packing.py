@@ -39,8 +39,6 @@ from streamload.pack.work import (
 from streamload.pack.workforce import Workforce
 from streamload.tar.header_writer import END_OF_ARCHIVE
 
-__all__ = ["PackOptions", "pack", "pack_calls", "pack_shards"]
-
 _CHECKED_TOGETHER = 256
 _CHECKED = "bad.json"
 _JOINING = "joining.json"

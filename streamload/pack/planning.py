@@ -17,8 +17,6 @@ from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_he
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 
-__all__ = ["Span", "parse_split", "planned_parts", "sample_bytes", "shard_spans", "table_sample_bytes"]
-
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)
 _BLOCK_BYTES = 512

@@ -11,8 +11,6 @@ from typing import Protocol, Self, TextIO
 
 from streamload.pack.output import shown_bytes, shown_time
 
-__all__ = ["open_progress"]
-
 LINE_INTERVAL_S = 5.0
 
 

@@ -23,8 +23,6 @@ from streamload.pack.records import Finished
 from streamload.storage.local_files import replace_file
 from streamload.write.shard_file import sync_folder
 
-__all__ = ["ANY_NAMES", "CLASSES", "NAMES", "Part", "classes_content", "final_name", "publish"]
-
 NAMES = ShardNaming("shard-", 6, ".tar")
 """Of shards that are numbered in their order."""
 ANY_NAMES = ShardNaming("", None, ".tar")

@@ -23,8 +23,6 @@ from streamload.decode.job_pickle import is_users
 from streamload.errors import ClusterError, StreamloadError, WorkerError
 from streamload.pack.failures import UsageError
 
-__all__ = ["ON_A_NODE", "RayPool", "open_pool", "pickled_by_value"]
-
 _Result = TypeVar("_Result")
 
 Call = Callable[[Callable[[int, int], None]], _Result]

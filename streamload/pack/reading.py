@@ -30,8 +30,6 @@ from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 from streamload.trainer.feeder_client import FeederClient, listing_places
 
-__all__ = ["ReadShard", "Reader", "differences", "scanned_table", "tables"]
-
 _Result = TypeVar("_Result")
 
 

@@ -13,8 +13,6 @@ from streamload.pack.sources.loading import Fault
 from streamload.storage.local_files import replace_file
 from streamload.tar.table import ShardTable
 
-__all__ = ["DONE", "TABLE", "Finished", "keep", "kept"]
-
 DONE = ".done"
 """The suffix of a record. It is written last, so a file that has one is complete."""
 

@@ -31,8 +31,6 @@ from streamload.storage.protocol import Storage
 from streamload.storage.storages import Storages
 from streamload.write.destination import existing_names, upload_shard
 
-__all__ = ["RemoteStaging", "local_folder"]
-
 _UPLOADS_AT_ONCE = 4
 
 

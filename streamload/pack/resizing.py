@@ -14,8 +14,6 @@ from streamload.images import Resize
 from streamload.images.files import image_size
 from streamload.images.jpeg import is_jpeg
 
-__all__ = ["Resizing"]
-
 _ORIENTATION = 0x0112
 _TURNS = {3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}  # quarter turns counterclockwise
 _MIRRORED = frozenset({2, 4, 5, 7})

@@ -20,8 +20,6 @@ from streamload.pack.sources.loading import Fault
 from streamload.storage.protocol import Storage
 from streamload.tar.table import ShardTable
 
-__all__ = ["PackingRecords", "UploadedShard"]
-
 _RECORDS, _RUN = PACKING.rsplit("/", 1)
 _LISTING = "source.npz"
 _AT_ONCE = 16

@@ -19,8 +19,6 @@ from streamload.tar.decompression import Decompressor, compression_of
 from streamload.tar.scan import scan_file, scan_shard
 from streamload.tar.table import ShardTable
 
-__all__ = ["Decode", "SourceShard", "samples_of"]
-
 _MOST_BYTES = 1 << 40
 
 Decode = bool | Mapping[str, Callable[[bytes], Any]]

@@ -37,8 +37,6 @@ from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
 
-__all__ = ["as_json", "as_lines", "source_to_shards"]
-
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
 

@@ -27,20 +27,6 @@ from streamload.pack.records import DONE, Finished, kept
 from streamload.pack.sources.listing import Listing
 from streamload.storage.local_files import replace_file
 
-__all__ = [
-    "LISTING",
-    "RUN",
-    "Run",
-    "Staging",
-    "clear",
-    "has_finished",
-    "is_being_published",
-    "is_unfinished",
-    "open_staging",
-    "remove_remains",
-    "remove_unfinished",
-]
-
 RUN = "run.json"
 """The name of the record of a run."""
 LISTING = "source.npz"

@@ -22,8 +22,6 @@ from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.write.destination import existing_names
 
-__all__ = ["Place", "Start", "check_destination", "check_places", "refuse_shards"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

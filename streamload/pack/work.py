@@ -36,21 +36,6 @@ from streamload.tar.table import ShardTable
 from streamload.write.shard_file import Member, ShardFile
 from streamload.write.shard_writer import checked_key, label_of, sample_members
 
-__all__ = [
-    "CallTask",
-    "CheckTask",
-    "Done",
-    "Failed",
-    "JoinTask",
-    "PackTask",
-    "Progressed",
-    "Report",
-    "Result",
-    "Task",
-    "do",
-    "fingerprint",
-]
-
 _REPORT_INTERVAL_S = 0.1
 _COPY_BYTES = 1 << 22
 _SHOWN = reprlib.Repr()

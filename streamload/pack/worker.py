@@ -15,8 +15,6 @@ from streamload.memory.channel import Channel
 from streamload.pack.work import Done, Failed, Progressed, Task, do
 from streamload.workers.launch import die_with
 
-__all__ = ["main"]
-
 
 def main(number: int, words: int, parent: int, _kept_open: int) -> None:
     """Do the tasks that arrive on the socket given as an argument."""

@@ -18,8 +18,6 @@ from streamload.memory.channel import Frames, frame, read_from
 from streamload.pack.work import Done, Failed, Progressed, Report, Result, Task, do
 from streamload.workers.launch import launch
 
-__all__ = ["Workforce"]
-
 
 class Workforce:
     """A pool of worker processes, started when needed. After its `with` block no process is left."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from streamload.index.columns import PRESENT, SIZE
 
-__all__ = ["CLASS_NAME", "FRACTION", "Expression"]
-
 FRACTION = "fraction"
 """The column of numbers in [0, 1) that keys alone decide; `fraction(7)` are others."""
 CLASS_NAME = "class_name"

@@ -13,8 +13,6 @@ from streamload.errors import without_secrets
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.urls import Urls
 
-__all__ = ["Mixture", "Portion", "portions_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Portion:

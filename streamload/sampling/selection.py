@@ -19,8 +19,6 @@ from streamload.order.sampling import mixed_words
 from streamload.sampling.expression import CLASS_NAME, FRACTION, Expression
 from streamload.text import counted, listed
 
-__all__ = ["ColumnsOf", "Selection", "Where", "digest"]
-
 Where = str | Callable[["ColumnsOf"], Any] | os.PathLike[str] | Iterable[str]
 
 _SHOWN_KEYS = 3

@@ -14,8 +14,6 @@ from streamload.index.class_names import unknown_class
 from streamload.index.labels import Labels
 from streamload.order.groups import group_sizes
 
-__all__ = ["Weights", "by_label", "checked_weights", "label_weights", "named"]
-
 Weights = Literal["balanced"] | Mapping[int, float] | Mapping[str, float] | Sequence[float] | NDArray[Any]
 ByLabel = Literal["balanced"] | Mapping[int, float] | NDArray[np.float64]
 """Those without names: the last ones are of samples."""

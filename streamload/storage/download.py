@@ -14,8 +14,6 @@ from streamload.storage.protocol import RangeBody, same_etag
 from streamload.storage.retry_policy import Retries
 from streamload.text import counted
 
-__all__ = ["Downloaded", "Pin", "RangeStorage", "Watch", "download"]
-
 _TRIES_OF_WHOLE_ANSWERS = 5
 """In a row: some proxies send a whole file now and then, and servers without ranges always do."""
 

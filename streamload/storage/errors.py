@@ -6,27 +6,15 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
-from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.errors import (
+    ShardChangedError,
+    ShardNotFoundError,
+    StorageError,
+    TransientStorageError,
+    without_secrets,
+)
+from streamload.storage.protocol import protocol_of
 from streamload.text import counted
-
-__all__ = [
-    "NO_SUCH_SHARD",
-    "ExpiredCredentialsError",
-    "NoConnectionError",
-    "UntrustedServerError",
-    "WholeAnswerError",
-    "changed_error",
-    "check_length",
-    "check_small",
-    "close_matches",
-    "connection_error",
-    "is_unexplained_denial",
-    "status_error",
-    "transient_error",
-    "unknown_length_error",
-    "whole_answer_error",
-]
 
 NO_SUCH_SHARD = "no such shard; check its url, and where braces name it whether there are so many"
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, TypeVar
 
-from streamload.errors import ShardNotFoundError, StorageError
+from streamload.errors import ShardNotFoundError, StorageError, without_secrets
 from streamload.storage.errors import (
     changed_error,
     check_length,
@@ -34,11 +34,8 @@ from streamload.storage.protocol import (
     place_of,
     quoted,
     same_etag,
-    without_secrets,
 )
 from streamload.storage.retry_policy import Retries
-
-__all__ = ["FilesystemStorage"]
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")

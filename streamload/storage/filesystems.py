@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from streamload.errors import StorageError
+from streamload.errors import StorageError, without_secrets
 from streamload.storage.errors import transient_error
 from streamload.storage.fsspec_errors import ReportsErrors
 from streamload.storage.options import filesystem_options
-from streamload.storage.protocol import protocol_of, without_secrets
+from streamload.storage.protocol import protocol_of
 from streamload.storage.urls import chain_links
-
-__all__ = ["OpenFilesystem", "layers", "open_filesystem", "path_in"]
 
 
 @dataclass(frozen=True, slots=True)

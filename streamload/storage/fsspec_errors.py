@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
-from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
+from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError, without_secrets
 from streamload.storage.errors import NO_SUCH_SHARD, connection_error, status_error
-from streamload.storage.protocol import protocol_of, without_secrets
-
-__all__ = ["ReportsErrors", "filesystem_error"]
+from streamload.storage.protocol import protocol_of
 
 _CONNECTING = (
     "ClientConnectorError",

@@ -13,8 +13,6 @@ from typing import BinaryIO
 
 from streamload.errors import without_secrets
 
-__all__ = ["make_private_folder", "open_regular", "refuse_url", "replace_file", "why_not_opened", "why_not_private"]
-
 
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True, mode: int = 0o666) -> None:
     """Write a file under a hidden temporary name in its own folder, then move it to its place.

@@ -17,8 +17,6 @@ from streamload.storage.local_files import open_regular, replace_file, why_not_o
 from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInfo, is_pattern, protocol_of
 
-__all__ = ["LocalStorage", "local_path", "storage_for"]
-
 _FILE_SCHEME = re.compile(r"file:", re.IGNORECASE)
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNORECASE | re.DOTALL)
 """A question mark is a pattern here as in any other url, and `#` a letter of a name."""

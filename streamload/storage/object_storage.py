@@ -15,7 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
+from streamload.errors import (
+    ShardChangedError,
+    ShardNotFoundError,
+    StorageError,
+    TransientStorageError,
+    without_secrets,
+)
 from streamload.storage.errors import (
     ExpiredCredentialsError,
     changed_error,
@@ -41,12 +47,9 @@ from streamload.storage.protocol import (
     quoted,
     same_etag,
     version_of,
-    without_secrets,
 )
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.text import counted
-
-__all__ = ["ObjectStorage"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

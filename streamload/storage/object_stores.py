@@ -12,11 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from streamload.errors import StorageError
+from streamload.errors import StorageError, without_secrets
 from streamload.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig
-from streamload.storage.protocol import protocol_of, without_secrets
-
-__all__ = ["ObjectPlace", "locate", "make_store"]
+from streamload.storage.protocol import protocol_of
 
 _ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
 _WEB = ("http", "https")

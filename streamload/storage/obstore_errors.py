@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from streamload.errors import ShardChangedError, StorageError
+from streamload.errors import ShardChangedError, StorageError, without_secrets
 from streamload.storage.errors import (
     connection_error,
     status_error,
@@ -12,9 +12,6 @@ from streamload.storage.errors import (
     unknown_length_error,
     whole_answer_error,
 )
-from streamload.storage.protocol import without_secrets
-
-__all__ = ["is_whole_answer", "storage_error"]
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")

@@ -14,17 +14,6 @@ from typing import Any
 from streamload.errors import without_secrets
 from streamload.limits import MOST_REQUESTS, SMALL_REQUESTS
 
-__all__ = [
-    "CLIENT_OPTIONS",
-    "NO_RETRY",
-    "RETRY",
-    "ObjectConfig",
-    "filesystem_options",
-    "object_config",
-    "options_of",
-    "tls_context",
-]
-
 RETRY: dict[str, Any] = {
     "max_retries": 10,
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},

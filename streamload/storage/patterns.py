@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from streamload.storage.protocol import matches
 
-__all__ = ["ANY_FOLDERS", "fits", "pattern_steps"]
-
 ANY_FOLDERS = "**"
 """As a whole component; within one it is no more than `*`, as everywhere."""
 

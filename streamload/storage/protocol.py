@@ -11,25 +11,7 @@ from glob import escape
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from streamload.errors import without_secrets
 from streamload.storage.urls import chain_links
-
-__all__ = [
-    "UNKNOWN_BYTES",
-    "RangeBody",
-    "ShardInfo",
-    "Storage",
-    "WholeBody",
-    "escaped",
-    "is_pattern",
-    "matches",
-    "place_of",
-    "protocol_of",
-    "quoted",
-    "same_etag",
-    "version_of",
-    "without_secrets",
-]
 
 UNKNOWN_BYTES = -1
 """The size of a shard where only a request for that shard would give it."""

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from streamload.errors import StorageError, TransientStorageError
+from streamload.errors import StorageError, TransientStorageError, without_secrets
 from streamload.storage.errors import NoConnectionError
-from streamload.storage.protocol import place_of, without_secrets
-
-__all__ = ["Attempts", "Retries", "RetryPolicy"]
+from streamload.storage.protocol import place_of
 
 _TRIES_TO_CONNECT = 3
 """Where nothing has ever answered, the address is wrong more often than not."""

@@ -7,16 +7,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from streamload.errors import without_secrets
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.filesystems import layers
 from streamload.storage.local_storage import LocalStorage, local_path
 from streamload.storage.object_storage import ObjectStorage
 from streamload.storage.options import object_config, options_of
-from streamload.storage.protocol import Storage, protocol_of, without_secrets
+from streamload.storage.protocol import Storage, protocol_of
 from streamload.storage.retry_policy import Retries
 from streamload.storage.urls import CACHING, chain_links
-
-__all__ = ["Storages"]
 
 _OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
 _IN_MEMORY = frozenset(("memory",))

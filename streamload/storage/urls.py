@@ -15,8 +15,6 @@ from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
 
-__all__ = ["CACHING", "Urls", "as_strings", "chain_links", "expand_urls"]
-
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 MAX_URLS = 10_000_000

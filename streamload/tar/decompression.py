@@ -29,8 +29,6 @@ from streamload.tar.not_a_tar import what_else
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Compression", "Decompressor", "compression_of", "decompress", "is_compressed", "without_compression"]
-
 _SUFFIX = re.compile(
     r"\.(?:(?P<GZIP>tgz|tar\.gz)|(?P<ZSTD>tzst|tar\.zstd?)|(?P<XZ>txz|tar\.xz)|(?P<BZIP2>tbz2?|tar\.bz2))\Z",
     re.IGNORECASE,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-__all__ = ["IMAGE_FORMATS", "KIND_OF", "Kind"]
-
 
 class Kind(Enum):
     """What is in a field."""

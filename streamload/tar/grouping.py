@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from streamload.errors import ShardFormatError
 
-__all__ = ["Samples", "group_members", "group_part", "refuse_many_fields", "refuse_many_key_bytes", "repeated_key"]
-
 _META = re.compile(rb"__[^/]*__($|/)")
 _RESERVED = re.compile(rb"__[^/]*__")
 """Fields that loaders add to a sample, `__key__` for example, and that no member may replace."""

@@ -14,19 +14,6 @@ from typing import NamedTuple
 from streamload.errors import ShardFormatError
 from streamload.tar.not_a_tar import what_else
 
-__all__ = [
-    "BLOCK_BYTES",
-    "MAX_RECORDS_BYTES",
-    "ZERO_BLOCK",
-    "TarHeader",
-    "looks_like_header",
-    "padded",
-    "parse_header",
-    "parse_long_name",
-    "parse_records",
-    "parse_size",
-]
-
 BLOCK_BYTES = 512
 """Headers start at multiples of this, and payloads are padded with zeros to a multiple of it."""
 

@@ -11,8 +11,6 @@ import zlib
 
 from streamload.tar.header import BLOCK_BYTES
 
-__all__ = ["END_OF_ARCHIVE", "member_bytes", "member_header", "padding"]
-
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
 """Two zero blocks close an archive; nothing follows them."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["what_else"]
-
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",

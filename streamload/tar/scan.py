@@ -34,17 +34,6 @@ from streamload.tar.header import BLOCK_BYTES, padded
 from streamload.tar.header_chain import RECORD_BYTES, ArchivePart, TarMembers, read_chain, read_chain_part
 from streamload.tar.table import MISSING, ShardTable
 
-__all__ = [
-    "LABEL_FIELD",
-    "GrowingTable",
-    "ScannedPiece",
-    "crc32_of",
-    "labels_of",
-    "scan_file",
-    "scan_prefix",
-    "scan_shard",
-]
-
 LABEL_FIELD = "cls"
 """The field whose decimal integer is a sample's label."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MISSING", "ShardTable", "joined_tables"]
-
 MISSING = -1
 """The offset and the size of a field that a sample does not have."""
 

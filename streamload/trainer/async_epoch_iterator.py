@@ -12,8 +12,6 @@ from typing import Any, Self
 
 from streamload.trainer.epoch_iterator import EpochIterator
 
-__all__ = ["AsyncEpochIterator", "end_of_processes"]
-
 _GRACE_S = 0.7
 
 _LOOK_UP_S = 1.0

@@ -19,8 +19,6 @@ from streamload.memory.mapped import Bytes
 from streamload.text import counted
 from streamload.trainer.skipped_members import SkippedMembers
 
-__all__ = ["BatchBuilder"]
-
 _log = logging.getLogger("streamload")
 _MAX_LOGGED = 5
 MOST_KEPT = 10_000

@@ -30,16 +30,6 @@ from streamload.warn_at_caller import warn_at_caller
 _MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
 """Parts of a field's name that say that it belongs to the picture of another one."""
 
-__all__ = [
-    "check_classes",
-    "check_fields",
-    "check_window_fits",
-    "labelled_folders",
-    "warn_of_no_effect",
-    "warn_of_separate_crops",
-    "warn_of_unused_decoders",
-]
-
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
     """Refuse fields that a dataset does not have; where there is no index, the first batch shows.

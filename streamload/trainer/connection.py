@@ -30,8 +30,6 @@ from streamload.workers.launch import STACK_S, Child, launch
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch
 
-__all__ = ["Connection", "FeederDiedError", "FeederProcess", "second_death", "with_another_feeder"]
-
 _GRACE_S = 0.7
 _FEEDER = "streamload.feeder.start"
 

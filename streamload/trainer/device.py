@@ -13,8 +13,6 @@ import torch
 from streamload.decode.batch_layout import is_named_tuple
 from streamload.memory.mapped import Bytes
 
-__all__ = ["Cuda", "Moving", "device_for"]
-
 _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
 

@@ -24,8 +24,6 @@ from streamload.trainer.connection import Connection, FeederDiedError, second_de
 from streamload.trainer.device import Moving
 from streamload.trainer.feeder_client import what_holds_up
 
-__all__ = ["Cursor", "EpochIterator"]
-
 _LOOK_UP_S = 1.0
 """How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""
 

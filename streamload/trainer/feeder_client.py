@@ -30,8 +30,6 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, as_strings, expand_urls
 from streamload.trainer.connection import Connection, FeederProcess, with_another_feeder
 
-__all__ = ["FeederClient", "NamedClasses", "call_feeder", "listing_places", "named_places", "what_holds_up"]
-
 _log = logging.getLogger("streamload")
 _numbers = itertools.count()
 _ANSWER_S = 3.0

@@ -45,8 +45,6 @@ from streamload.trainer.scan_progress import ScanProgress
 from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import found_rank
 
-__all__ = ["FeederLink"]
-
 _log = logging.getLogger("streamload")
 
 

@@ -29,8 +29,6 @@ from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_pool import CallerPool
 from streamload.workers.caller_worker import CallerWorker
 
-__all__ = ["InProcessFeeder"]
-
 _MOST_SHARD_BYTES = 1 << 40
 
 

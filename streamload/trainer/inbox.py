@@ -13,8 +13,6 @@ from streamload.decode.failure import error_from
 from streamload.feeder.messages import Answer, Failed, Scanning
 from streamload.trainer.scan_progress import ScanProgress
 
-__all__ = ["Inbox"]
-
 
 class Inbox:
     """Messages in order, and awaited answers by their number.

@@ -14,8 +14,6 @@ from streamload.feeder.messages import Scanning
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["ScanProgress"]
-
 _SHOWN_AFTER_S = 2.0
 _LOGGED_EVERY_S = 30.0
 

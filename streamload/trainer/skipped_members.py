@@ -9,8 +9,6 @@ from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
 
-__all__ = ["NothingLeft", "SkippedMembers"]
-
 
 class NothingLeft:
     """Says once in a loader's life that an epoch has no batch because all of its samples are dropped, or there is none.

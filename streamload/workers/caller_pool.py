@@ -12,8 +12,6 @@ from streamload.memory.slots import SlotDescriptors
 from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 
-__all__ = ["CallerPool"]
-
 
 class CallerPool:
     """Has one task at a time done by a `CallerWorker`, which may be in another process.

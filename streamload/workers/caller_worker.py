@@ -11,8 +11,6 @@ from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, 
 from streamload.memory.slots import HeapSlots
 from streamload.workers.task_runner import TaskRunner
 
-__all__ = ["CallerWorker"]
-
 
 class CallerWorker:
     """Keeps what a `CallerPool` sends until `step` does it.

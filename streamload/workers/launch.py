@@ -25,19 +25,6 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from streamload.memory.unnamed import new_memory
 
-__all__ = [
-    "PROGRESS_BYTES",
-    "STACK_S",
-    "Child",
-    "EarlyWorkers",
-    "WorkerChild",
-    "die_with",
-    "launch",
-    "launch_worker",
-    "program_arguments",
-    "write_stack_on_request",
-]
-
 PROGRESS_BYTES = 16
 """Two numbers: what a worker is working on."""
 

@@ -12,15 +12,6 @@ from streamload.limits import processor_quota
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
 
-__all__ = [
-    "available_processors",
-    "check_found_rank",
-    "found_rank",
-    "goes_by_found_rank",
-    "local_ranks",
-    "processors_of_rank",
-]
-
 
 class _Launcher(NamedTuple):
     """A program that starts a task for each rank, and the variables in which it says so.

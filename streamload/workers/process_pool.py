@@ -40,8 +40,6 @@ from streamload.workers.launch import PROGRESS_BYTES, STACK_S, WorkerChild, laun
 from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 
-__all__ = ["ProcessPool"]
-
 _log = logging.getLogger("streamload")
 
 _TASKS_AHEAD = 2

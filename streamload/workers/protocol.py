@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 
 from streamload.decode.tasks import RowsDone, ScanDone, Task
 
-__all__ = ["Pool", "PoolEvents", "WorkerActivity"]
-
 
 class WorkerActivity(NamedTuple):
     """What a worker that has a task, or is starting, is doing.

@@ -26,8 +26,6 @@ from streamload.decode.tasks import (
 from streamload.memory.slots import HeapSlots, MappedSlots
 from streamload.tar.scan import scan_file, scan_prefix
 
-__all__ = ["TaskRunner"]
-
 
 def scan(task: ScanTask, shards: OpenShards, clock: TaskClock | None = None) -> ScanDone:
     """Read the headers of shards, or of the part of one that has arrived."""

@@ -13,8 +13,6 @@ from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import SlotDescriptors
 
-__all__ = ["WorkerLink"]
-
 
 class WorkerLink:
     """What one worker holds: its tasks, and what it has open for them.

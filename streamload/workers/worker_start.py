@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from streamload.workers.launch import die_with
 
-__all__ = ["main"]
-
 
 def main(socket_number: int, words_number: int, feeder: int, progress_number: int) -> None:
     """Run a worker on three descriptors; `feeder` is the process ID of its parent."""

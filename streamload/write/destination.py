@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
 
-from streamload.errors import StorageError, StreamloadError
+from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.index_writer import RemoteIndexFolder, remove_entries, update_with_tables, write_index
 from streamload.index.indexed_shards import IndexedShard
@@ -24,12 +24,10 @@ from streamload.index.unfinished import (
     mark_unfinished,
 )
 from streamload.storage.local_storage import local_path
-from streamload.storage.protocol import Storage, escaped, protocol_of, without_secrets
+from streamload.storage.protocol import Storage, escaped, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
-
-__all__ = ["destination_in", "existing_names", "upload_shard"]
 
 
 class Destination(Protocol):

@@ -20,8 +20,6 @@ import numpy as np
 
 from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind
 
-__all__ = ["encode_field"]
-
 JPEG_QUALITY = 95
 _INT64_LIMIT = 1 << 63
 

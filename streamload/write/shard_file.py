@@ -24,8 +24,6 @@ from streamload.index.unfinished import locked_folder
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, padding
 from streamload.tar.table import ShardTable
 
-__all__ = ["GrowingShard", "Member", "ShardFile", "remove_abandoned", "sync_folder"]
-
 _BUFFER_BYTES = 1 << 16
 _MAX_FIELDS = 1 << 16
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")

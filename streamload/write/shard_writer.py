@@ -26,8 +26,6 @@ from streamload.write.destination import destination_in
 from streamload.write.encode import encode_field
 from streamload.write.shard_file import GrowingShard, Member
 
-__all__ = ["ShardWriter", "checked_key", "label_of", "sample_members"]
-
 _LABEL = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

@@ -11,13 +11,14 @@ from streamload.decode.open_shards import OpenShards
 from streamload.decode.tasks import PieceDone, RowsDone, RowTask, ScanTask, ShardOpened, Task, TaskCosts
 from streamload.feeder.epoch import ReadyBatch
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Acknowledge, Configure, EpochStart, Ready
+from streamload.feeder.messages import Acknowledge, Configure, Ready
 from streamload.feeder.scheduler import PipelineSettings
 from streamload.fetch.budget import budget_for
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetcher import Fetcher
 from streamload.index.listing import list_shards
 from streamload.memory.slots import SlotPool
+from streamload.order.epoch_start import EpochStart
 from streamload.order.options import OrderOptions
 from streamload.storage.storages import Storages
 from streamload.workers.process_pool import ReturnedTasks

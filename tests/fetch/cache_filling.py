@@ -19,7 +19,7 @@ from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.order.plan import OrderOptions
+from streamload.order.options import OrderOptions
 from streamload.order.sequence import shards_in_order
 
 PART_BYTES = 4096

@@ -11,7 +11,9 @@ import pytest
 from streamload.fetch.cache.disk_cache import CachedFile, files_to_evict, with_old_versions_last
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.layout import ShardCounts
+from streamload.order.options import OrderOptions
+from streamload.order.plan import RankPlan
 from streamload.order.sequence import shards_in_order
 
 INFINITY = float("inf")

@@ -9,8 +9,10 @@ import pytest
 
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.order.layout import ShardCounts
 from streamload.order.mixture_plan import MixturePlan
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.options import OrderOptions
+from streamload.order.plan import RankPlan
 from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weighted
 
 OPTIONS = OrderOptions(seed=3, shuffle=True, window=0, lanes=1, batch_size=1, drop_last=False, pad=False)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.layout import ShardSequence
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.layout import ShardCounts, ShardSequence
+from streamload.order.options import OrderOptions
+from streamload.order.plan import RankPlan
 from streamload.order.randomness import philox_key
 from streamload.order.sequence import shards_in_order
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import key_of, lane_outputs, option_sets, plan_batches, word
 
+from streamload.order.layout import ShardCounts
 from streamload.order.mixing import BlockShares
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
-from streamload.order.plan import ShardCounts
 from streamload.order.sampling import Mixed
 from streamload.order.sequence import dataset_sequence
 from streamload.order.slices import rank_bounds

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
-from streamload.order.layout import ShardSequence
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts, batches_per_rank
+from streamload.order.layout import ShardCounts, ShardSequence
+from streamload.order.options import OrderOptions, batches_per_rank
+from streamload.order.plan import RankPlan
 from streamload.order.sequence import shards_in_order
 from streamload.order.slices import least_lanes_of_rank
 

@@ -21,8 +21,9 @@ from order_oracle import (
 )
 
 from streamload.order.groups import first_of_groups, group_sizes
+from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan, ShardCounts
+from streamload.order.plan import RankPlan
 from streamload.order.runs import RepeatCounts
 from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
 from streamload.order.sequence import runs_of_epoch, sequence_of_epoch

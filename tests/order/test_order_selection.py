@@ -6,7 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.layout import ShardCounts
+from streamload.order.options import OrderOptions
+from streamload.order.plan import RankPlan
 from streamload.order.sampling import Stretched
 
 IntPairs = list[tuple[int, int]]

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamload.order.layout import ShardCounts
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
-from streamload.order.plan import EpochPlan, RankPlan, ShardCounts
+from streamload.order.plan import EpochPlan, RankPlan
 from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
 from streamload.order.share import Share
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
-from streamload.order.layout import ShardSequence
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.layout import ShardCounts, ShardSequence
+from streamload.order.options import OrderOptions
+from streamload.order.plan import RankPlan
 from streamload.order.sequence import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)

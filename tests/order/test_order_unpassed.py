@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.plan import OrderOptions, RankPlan, ShardCounts
+from streamload.order.layout import ShardCounts
+from streamload.order.options import OrderOptions
+from streamload.order.plan import RankPlan
 from streamload.order.sequence import sequence_of_epoch
 
 

@@ -16,8 +16,6 @@ from streamload.fetch.cache.file_locks import mark_in_use, try_lock
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["CacheFile", "cached_bytes"]
-
 _CRC32 = struct.Struct("<I")
 _PIECE_BYTES = 1 << 20
 

@@ -16,8 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["LOCKS_BYTES", "LockBusyError", "is_in_use", "locked_file", "mark_in_use", "try_lock", "unlock"]
-
 LOCKS_BYTES = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 """Whether a lock is on one byte; otherwise it is on the whole file."""
 

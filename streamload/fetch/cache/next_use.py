@@ -13,8 +13,6 @@ from streamload.order.lanes import lane_bounds
 from streamload.order.options import OrderOptions, samples_of_epoch
 from streamload.order.sequence import runs_of_epoch
 
-__all__ = ["NextUse", "OrderNextUse", "Unforeseen", "numbers_by_key"]
-
 _EPOCHS_AHEAD = 16
 
 

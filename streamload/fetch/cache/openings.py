@@ -15,8 +15,6 @@ from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
 
-__all__ = ["CacheOpenings", "on_thread"]
-
 _Done = TypeVar("_Done")
 
 _log = logging.getLogger("streamload")

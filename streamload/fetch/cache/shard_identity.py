@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 from streamload.errors import without_secrets
 
-__all__ = ["FILE_NAME", "ShardIdentity", "key_in_name", "url_key"]
-
 _KEY_BYTES = 8
 _DIGEST_BYTES = 16
 _TAIL_LETTERS = 48

@@ -33,8 +33,6 @@ from streamload.pack.sources.source import (
 from streamload.text import listed
 from streamload.write.encode import encode_field
 
-__all__ = ["ARRAYS_EXTENSIONS", "ArrayReader", "rows_of_arrays"]
-
 ARRAYS_EXTENSIONS = (".npz", ".npy")
 
 _LABEL_NAMES = ("y", "label", "labels")

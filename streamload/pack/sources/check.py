@@ -13,8 +13,6 @@ from streamload.decode.array_files import npy_layout
 from streamload.images.files import check_image, readable_jpeg_header
 from streamload.pack.sources.source import is_image
 
-__all__ = ["fault_of"]
-
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _START_OF_SCAN = 0xDA

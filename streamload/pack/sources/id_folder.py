@@ -29,8 +29,6 @@ from streamload.pack.sources.table import Row, TableColumns, read_table
 from streamload.pack.sources.table_file import TABLE_EXTENSIONS
 from streamload.text import counted
 
-__all__ = ["files_by_id"]
-
 _NAMED = 5
 
 

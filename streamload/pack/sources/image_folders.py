@@ -25,8 +25,6 @@ from streamload.pack.sources.source import (
 )
 from streamload.text import counted
 
-__all__ = ["LIKE_SPLITS", "find_images", "images_of_splits", "names_inside", "split_folders", "visible_files"]
-
 _NAMED = 5
 LIKE_SPLITS = ("train", "training", "val", "valid", "validation", "test")
 """Names of folders that are more likely splits than classes."""

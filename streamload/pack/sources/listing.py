@@ -14,8 +14,6 @@ from streamload.pack.sources.source import Source, SourceSample
 from streamload.storage.local_files import replace_file
 from streamload.text import counted
 
-__all__ = ["Listing", "list_files", "meaning_of"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from streamload.pack.sources.check import fault_of
 from streamload.pack.sources.source import SourceFile
 
-__all__ = ["ANY_SIZE", "Fault", "load", "read_regular"]
-
 ANY_SIZE = -1
 """A size that is not known."""
 

@@ -11,28 +11,6 @@ from typing import NamedTuple, TypeGuard
 
 from streamload.text import counted
 
-__all__ = [
-    "ARRAY_FIELDS",
-    "COLUMNS_FIELD",
-    "IMAGE_FIELDS",
-    "SAMPLE_FIELDS",
-    "SPLIT_NAME",
-    "ArrayRow",
-    "KeyedSamples",
-    "Source",
-    "SourceError",
-    "SourceFile",
-    "SourceSample",
-    "field_named",
-    "field_of",
-    "is_image",
-    "is_label",
-    "key_of",
-    "numbered_labels",
-    "numbers_of_classes",
-    "other_kinds_advice",
-]
-
 _JPEG = ("jpg", "jpeg", "jpe", "jfif")
 IMAGE_FIELDS = dict.fromkeys(_JPEG, "jpg") | {name: name for name in ("png", "webp", "bmp", "gif", "tif", "tiff")}
 """The extensions of images, and the field that each is stored under."""

@@ -26,8 +26,6 @@ from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
 from streamload.write.shard_writer import label_of
 
-__all__ = ["samples_by_stem", "share_stems", "stem_of"]
-
 _MANY_FIELDS = 20
 _SHOWN_BYTES = 40
 

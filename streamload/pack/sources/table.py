@@ -29,8 +29,6 @@ from streamload.pack.sources.table_file import open_table
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import listed
 
-__all__ = ["Row", "TableColumns", "files_of_table", "read_table"]
-
 _PATH_NAMES = (
     *("path", "filepath", "file_path", "file", "filename", "file_name", "image", "image_path"),
     *("img", "img_path", "image_file", "image_name", "name", "id"),

@@ -12,8 +12,6 @@ from typing import Any
 from streamload.pack.sources.source import SourceError
 from streamload.text import counted
 
-__all__ = ["TABLE_EXTENSIONS", "open_table"]
-
 TABLE_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 _JSON_LINES = (".jsonl", ".ndjson")
