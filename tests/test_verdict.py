@@ -8,8 +8,8 @@ import pytest
 from transforms import slow
 
 from streamload import ShardWriter, StreamLoader
+from streamload.statistics import Machine, find_limit
 from streamload.totals import Totals
-from streamload.verdict import Machine, find_limit
 
 MACHINE = Machine(workers=2, processors=4, all_processors=4)
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from time import monotonic
-from typing import Any
+from time import monotonic, perf_counter, process_time
+from typing import Any, Literal
 
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.tasks import RowsDone, ScanDone, ScanTask, Task
+from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
+from streamload.errors import without_secrets
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
-from streamload.feeder.feeder_meter import FeederMeter
-from streamload.feeder.hold_up import what_holds_up
 from streamload.feeder.messages import (
     AbandonEpoch,
     Acknowledge,
@@ -31,7 +31,6 @@ from streamload.feeder.messages import (
     Send,
     Tracing,
 )
-from streamload.feeder.scan_feed import ScanFeed
 from streamload.feeder.scans import Scans
 from streamload.feeder.scheduler import Learned, Resources, RowBatcher
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
@@ -39,20 +38,373 @@ from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetch_options import Fetching
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.resident import ResidentShards
+from streamload.fetch.transfers import TransferCounts
 from streamload.fetch.window import Turns
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
 from streamload.index.tables import Tables
+from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import naming_the_limit
 from streamload.order.epoch_start import EpochStart
 from streamload.order.sampling import Sampled
-from streamload.totals import Totals
-from streamload.workers.protocol import Pool
+from streamload.text import counted
+from streamload.totals import TimeIntegral, Totals, duration_bucket
+from streamload.trace import Event
+from streamload.workers.protocol import Pool, WorkerActivity
+
+_SENT_EVERY_S = 0.02
+"""Totals go with batches, and a message with them takes a hundredth of a millisecond more."""
+
+_Reason = Literal["work", "memory", "network", "scan"]
+
+
+class FeederMeter:
+    """Adds up, in `totals`, what a feeder and its workers do.
+
+    While the loop waits, it adds up where the workers' time goes, as "awaited_s/REASON": "work"; or what idle workers
+    wait for: the "network", a "scan" of a shard, or room in memory_budget ("memory"). If one of three workers is at
+    work and the others wait for the network, a third of that time counts as work. So does all time in which the
+    batches after the awaited one are ready. The loop counts as waiting as soon as it has so few batches that it need
+    not acknowledge any.
+
+    Args:
+        totals: where to add.
+        pool: the workers.
+        epochs: says whether the loop waits.
+        scans: which are outstanding.
+        fetcher: of remote bytes, or None.
+
+    Attributes:
+        totals: as given.
+        events: for a trace, since the last message; None where there is none.
+    """
+
+    def __init__(
+        self,
+        totals: Totals,
+        pool: Pool,
+        *,
+        epochs: Epochs,
+        scans: Scans,
+        fetcher: Fetcher | None,
+    ) -> None:
+        self.totals = totals
+        self._pool = pool
+        self._epochs = epochs
+        self._scans = scans
+        self._fetcher = fetcher
+        self._started_s = self._noted_s = perf_counter()
+        self._sent_s = -math.inf
+        self._shares: tuple[tuple[str, float], ...] = ()
+        self._used_bytes = TimeIntegral()
+        self.events: list[Event] | None = None
+
+    def add(self, done: RowsDone | ScanDone) -> None:
+        """Add what a task has taken."""
+        costs, totals = done.costs, self.totals
+        if isinstance(done, RowsDone):
+            totals["payload_bytes"] += done.payload_bytes
+            totals["made_samples"] += done.rows
+        totals["scan_s"] += costs.scan
+        totals["decode_s"] += costs.decode
+        totals["transform_s"] += costs.transform
+        totals["collate_s"] += costs.collate
+        totals["workers_waited_s"] += costs.waited
+        totals["workers_busy_s"] += costs.whole
+        totals["workers_processor_s"] += costs.processor
+        totals["workers_delayed_s"] += costs.delayed
+        totals[duration_bucket("task", costs.whole)] += 1
+        totals.add(costs.named)
+        if self.events is not None:
+            kind, details = _described(done)
+            self.events.append(Event(kind, f"worker {costs.process}", costs.started, costs.whole, details))
+
+    def trace(self, *, on: bool) -> None:
+        """Note events from now on, or no more."""
+        if not on:
+            self.events = None
+        elif self.events is None:
+            self.events = []
+        self.watch_transfers()
+
+    def watch_transfers(self) -> None:
+        """Have transfers noted as well, as soon as there are any; to be called after each of them has begun."""
+        if self._fetcher is None:
+            return
+        counts = self._fetcher.counts
+        if self.events is None:
+            counts.ended = None
+        elif counts.ended is None:
+            counts.ended = []
+
+    def take_events(self) -> tuple[Event, ...]:
+        """The events since the last call; none unless they are noted."""
+        if self.events is None:
+            return ()
+        if self._fetcher is not None and (ended := self._fetcher.counts.ended):
+            self.events += [
+                Event("fetch", "connection", began_s, ended_s - began_s, {"url": url, "start": start, "bytes": size})
+                for url, start, began_s, ended_s, size in ended
+            ]
+            ended.clear()
+        taken, self.events = tuple(self.events), []
+        return taken
+
+    def note_state(self) -> None:
+        """Add the time since the last call, for the reason that held then; to be called after every event."""
+        now_s = perf_counter()
+        for name, share in self._shares:
+            self.totals[name] += share * (now_s - self._noted_s)
+        self._noted_s = now_s
+        if self._fetcher is not None:
+            self._used_bytes.set(self._fetcher.used_bytes)
+        self._shares = tuple(self._reasons()) if self._epochs.awaited else ()
+
+    def to_send(self, *, always: bool, in_own_process: bool) -> Totals | None:
+        """The totals until now, if it is time to send them.
+
+        Args:
+            always: it is.
+            in_own_process: the processor time of this process is the feeder's.
+        """
+        now_s, totals = perf_counter(), self.totals
+        if not always and now_s - self._sent_s < _SENT_EVERY_S:
+            return None
+        self._sent_s = now_s
+        totals["feeder_s"] = now_s - self._started_s
+        totals["worker_s"] = totals["feeder_s"] * self._pool.workers_with_tasks()[0]
+        if in_own_process:
+            totals["feeder_processor_s"] = process_time()
+        if self._fetcher is not None:
+            totals.update(_of_transfers(self._fetcher.counts))
+            totals["memory_byte_s"] = self._used_bytes.now()
+            totals["memory_limit_byte_s"] = self._fetcher.window.budget_bytes * totals["feeder_s"]
+        return totals
+
+    def _reasons(self) -> Iterator[tuple[str, float]]:
+        workers, with_tasks = self._pool.workers_with_tasks()
+        if with_tasks:
+            yield "awaited_s/work", with_tasks / workers
+        if with_tasks < workers:
+            yield f"awaited_s/{self._why_idle()}", 1 - with_tasks / workers
+
+    def _why_idle(self) -> _Reason:
+        if self._epochs.full:
+            return "work"  # one batch takes longer than those after it
+        if self._fetcher is None:
+            return "scan"
+        if self._fetcher.counts.in_flight or not self._scans.outstanding:
+            return "memory" if self._fetcher.lacks_room else "network"
+        return "scan"
+
+
+def _described(done: RowsDone | ScanDone) -> tuple[str, dict[str, float]]:
+    costs = done.costs
+    if isinstance(done, ScanDone):
+        return "scan", {"shards": len(done.found)}
+    return "task", {
+        "samples": done.rows,
+        "decode_s": costs.decode,
+        "transform_s": costs.transform,
+        "collate_s": costs.collate,
+        "processor_s": costs.processor,
+    }
+
+
+def _of_transfers(counts: TransferCounts) -> dict[str, float]:
+    return {
+        "fetched_bytes": counts.received_bytes,
+        "cached_bytes": counts.cached_bytes,
+        "requests": counts.requests,
+        "throttled_requests": counts.throttled,
+        "broken_requests": counts.broken,
+        "answered_requests": counts.answered,
+        "answer_s": counts.answer_s,
+        "connection_s": counts.connection_s,
+        "connection_limit_s": counts.limit_s,
+        "connections_full_s": counts.full_s,
+    }
+
+
+_FIRST_GUESS_PARTS = 4
+"""Of a shard, before the first answer has stated a size."""
+
+
+_State = tuple[int, int, int | None, int, bool]
+"""Of a shard: its turn, where its next scan begins, its size, how often its parts have come or gone, and whether the
+first shard comes before its rest."""
+
+
+class ScanFeed:
+    """Requests the parts that scans need, from where each shard's next scan begins; notifies scans of what has come.
+
+    Args:
+        scans: the shards to scan.
+        fetcher: fetches the parts.
+    """
+
+    def __init__(self, scans: Scans, fetcher: Fetcher) -> None:
+        self._scans = scans
+        self._fetcher = fetcher
+        self._requested: dict[int, tuple[int, range]] = {}
+        self._looked: dict[int, tuple[_State, int]] = {}
+        # Those that come later must not take the room of those that come first.
+        most_bytes = fetcher.window.budget_bytes // SCANNED_PARTS_SHARE
+        self._parts_ahead = max(1, min(SCANNED_PARTS, most_bytes // PART_BYTES))
+        self._usual_parts = _FIRST_GUESS_PARTS
+        self._first_is_unknown = False
+        self._decompressed_at_once = max(1, min(DECOMPRESSED_AT_ONCE, most_bytes // (2 * PART_BYTES)))
+
+    def pump(self) -> bool:
+        """Request the parts needed now, and notify the scans of what has come.
+
+        Returns:
+            Whether a shard needs no scan any more, since a part of it cannot be fetched.
+        """
+        for shard in [shard for shard in self._requested if not self._scans.is_wanted(shard)]:
+            self._request(shard, range(0))
+        found, left, looked_at = False, self._parts_ahead, set[int]()
+        decompressed = self._decompressed_at_once
+        wanted = self._scans.wanted()
+        self._first_is_unknown = bool(wanted) and self._is_unknown(wanted[0])
+        for shard in wanted:
+            if left <= 0 or decompressed <= 0:
+                break  # thousands may follow, of which nothing has been requested
+            looked_at.add(shard)
+            failed, left = self._look(shard, left)
+            found = found or failed
+            decompressed -= self._fetcher.state_of(shard).compression is not None
+        for shard in sorted(self._requested.keys() - looked_at):
+            found = self._look(shard, 0)[0] or found
+        return found
+
+    def _look(self, shard: int, left: int) -> tuple[bool, int]:
+        """Notify the scans of what has come of a shard, and request more of it.
+
+        Returns:
+            Whether the scan has failed, and how many parts may still be requested.
+        """
+        with Attempt() as attempt:
+            return False, self._look_at(shard, left)
+        assert attempt.error is not None
+        if self._scans.is_scanning(shard):  # it is met again when that is done
+            return False, left
+        self._request(shard, range(0))
+        self._scans.fail(shard, attempt.error)
+        return True, left
+
+    def _look_at(self, shard: int, left: int) -> int:
+        start, window = self._scans.next_bytes(shard)[0], self._fetcher.window
+        total = self._fetcher.state_of(shard).total_bytes
+        state = self._scans.turn_of(shard), start, total, window.changes_of(shard), self._first_is_unknown
+        before, missing = self._looked.get(shard, (None, 0))
+        if state == before:
+            return left - missing
+        end, total = self._fetcher.arrived_from(shard, start)
+        self._scans.available(shard, end, total)
+        if left > 0:
+            missing = self._request_from(shard, start // PART_BYTES, -(-end // PART_BYTES), total, left)
+            if missing < left:  # else not all of them have been requested
+                self._looked[shard] = state, missing
+            left -= missing
+        return left
+
+    def _request_from(self, shard: int, first: int, missing: int, total: int | None, most: int) -> int:
+        """Request the parts from the first missing one on: a single one where the end of the shard, or of the first of
+        all shards, is unknown, so that the rest of that one finds connections free.
+
+        What has come from `first` on is needed until it has been scanned.
+
+        Returns:
+            How many are missing, at most `most`. Where the end is unknown, as many as the last shard has whose size
+            became known: the answer states the size, and the rest is requested before later shards.
+        """
+        missing = max(first, missing)
+        end = missing + 1 if total is None else max(missing, min(missing + most, -(-total // PART_BYTES)))
+        now = min(end, missing + 1) if self._first_is_unknown else end
+        self._request(shard, range(min(first, now), now))
+        requested = [part_key(shard, number) for number in range(missing, now)]
+        self._fetcher.are_present(requested)  # raises why one of them cannot be fetched
+        if total is not None:
+            self._usual_parts = max(1, -(-total // PART_BYTES))
+        return self._usual_parts if self._is_unknown(shard) else end - missing
+
+    def _is_unknown(self, shard: int) -> bool:
+        """Whether the first answer is about to state the size of a shard."""
+        state = self._fetcher.state_of(shard)
+        return state.total_bytes is None and state.compression is None
+
+    def _request(self, shard: int, wanted: range) -> None:
+        turn_before, before = self._requested.pop(shard, (0, range(0)))
+        turn = self._scans.turn_of(shard) if wanted else turn_before
+        if wanted:
+            self._requested[shard] = turn, wanted
+        else:
+            self._looked.pop(shard, None)
+        if (turn, wanted) == (turn_before, before):
+            return  # to notify the fetcher would wake it, and that this feed, without end
+        window = self._fetcher.window
+        for number in set(before).difference(wanted):
+            window.withdraw(part_key(shard, number))
+        for number in wanted if turn != turn_before else set(wanted).difference(before):
+            window.request(part_key(shard, number), turn)
+        self._fetcher.notify()
+
+
+_SHOWN_WORKERS = 2
+
+
+async def what_holds_up(pool: Pool, tables: Tables, prerequisites: Prerequisites | None) -> str:
+    """What the next batch waits for now; empty where nothing shows."""
+    busy = await pool.inspect()
+    if busy:
+        others = len(busy) - _SHOWN_WORKERS
+        shown = [_doing(worker, tables) for worker in busy[:_SHOWN_WORKERS]]
+        return "\n".join([*shown, *([f"{counted(others, 'more worker')} at work"] if others > 0 else [])])
+    return "" if prerequisites is None else _fetching(prerequisites)
+
+
+def _doing(worker: WorkerActivity, tables: Tables) -> str:
+    if worker.stopped:
+        return f"{worker.name} is stopped, by a signal (SIGSTOP) or a debugger, {_work(worker, tables)}"
+    stack = f":\n{worker.stack}" if worker.stack else ""
+    return f"{worker.name} is at work, {_work(worker, tables)}{stack}"
+
+
+def _work(worker: WorkerActivity, tables: Tables) -> str:
+    task = worker.task
+    if task is None:
+        return "still starting: it imports the modules that the user's functions need"
+    if not isinstance(task, RowTask):
+        return f"scanning the shard {without_secrets(tables.url(task.shards[0]))!r}"
+    if worker.row < 0:
+        return "before or after the samples of a batch, as in collating"
+    shard, sample = int(task.table.shards[worker.row]), int(task.table.samples[worker.row])
+    table = tables.at_hand(shard)
+    key = "" if table is None else f", sample {table.key(sample)!r}"
+    return f"decoding or transforming shard {without_secrets(tables.url(shard))!r}{key}"
+
+
+def _fetching(prerequisites: Prerequisites) -> str:
+    fetcher = prerequisites.fetcher
+    slowest, counts = fetcher.slowest(), fetcher.counts
+    if slowest is None:
+        asked = fetcher.asked_version()
+        if asked is None:
+            return prerequisites.loading_now()
+        return f"the storage does not answer which version of {without_secrets(asked)!r} it has"
+    failed = counts.broken + counts.throttled
+    return (
+        f"the storage: a request for {without_secrets(slowest.url)!r} from byte {slowest.start} on has taken "
+        f"{slowest.seconds:.1f} s, in which {slowest.received_bytes:,} bytes came; "
+        f"{failed:,} of {counted(counts.requests, 'request')} have failed so far"
+    )
+
 
 _REPORTED_EVERY_S = 0.5
 

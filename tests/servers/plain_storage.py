@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import HTTPStore
 
-from streamload.storage.obstore_errors import storage_error
+from streamload.storage.object_storage import storage_error
 from streamload.storage.protocol import quoted
 
 

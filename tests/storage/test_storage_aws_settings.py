@@ -10,7 +10,7 @@ import pytest
 from servers.rclone import S3Server
 
 from streamload.errors import StorageError
-from streamload.storage.object_stores import aws_settings
+from streamload.storage.object_storage import aws_settings
 from streamload.storage.options import ObjectConfig, object_config
 from streamload.storage.storages import Storages
 

@@ -340,7 +340,7 @@ def test_names_that_no_file_has_are_refused(name_bytes: int) -> None:
 
 
 def test_keys_that_have_too_many_bytes_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamload.tar.grouping.MOST_KEY_BYTES", 200)
+    monkeypatch.setattr("streamload.tar.scan.MOST_KEY_BYTES", 200)
     archive = extended_archive(long_name, 3)
     error = error_of(archive.whole())
     assert error.offset == archive.headers[3]

@@ -202,7 +202,7 @@ def test_an_extension_header_that_is_too_long_is_refused_before_it_has_come() ->
 
 
 def test_keys_with_too_many_bytes_are_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamload.tar.grouping.MOST_KEY_BYTES", 40)
+    monkeypatch.setattr("streamload.tar.scan.MOST_KEY_BYTES", 40)
     content = SOUND["long"][: 512 * 60] + bytes(1024)
     assert not isinstance(outcome(content, None), ShardTable)
     for cut in range(0, len(content), 4096):

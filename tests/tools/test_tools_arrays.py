@@ -13,7 +13,7 @@ import pytest
 from image_folders import files_below, pack, packed_samples, without_options
 
 from streamload import ShardWriter, StreamLoader
-from streamload.pack import work, workforce
+from streamload.pack import packing, work
 from streamload.write.shard_file import ShardFile
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
@@ -55,7 +55,7 @@ def test_other_forms_give_the_same_rows(tmp_path: Path, form: str, monkeypatch: 
         np.savez(path, x=array, labels=Y)
     in_memory = form in ("compressed", "by_columns", "npy_by_columns")
     if in_memory:
-        monkeypatch.setattr(workforce, "launch", None)  # no process is started
+        monkeypatch.setattr(packing, "launch", None)  # no process is started
     status, _, err = pack(path, tmp_path / "dest", "--workers", 2, "--max-count", 3)
     assert status == 0, err
     assert ("held in memory, by one process" in err) == in_memory

@@ -12,7 +12,7 @@ import pytest
 from image_folders import files_below, images, pack, packed_samples
 
 from streamload.index.unfinished import STAGING
-from streamload.pack import publishing, source_to_shards, staging, work, workforce
+from streamload.pack import packing, publishing, source_to_shards, staging, work
 
 JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
 
@@ -214,7 +214,7 @@ def test_no_more_processes_are_started_than_there_are_tasks(
     if processes is None:
         processes = -(-sum(map(len, files_below(source).values())) // 5000)
         assert processes > 1
-    monkeypatch.setattr(workforce.Workforce, "start", lambda self, number: requested.append(number))
+    monkeypatch.setattr(packing.Workforce, "start", lambda self, number: requested.append(number))
     assert pack(source, tmp_path / "dest", *options, piece_files=5, many_files=12)[0] == 0
     assert requested == [processes]
 
@@ -226,10 +226,10 @@ def test_processes_are_started_up_to_the_tasks(monkeypatch: pytest.MonkeyPatch) 
         made.append(module)
         return SimpleNamespace(socket=None)
 
-    monkeypatch.setattr(workforce, "launch", launch)
+    monkeypatch.setattr(packing, "launch", launch)
     for workers, tasks, wanted in ((4, 2, 2), (4, 1, 0), (3, 9, 3), (1, 9, 0)):
         made.clear()
-        workforce.Workforce(workers, 7).start(tasks)
+        packing.Workforce(workers, 7).start(tasks)
         assert len(made) == wanted
 
 

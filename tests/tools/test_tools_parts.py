@@ -17,9 +17,9 @@ from PIL import Image
 from streamload.pack.output import shown_bytes, shown_time
 from streamload.pack.planning import order_of, parse_split, split_by_class
 from streamload.pack.progress import LineProgress
-from streamload.pack.sources.check import fault_of_image
 from streamload.pack.sources.image_folders import find_images
 from streamload.pack.sources.kinds import SourceOptions, open_source
+from streamload.pack.sources.loading import fault_of_image
 from streamload.pack.sources.source import SourceError
 
 

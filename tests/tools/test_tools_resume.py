@@ -11,7 +11,7 @@ from image_folders import files_below, image_bytes, images, pack, packed_samples
 from processes import children
 
 from streamload.index.unfinished import STAGING
-from streamload.pack import packing, publishing, source_to_shards, work, workforce
+from streamload.pack import packing, publishing, source_to_shards, work
 from streamload.pack.sources import loading
 from streamload.write.shard_file import ShardFile
 
@@ -292,7 +292,7 @@ def opened(descriptor: str) -> str:
 def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, held = workforce.frame, []
+    real, held = packing.frame, []
 
     def framed(task: work.Task, descriptors: tuple[int, ...]) -> bytes:
         for worker in children("streamload.pack.worker"):
@@ -304,7 +304,7 @@ def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
         return bytes(real(task, descriptors))
 
     with monkeypatch.context() as patch:
-        patch.setattr(workforce, "frame", framed)  # what is sent to a worker
+        patch.setattr(packing, "frame", framed)  # what is sent to a worker
         assert pack(images(tmp_path), tmp_path / "dest", "--max-count", 6, "--workers", 2)[0] == 0
     assert held == [True] * 4, "of both workers, when each of two tasks is sent"
 

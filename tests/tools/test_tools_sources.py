@@ -12,7 +12,7 @@ import torch
 from image_folders import image_bytes, image_folder, pack, packed_samples
 
 from streamload import StreamLoader
-from streamload.pack.sources.check import fault_of
+from streamload.pack.sources.loading import fault_of
 from streamload.pack.sources.source import IMAGE_FIELDS, numbered_labels, safe_key
 from streamload.pack.sources.table import TableColumns, read_table
 

@@ -19,7 +19,7 @@ from processes import children
 
 from streamload.errors import WorkerError
 from streamload.index.unfinished import STAGING
-from streamload.pack import work, workforce
+from streamload.pack import packing, work
 from streamload.write.shard_file import ShardFile
 
 MANY = ["--max-count", "3", "--split", "train=0.8,val=0.2"]
@@ -140,14 +140,14 @@ def test_a_limit_of_the_file_system_in_a_worker_is_one_message(tmp_path: Path) -
 
 
 def test_a_worker_that_dies_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = workforce.frame
+    real = packing.frame
 
     def framed_and_killed(task: work.Task, descriptors: tuple[int, ...]) -> bytes:
         for worker in children("streamload.pack.worker"):
             worker.kill()
         return bytes(real(task, descriptors))
 
-    monkeypatch.setattr(workforce, "frame", framed_and_killed)  # what is sent to a worker
+    monkeypatch.setattr(packing, "frame", framed_and_killed)  # what is sent to a worker
     status, _, err = pack(images(tmp_path), tmp_path / "dest", "--max-count", 2, "--workers", 2)
     assert status == 1
     assert "error: a worker process was killed by SIGKILL" in err

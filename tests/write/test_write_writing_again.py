@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from servers.upload_server import UploadServer
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage import object_stores
+from streamload.storage import object_storage
 from streamload.storage.options import RETRY
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
@@ -145,7 +145,7 @@ def test_what_obstore_gives_up_is_begun_again_and_the_outage_reported_once(
 ) -> None:
     """Uploads are given up no sooner than reading is."""
     backoff = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=1), "base": 2}
-    monkeypatch.setattr(object_stores, "RETRY", RETRY | {"max_retries": 1, "backoff": backoff})
+    monkeypatch.setattr(object_storage, "RETRY", RETRY | {"max_retries": 1, "backoff": backoff})
     uploads.refusals = 7
     storages_for(uploads).for_url("s3://b/a.json").write("s3://b/a.json", given(b"small", tmp_path))
     assert uploads.objects == {"/b/a.json": b"small"}
