@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from streamload.arguments import parse_bytes
-from streamload.cli import shardify_options as options
-from streamload.cli.arguments import Json, PlainUsage, Ray, StorageOption, parse_storage_options
+from streamload.cli.arguments import Json, PlainUsage, Ray, StorageOption, parse_storage_options, show_version
 from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
@@ -28,6 +27,149 @@ from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
 from streamload.workers.launchers import available_processors
 
+DEFAULT_QUALITY = 90
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A folder with one folder of images per class, or with folders such as train and val of these; a folder "
+        "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv, .jsonl or .parquet with columns of "
+        "paths, labels, texts; a .npz or .npy, by rows; or, with --labels, a folder of .pt, .npy or image files.",
+    ),
+]
+Dest = Annotated[
+    str,
+    typer.Argument(
+        metavar="DEST", help="The folder for the shards, created if needed; or a bucket: s3://, gs://, az://, ..."
+    ),
+]
+MaxBytes = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE", help="Maximum size of a shard, such as 256MB, 1GB or 100MiB; 1 MB is 1,000,000 bytes."
+    ),
+]
+MaxCount = Annotated[int | None, typer.Option(metavar="N", help="Maximum number of samples in a shard.", min=1)]
+Shuffle = Annotated[
+    bool, typer.Option(help="Shuffle the samples, or keep the order of classes and paths, or of the table.")
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        metavar="N", help="Seed of the shuffle and of --split; equal seeds give equal shards.", min=0, max=2**64 - 1
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=FRACTION,...",
+        help="Split each class at random into folders of DEST, as in train=0.9,val=0.1.",
+    ),
+]
+Resize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PIXELS",
+        help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
+        "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
+        "and other metadata are dropped. Images that are small enough are stored unchanged.",
+        min=1,
+    ),
+]
+Quality = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help=f"Quality of the JPEG files of --resize. Default: {DEFAULT_QUALITY}.", min=1, max=100
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Number of processes; the shards do not depend on it. Default: one per core.", min=1
+    ),
+]
+Labels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
+        "label. Default: labels.json (or a table of that name) in SOURCE.",
+    ),
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
+        "classes, and one that it does not contain is an error.",
+    ),
+]
+Partition = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.'),
+]
+PathColumn = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="The table's column of paths or IDs; several times for several files in a sample. Default: found by its "
+        "name.",
+    ),
+]
+LabelColumn = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The column of labels in a table, or array of a .npz. Default: found by its name."
+    ),
+]
+TextColumn = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A column of the table to store as txt, such as captions; may be repeated."),
+]
+LabelsAsNames = Annotated[
+    bool,
+    typer.Option(
+        "--labels-as-names", help="Treat labels as names of classes even if they are numbers; sort and number them."
+    ),
+]
+KeepColumns = Annotated[bool, typer.Option("--keep-columns", help="Store the table's other columns as the field json.")]
+Stems = Annotated[
+    bool | None,
+    typer.Option(
+        "--stems/--no-stems",
+        help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png, and 0.cls "
+        "with its label. Default: if the folder holds no folders, or most images have other files of their name.",
+    ),
+]
+FollowSymlinks = Annotated[
+    bool, typer.Option("--follow-symlinks", help="Follow links to folders. Links to files are always followed.")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip files that are damaged or of another kind, instead of failing.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue an interrupted run, and keep the shards that it finished.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the shards in DEST, or discard an interrupted run.")
+]
+Staging = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="With a remote DEST: the local folder for shards that are not uploaded yet, a few at a time, or all "
+        "of them with --resize; with --ray, one that all nodes have. Default: in the folder for temporary files.",
+    ),
+]
+Sync = Annotated[
+    bool, typer.Option("--sync", help="Flush everything to disk, so that it survives a power cut; slower.")
+]
+Version = Annotated[
+    bool, typer.Option("--version", help="Show the version.", callback=show_version("shardify"), is_eager=True)
+]
+
+
 _Value = TypeVar("_Value")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -35,36 +177,36 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 @app.command(cls=PlainUsage)
 def shardify(
-    source: options.Source,
-    dest: options.Dest,
+    source: Source,
+    dest: Dest,
     *,
-    max_bytes: options.MaxBytes = "256MB",
-    max_count: options.MaxCount = None,
-    shuffle: options.Shuffle = True,
-    seed: options.Seed = 0,
-    split: options.Split = None,
-    resize: options.Resize = None,
-    quality: options.Quality = None,
-    workers: options.Workers = None,
+    max_bytes: MaxBytes = "256MB",
+    max_count: MaxCount = None,
+    shuffle: Shuffle = True,
+    seed: Seed = 0,
+    split: Split = None,
+    resize: Resize = None,
+    quality: Quality = None,
+    workers: Workers = None,
     ray: Ray = None,
-    labels: options.Labels = None,
-    classes: options.Classes = None,
-    partition: options.Partition = None,
-    path_column: options.PathColumn = None,
-    label_column: options.LabelColumn = None,
-    text_column: options.TextColumn = None,
-    labels_as_names: options.LabelsAsNames = False,
-    keep_columns: options.KeepColumns = False,
-    stems: options.Stems = None,
-    follow_symlinks: options.FollowSymlinks = False,
-    skip_bad: options.SkipBad = False,
-    resume: options.Resume = False,
-    overwrite: options.Overwrite = False,
-    staging: options.Staging = None,
+    labels: Labels = None,
+    classes: Classes = None,
+    partition: Partition = None,
+    path_column: PathColumn = None,
+    label_column: LabelColumn = None,
+    text_column: TextColumn = None,
+    labels_as_names: LabelsAsNames = False,
+    keep_columns: KeepColumns = False,
+    stems: Stems = None,
+    follow_symlinks: FollowSymlinks = False,
+    skip_bad: SkipBad = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    staging: Staging = None,
     storage_option: StorageOption = None,
-    sync: options.Sync = False,
+    sync: Sync = False,
     as_document: Json = False,
-    version: options.Version = False,
+    version: Version = False,
 ) -> None:
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
@@ -115,7 +257,7 @@ def shardify(
                 seed=seed,
                 fractions=None if split is None else _checked(parse_split, split),
                 skip_bad=skip_bad,
-                resizing=None if resize is None else Resizing(resize, quality or options.DEFAULT_QUALITY),
+                resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
                 workers=workers or available_processors(),
                 sync=sync,
                 pool=pool,
