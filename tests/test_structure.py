@@ -64,7 +64,7 @@ KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
 ASKS_LOCAL_YET = 27
 """Places elsewhere that still ask."""
-SINGLE_PROTOCOLS_YET = 18
+SINGLE_PROTOCOLS_YET = 10
 """Protocols that a single class implements, until they are gone."""
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}

@@ -209,7 +209,6 @@ class Fetcher:
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
         cache: shards on the disk.
-        most_open: how many shards may be open at once; see `FetchedShards`.
         most_requests: how many may be in flight.
 
     Attributes:
@@ -229,7 +228,6 @@ class Fetcher:
         wake: Callable[[], None],
         progress: Callable[[], None],
         cache: DiskCache | None = None,
-        most_open: int | None = None,
         most_requests: int = MOST_REQUESTS,
     ) -> None:
         self.fetched = fetched
@@ -244,7 +242,7 @@ class Fetcher:
         self._cache = cache
         self._most_requests = most_requests
         self._part_fetcher: PartFetcher | None = None
-        self._shards = FetchedShards(listing, most_open, cached=cache is not None)
+        self._shards = FetchedShards(listing, cached=cache is not None)
         self._failures = Failures()
         self._epochs: list[EpochOfParts] = []
 

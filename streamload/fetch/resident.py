@@ -57,7 +57,6 @@ class ResidentShards:
         shards: the listing's, by number.
         fetched: has those that are not opened here; None if there are none.
         kept_bytes: how much of what is finished with stays mapped.
-        kept_shards: in how many shards.
     """
 
     def __init__(
@@ -65,12 +64,10 @@ class ResidentShards:
         shards: tuple[Shard, ...],
         fetched: FetchedMemory | None = None,
         kept_bytes: int = RESIDENT_BYTES,
-        kept_shards: int = RESIDENT_SHARDS,
     ) -> None:
         self._shards = shards
         self._memory = fetched
         self._fetched = frozenset() if fetched is None else fetched.fetched
-        self._kept_shards = kept_shards
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._free_bytes = kept_bytes
 
@@ -111,7 +108,7 @@ class ResidentShards:
                 self._kept[shard] = self._shards[shard].bytes
                 self._free_bytes -= self._shards[shard].bytes
         dropped = []
-        while self._free_bytes < 0 or len(self._kept) > self._kept_shards:
+        while self._free_bytes < 0 or len(self._kept) > RESIDENT_SHARDS:
             shard, kept_bytes = self._kept.popitem(last=False)
             self._free_bytes += kept_bytes
             dropped.append(shard)

@@ -27,14 +27,13 @@ class Concurrency:
 
     Args:
         most: an upper bound of the caller's, such as how many parts fit into memory. At least 1.
-        start: where the limit starts, within the bounds.
     """
 
-    def __init__(self, *, most: int = MOST_REQUESTS, start: int = FIRST_REQUESTS) -> None:
+    def __init__(self, *, most: int = MOST_REQUESTS) -> None:
         if most < _FEWEST:
             raise ValueError(f"most is {most}, but at least {_FEWEST} request has to be possible")
         self._most = min(most, MOST_REQUESTS)
-        self._limit = max(_FEWEST, min(start, self._most))
+        self._limit = min(FIRST_REQUESTS, self._most)
         self._succeeded = 0
         self._is_starting = True
         self._halved_s = float("-inf")

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
-from typing import Protocol
 from zlib import crc32
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, StreamloadError
@@ -40,36 +39,6 @@ FILE_TABLES, FILE_BYTES = 1000, 64 << 20
 _log = logging.getLogger("streamload")
 
 
-class IndexFolder(Protocol):
-    """The folder of an index, as it is written. Every method may raise StorageError.
-
-    Attributes:
-        folder: its path or url.
-    """
-
-    folder: str
-
-    def writing(self) -> AbstractContextManager[None]:
-        """While the index is changed."""
-        ...
-
-    def read(self, name: str) -> bytes | None:
-        """What a file holds, or None where there is none; DatasetIndexError where it cannot be read."""
-        ...
-
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file whole."""
-        ...
-
-    def delete(self, name: str) -> None:
-        """Delete a file; it is no error that there is none."""
-        ...
-
-    def table_files(self) -> Sequence[str]:
-        """The table files that a writer may have left that was killed."""
-        ...
-
-
 class LocalIndexFolder:
     """An index on a local disk; its writers wait for each other.
 
@@ -84,7 +53,7 @@ class LocalIndexFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """See `IndexFolder`. Packing `train` and `val` into one folder at once would lose entries otherwise."""
+        """Lock the index: packing `train` and `val` into one folder at once would lose entries otherwise."""
         made = not os.path.isdir(self.folder)
         try:
             os.makedirs(self.folder, exist_ok=True)
@@ -110,20 +79,20 @@ class LocalIndexFolder:
                     os.rmdir(self.folder)
 
     def read(self, name: str) -> bytes | None:
-        """See `IndexFolder`."""
+        """Return the content of a file, or None if there is none; raise DatasetIndexError if it cannot be read."""
         return read_local(os.path.join(self.folder, name))
 
     def write(self, name: str, content: bytes) -> None:
-        """See `IndexFolder`."""
+        """Replace a file whole."""
         replace_file(os.path.join(self.folder, name), lambda file: file.write(content), durable=self._durable)
 
     def delete(self, name: str) -> None:
-        """See `IndexFolder`."""
+        """Delete a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.folder, name))
 
     def table_files(self) -> Sequence[str]:
-        """See `IndexFolder`; those of no other writer, since they wait."""
+        """Return the table files that a killed writer may have left; those of running ones wait for the lock."""
         return [name for name in os.listdir(self.folder) if TABLE_FILE.fullmatch(name)]
 
 
@@ -141,27 +110,31 @@ class RemoteIndexFolder:
         self._storage = storage
 
     def writing(self) -> AbstractContextManager[None]:
-        """See `IndexFolder`."""
+        """Lock nothing."""
         return contextlib.nullcontext()
 
     def read(self, name: str) -> bytes | None:
-        """See `IndexFolder`."""
+        """Return the content of a file, or None if there is none; raise DatasetIndexError if it cannot be read."""
         try:
             return self._storage.read_bytes(f"{self.folder}/{name}", most_bytes=MOST_INDEX_BYTES)
         except ShardNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """See `IndexFolder`."""
+        """Replace a file whole."""
         self._storage.write(f"{self.folder}/{name}", content)
 
     def delete(self, name: str) -> None:
-        """See `IndexFolder`."""
+        """Delete a file, if it is there."""
         self._storage.delete(f"{self.folder}/{name}")
 
     def table_files(self) -> Sequence[str]:
-        """See `IndexFolder`; none, since what is there may be another writer's."""
+        """Return none, since table files may be another writer's."""
         return ()
+
+
+IndexFolder = LocalIndexFolder | RemoteIndexFolder
+"""The folder of an index, as it is written; its methods may raise StorageError."""
 
 
 def write_index(

@@ -14,7 +14,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
-from typing import Protocol
 
 import numpy as np
 
@@ -40,60 +39,6 @@ _NO_BOUND = 1 << 30
 def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
     """The smallest multiple of `unit_bytes` that is at least `size_bytes` and at least one unit."""
     return max(1, -(-size_bytes // unit_bytes)) * unit_bytes
-
-
-class SlotMemory(Protocol):
-    """Where the fillers of slots find their memory."""
-
-    def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory, writable, grown to `size_bytes` if it was smaller."""
-
-
-class SlotDescriptors(Protocol):
-    """Knows where slots lie."""
-
-    def descriptor(self, slot: int, /) -> int:
-        """The slot's descriptor; it stays the owner's."""
-
-
-class Slots(Protocol):
-    """Makes slots and knows where each of them is.
-
-    Attributes:
-        most_in_flight: how many batches may have slots that the trainer has not taken.
-    """
-
-    most_in_flight: int
-
-    def take(self, size_bytes: int) -> int:
-        """A free slot, or a new one of at least this size."""
-
-    def announce(self, slot: int, size_bytes: int, /) -> bool:
-        """Note that a batch of this size goes to the trainer in this slot; whether it must map (more of) it."""
-
-    def note_taken(self, batches: int) -> None:
-        """Note that the trainer has taken so many batches, in the order in which they were announced."""
-
-    def note_released(self, slots: Sequence[int]) -> None:
-        """Note that no view of these is left in the trainer."""
-
-    def discard(self, slot: int) -> None:
-        """Never use this slot again."""
-
-    def discard_free(self) -> None:
-        """Free the memory kept for later batches."""
-
-    def take_retired(self) -> list[int]:
-        """The slots discarded since the last call."""
-
-    def descriptor(self, slot: int) -> int:
-        """The slot's descriptor, where it has one."""
-
-    def held_bytes(self) -> int:
-        """The memory of all slots, but for those that the user keeps beyond what a loop needs."""
-
-    def close(self) -> None:
-        """Release all memory."""
 
 
 class MappedSlots:
@@ -160,7 +105,7 @@ class SlotPool:
         descriptors: how many the process may have open that fills slots; 0 where it may have as many as this one.
 
     Attributes:
-        most_in_flight: see `Slots`.
+        most_in_flight: how many batches may have slots that the trainer has not taken.
     """
 
     def __init__(self, descriptors: int = 0) -> None:
@@ -346,6 +291,13 @@ class HeapSlots:
     def close(self) -> None:
         """Release all memory."""
         self._memory.clear()
+
+
+Slots = SlotPool | HeapSlots
+"""Makes slots and knows where each of them is."""
+
+SlotMemory = MappedSlots | HeapSlots
+"""Where those who fill slots find their memory."""
 
 
 class SlotReader:

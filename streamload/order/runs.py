@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.layout import ShardCounts
+from streamload.order.layout import ShardCounts, ShardSequence
 from streamload.order.randomness import CounterDraws, as_uniforms
 
 IntArray = NDArray[np.int64]
@@ -24,57 +24,6 @@ _PIECE = _BLOCK << 14
 
 _ROWS_AT_ONCE = 4_096
 """Draws that are looked up together, so that what is made for them stays in the processor's cache."""
-
-
-class SampleSequence(Protocol):
-    """The positions of an epoch, each of which holds a sample of a shard.
-
-    Attributes:
-        needs_all: nothing is built before all counts are known.
-        order: int64[k], the shards of the runs; a shard is finished at the end of its last run.
-        known_shards: how many runs are built whole.
-        known_end: how many positions are built.
-        has_repeats: some shard has several runs.
-    """
-
-    needs_all: bool
-    has_repeats: bool
-    order: IntArray
-    known_shards: int
-    known_end: int
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything is built."""
-
-    @property
-    def edges(self) -> IntArray:
-        """int64[known_shards + 1], run i is `edges[i]:edges[i + 1]`."""
-
-    @property
-    def whole_end(self) -> int:
-        """Where the last run ends that is built whole."""
-
-    def extend(self) -> None:
-        """Build what has become known."""
-
-    def unknown(self, n_shards: int, limit: int, /) -> list[int]:
-        """The shards whose counts are needed next."""
-
-    def places_of(self, shard: int, /) -> list[tuple[int, int]] | None:
-        """Where a shard's runs lie, as starts and ends; None before they are built."""
-
-    def samples_at(self, start: int, end: int, /) -> tuple[int, int]:
-        """The samples of a shard, as start and end, that stand at positions of one run."""
-
-    def locate(self, positions: IntArray, /) -> tuple[IntArray, IntArray]:
-        """For each position the shard, and the number of the sample in the shard."""
-
-    def repeats(self, positions: IntArray, /) -> IntArray | None:
-        """For each position how often its sample came before in the epoch's sequence; None where none comes twice."""
-
-    def uniforms(self, first: int, count: int, /) -> NDArray[np.float64]:
-        """One draw in [0, 1) for each position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +141,7 @@ def _block_sums(values: NDArray[Any]) -> IntArray:
 
 
 class RunSequence:
-    """The runs of an epoch concatenated; see `SampleSequence`.
+    """The runs of an epoch concatenated.
 
     Args:
         counts: of the shards.
@@ -303,7 +252,7 @@ class RunSequence:
 
 
 class SampledSequence:
-    """A sampler's samples, in its order; see `SampleSequence`. Shards come in the order of their
+    """A sampler's samples, in its order. Shards come in the order of their
     last use.
 
     Args:
@@ -379,6 +328,10 @@ class SampledSequence:
 
     def _numbers_at_all(self) -> IntArray:
         return np.arange(len(self._numbers))
+
+
+SampleSequence = ShardSequence | RunSequence | SampledSequence
+"""The positions of an epoch, each of which holds a sample of a shard."""
 
 
 def _counted_before(numbers: IntArray) -> IntArray:

@@ -7,37 +7,11 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 from streamload.pack.output import shown_bytes, shown_time
 
 LINE_INTERVAL_S = 5.0
-
-
-class Progress(Protocol):
-    """Reports progress; a context manager, which restores the terminal."""
-
-    def advance(self, items: int, item_bytes: int) -> None:
-        """Add finished items and their total bytes."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
-
-def open_progress(label: str, total: int, unit: str) -> Progress:
-    """A bar if standard error is a terminal that can draw one, lines otherwise.
-
-    Args:
-        label: the activity, such as "packing".
-        total: number of items.
-        unit: what the items are, in the plural.
-    """
-    bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return _BarProgress(label, total, unit) if bar else LineProgress(label, total, unit, sys.stderr)
 
 
 class LineProgress:
@@ -122,3 +96,19 @@ class _BarProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+Progress = LineProgress | _BarProgress
+"""Reports progress; a context manager, which restores the terminal."""
+
+
+def open_progress(label: str, total: int, unit: str) -> Progress:
+    """A bar if standard error is a terminal that can draw one, lines otherwise.
+
+    Args:
+        label: the activity, such as "packing".
+        total: number of items.
+        unit: what the items are, in the plural.
+    """
+    bar = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return _BarProgress(label, total, unit) if bar else LineProgress(label, total, unit, sys.stderr)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from streamload.errors import without_secrets
 
 
-def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True, mode: int = 0o666) -> None:
+def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Write a file under a hidden temporary name in its own folder, then move it to its place.
 
     Args:
@@ -22,7 +22,6 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
         write: called once, with the open file to write to.
         durable: True waits until the bytes are on the disk before the move, so that a crash of the machine cannot
             leave a file with its name but without its bytes.
-        mode: who may read and write it, as far as the umask allows.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full; its filename is `path`. Whatever else `write`
@@ -32,7 +31,7 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
     # Not `tempfile`: its files are for the owner only, and these are for everyone whom the umask lets in.
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:
             write(file)
             if durable:

@@ -21,7 +21,8 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 from streamload.errors import ShardFormatError
 from streamload.tar.not_a_tar import what_else
@@ -60,37 +61,12 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["FAILURES", "CompressedStream", "bzip2_stream", "gzip_stream", "xz_stream", "zstd_stream"]
-
 _GZIP_WITH_HEADER = 31
 _XZ_MOST_MEMORY_BYTES = 256 << 20
 
 
-class CompressedStream(Protocol):
-    """One stream. Memory is bounded by the format's window, the input given at once and `max_length`."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the stream has ended and its checksum was right."""
-        ...
-
-    @property
-    def needs_input(self) -> bool:
-        """False while more can be had without more input."""
-        ...
-
-    @property
-    def unused_data(self) -> bytes:
-        """What was given behind the end of the stream."""
-        ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Take in all of `data` and give at most `max_length` bytes. Raises one of `FAILURES`."""
-        ...
-
-
 FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
-"""What `CompressedStream.decompress` raises for a damaged stream; bzip2's is a plain OSError."""
+"""What decompressing raises for a damaged stream; bzip2's is a plain OSError."""
 
 
 class _GzipMember:
@@ -115,25 +91,8 @@ class _GzipMember:
         return piece
 
 
-def gzip_stream() -> CompressedStream:
-    """A gzip member."""
-    return _GzipMember()
-
-
-def bzip2_stream() -> CompressedStream:
-    """A bzip2 stream; the crc of each block and of all is verified."""
-    return bz2.BZ2Decompressor()
-
-
-def xz_stream() -> CompressedStream:
-    """An xz stream; its check and its index are verified. At most 256 MiB are spent on its dictionary."""
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MOST_MEMORY_BYTES)
-
-
-def zstd_stream() -> CompressedStream:
-    """A zstd frame, or a skippable one; its checksum is verified. libzstd refuses windows of more than 128 MiB."""
-    return zstd.ZstdDecompressor()
-
+CompressedStream = _GzipMember | bz2.BZ2Decompressor | lzma.LZMADecompressor | zstd.ZstdDecompressor
+"""Decompresses one stream. Memory is bounded by the format's window, the input given at once and `max_length`."""
 
 MOST_RATIO = 1000
 """A shard that decompresses to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
@@ -157,10 +116,10 @@ class Compression(enum.Enum):
 
 
 _STREAMS: dict[Compression, Callable[[], CompressedStream]] = {
-    Compression.GZIP: gzip_stream,
-    Compression.ZSTD: zstd_stream,
-    Compression.XZ: xz_stream,
-    Compression.BZIP2: bzip2_stream,
+    Compression.GZIP: _GzipMember,
+    Compression.ZSTD: zstd.ZstdDecompressor,  # libzstd refuses windows of more than 128 MiB
+    Compression.XZ: partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MOST_MEMORY_BYTES),
+    Compression.BZIP2: bz2.BZ2Decompressor,
 }
 _STREAM_NAMES = {
     Compression.GZIP: "gzip member",

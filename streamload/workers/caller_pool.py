@@ -8,7 +8,7 @@ from typing import Any
 from streamload.decode.tasks import LayoutFixed, RowsDone, ScanDone, Task
 from streamload.fetch.resident import ResidentShards
 from streamload.limits import CALLER_SHARDS_SHARE
-from streamload.memory.slots import SlotDescriptors
+from streamload.memory.slots import SlotPool
 from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 
@@ -31,7 +31,7 @@ class CallerPool:
         send: Callable[[Any, Sequence[int]], None],
         *,
         shards: ResidentShards,
-        slots: SlotDescriptors | None,
+        slots: SlotPool | None,
         events: PoolEvents,
         descriptors: int,
     ) -> None:

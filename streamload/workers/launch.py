@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from time import monotonic, sleep
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn
 
 from streamload.memory.unnamed import new_memory
 
@@ -36,22 +36,6 @@ STACK_S = 0.2
 
 _LOOK_UP_S = 0.002
 """How often it is looked whether a fork has ended."""
-
-
-class Process(Protocol):
-    """What `Child` needs of a `subprocess.Popen`."""
-
-    pid: int
-    returncode: int | Any | None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit status. Raises subprocess.TimeoutExpired if it has not ended after so many seconds."""
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send it a signal."""
-
-    def kill(self) -> None:
-        """Send it SIGKILL."""
 
 
 class Fork:
@@ -98,7 +82,7 @@ class Child(NamedTuple):
         words: a descriptor of the memory in which it leaves its last words.
     """
 
-    process: Process
+    process: subprocess.Popen[bytes] | Fork
     socket: socket.socket
     words: int
 

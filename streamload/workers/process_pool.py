@@ -34,7 +34,7 @@ from streamload.limits import WORKER_SHARDS_SHARE
 from streamload.log_records import Logged
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory
-from streamload.memory.slots import SlotDescriptors
+from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 from streamload.workers.launch import PROGRESS_BYTES, STACK_S, WorkerChild, launch_worker
 from streamload.workers.protocol import PoolEvents, WorkerActivity
@@ -215,7 +215,7 @@ class ProcessPool:
         job: bytes,
         import_path: tuple[str, ...],
         shards: ResidentShards,
-        slots: SlotDescriptors,
+        slots: SlotPool,
         events: PoolEvents,
         ends_at_failure: bool = False,
         log_levels: tuple[tuple[str, int], ...] = (),

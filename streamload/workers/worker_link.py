@@ -11,7 +11,7 @@ from typing import Any
 from streamload.decode.tasks import ForgetShards, ForgetSlots, ScanTask, ShardOpened, ShardsOpened, SlotOpened, Task
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.memory.channel import MAX_DESCRIPTORS
-from streamload.memory.slots import SlotDescriptors
+from streamload.memory.slots import SlotPool
 
 
 class WorkerLink:
@@ -32,7 +32,7 @@ class WorkerLink:
         send: Callable[[Any, Sequence[int]], None],
         *,
         shards: ResidentShards,
-        slots: SlotDescriptors | None,
+        slots: SlotPool | None,
         most_open: int,
     ) -> None:
         self.tasks: OrderedDict[int, Task] = OrderedDict()

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Protocol
 
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER
@@ -30,53 +29,6 @@ from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
 
 
-class Destination(Protocol):
-    """A folder for shards. Every method may raise OSError or StreamloadError.
-
-    Attributes:
-        folder: the folder, as users know it.
-    """
-
-    folder: str
-
-    def existing(self, names: ShardNaming) -> list[str]:
-        """The shards of this form that are there, sorted."""
-        ...
-
-    def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """Remove what shards of this form will replace, and mark the folder as unfinished.
-
-        Args:
-            names: their form.
-            shards: remove all of them and their entries in the index; otherwise only entries whose shards are all gone.
-        """
-        ...
-
-    def create(self, name: str) -> GrowingShard:
-        """Start a shard."""
-        ...
-
-    def check(self) -> None:
-        """Raise the error of a published shard whose upload has failed."""
-        ...
-
-    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """Add published shards to the index, when all of them are there."""
-        ...
-
-    def finish_uploads(self) -> None:
-        """Wait until all that was published is there."""
-        ...
-
-    def finish(self, names: ShardNaming) -> None:
-        """Remove the mark: all shards of this form are there."""
-        ...
-
-    def close(self) -> None:
-        """Release everything. Idempotent."""
-        ...
-
-
 class LocalFolder:
     """A folder of the local file system, made with the first shard, and removed again if none is published."""
 
@@ -85,11 +37,11 @@ class LocalFolder:
         self._made: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
-        """See `Destination`."""
+        """The shards of this form that are there, sorted."""
         return names.existing(self.folder)
 
     def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """See `Destination`."""
+        """Remove what shards of this form will replace, and mark the folder as unfinished."""
         mark_unfinished(self.folder, UnfinishedSet(names, SHARD_WRITER))
         remove_abandoned(self.folder, names.matches)
         if shards:
@@ -98,7 +50,7 @@ class LocalFolder:
             remove_stale_entries(self.folder, names)
 
     def create(self, name: str) -> GrowingShard:
-        """See `Destination`."""
+        """Start a shard."""
         missing = os.path.abspath(self.folder)
         while not os.path.isdir(missing):
             self._made.append(missing)
@@ -107,21 +59,21 @@ class LocalFolder:
         return ShardFile(os.path.join(self.folder, name))
 
     def check(self) -> None:
-        """See `Destination`: what was published is there."""
+        """Raise the error of a published shard whose upload has failed: what was published is there."""
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """See `Destination`."""
+        """Add published shards to the index, when all of them are there."""
         write_index(os.path.join(self.folder, INDEX_FOLDER), entries)
 
     def finish_uploads(self) -> None:
-        """See `Destination`."""
+        """Wait until all that was published is there."""
 
     def finish(self, names: ShardNaming) -> None:
-        """See `Destination`."""
+        """Remove the mark: all shards of this form are there."""
         mark_finished(self.folder, names)
 
     def close(self) -> None:
-        """See `Destination`."""
+        """Release everything. Idempotent."""
         made, self._made = self._made, []
         with suppress(OSError):  # something is in it
             for folder in made:
@@ -133,7 +85,7 @@ _log = logging.getLogger("streamload")
 
 
 class RemoteFolder:
-    """A `Destination` in a bucket, or wherever else a storage can write.
+    """A folder for shards in a bucket, or wherever else a storage can write.
 
     One upload at a time runs on a thread while the next shard is written. So up to two shards lie in the system's
     folder for temporary files, where they have no name and vanish with the process.
@@ -163,11 +115,11 @@ class RemoteFolder:
         self._etags: dict[str, str | None] = {}
 
     def existing(self, names: ShardNaming) -> list[str]:
-        """See `Destination`; one listing."""
+        """The shards of this form that are there, sorted; one listing."""
         return existing_names(self._storage, self.folder, names)
 
     def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """See `Destination`."""
+        """Remove what shards of this form will replace, and mark the folder as unfinished."""
         mark_remote_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
         existing = self.existing(names)
         if shards or not existing:
@@ -176,31 +128,31 @@ class RemoteFolder:
             self._storage.delete(f"{self.folder}/{name}")
 
     def create(self, name: str) -> GrowingShard:
-        """See `Destination`."""
+        """Start a shard."""
         return _UploadedShard(name, self)
 
     def check(self) -> None:
-        """See `Destination`."""
+        """Raise the error of a published shard whose upload has failed."""
         if self._upload is not None and self._upload.done():
             self.finish_uploads()
 
     def finish_uploads(self) -> None:
-        """See `Destination`."""
+        """Wait until all that was published is there."""
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.result()
 
     def finish(self, names: ShardNaming) -> None:
-        """See `Destination`."""
+        """Remove the mark: all shards of this form are there."""
         mark_remote_finished(self._storage, self.folder, names)
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """See `Destination`. Entries get the ETags of the objects."""
+        """Add published shards to the index, when all of them are there. Entries get the ETags of the objects."""
         with_etags = [(entry._replace(etag=self._etags.get(entry.name)), table) for entry, table in entries]
         update_with_tables(self._index_folder, with_etags)
 
     def close(self) -> None:
-        """See `Destination`; waits for the upload in flight."""
+        """Release everything. Idempotent; waits for the upload in flight."""
         upload, self._upload = self._upload, None
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -306,6 +258,10 @@ def _no_local_room(exc: OSError) -> StreamloadError:
         f"the shard cannot be written to the folder for temporary files, {tempfile.gettempdir()!r} ({exc.strerror}); "
         "make room there, name another one with TMPDIR, or make shards smaller with max_bytes"
     )
+
+
+Destination = LocalFolder | RemoteFolder
+"""A folder for shards; every method may raise OSError or StreamloadError."""
 
 
 def destination_in(folder: str, storages: Storages) -> Destination:

@@ -31,11 +31,9 @@ def name_of(shard: int, etag: str = "x") -> str:
     return ShardIdentity(url_of(shard), etag, 5).file_name
 
 
-def next_use_of(
-    options: OrderOptions, counts: list[int], epoch: int = 0, lanes: list[int] | None = None, start: int = 0
-) -> OrderNextUse:
+def next_use_of(options: OrderOptions, counts: list[int], epoch: int = 0, start: int = 0) -> OrderNextUse:
     numbers = numbers_by_key(url_of(shard) for shard in range(len(counts)))
-    return OrderNextUse(numbers, options, np.array(counts), epoch, lanes=lanes, start=start)
+    return OrderNextUse(numbers, options, np.array(counts), epoch, start=start)
 
 
 def first_uses(options: OrderOptions, counts: list[int], epoch: int) -> dict[int, list[int]]:
@@ -78,23 +76,6 @@ def test_with_a_window_the_uses_are_about_those_of_the_plan() -> None:
     assert max(distances) < 100
     by_use = sorted(range(40), key=lambda shard: known.position(name_of(shard)))
     assert by_use[:5] != list(range(5))
-
-
-def test_only_the_lanes_of_this_machine_count() -> None:
-    options, counts = options_of(lanes=4, shuffle=False), [10] * 8
-    known = next_use_of(options, counts, lanes=[1])
-    assert [known.position(name_of(shard)) for shard in range(8)] == [INFINITY, INFINITY, 0, 10, *[INFINITY] * 4]
-    known.begin(name_of(2))
-    assert known.position(name_of(2)) == 20
-
-
-def test_a_shard_that_falls_to_another_machine_is_needed_in_a_later_epoch() -> None:
-    options, counts = options_of(lanes=2), [10] * 40
-    orders = [shards_in_order(options, 40, epoch).tolist() for epoch in range(20)]
-    known = next_use_of(options, counts, lanes=[0])
-    for shard in range(40):
-        epoch = next(number for number in range(20) if orders[number].index(shard) < 20)
-        assert known.position(name_of(shard)) == 200 * epoch + 10 * orders[epoch].index(shard)
 
 
 def test_what_lies_behind_the_start_is_needed_in_the_next_epoch() -> None:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from streamload.fetch.cache.cache_file import CacheFile, cached_bytes
 from streamload.fetch.cache.file_locks import LockBusyError, is_in_use, locked_file, mark_in_use
-from streamload.fetch.cache.next_use import NextUse, Unforeseen
+from streamload.fetch.cache.next_use import OrderNextUse
 from streamload.fetch.cache.shard_identity import FILE_NAME, ShardIdentity, key_in_name
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
@@ -135,7 +135,7 @@ class DiskCache:
         self._lock_file = os.path.join(self._folder, "lock")
         self._size_bytes = size_bytes
         self._part_bytes = part_bytes
-        self._next_use: NextUse = Unforeseen()
+        self._next_use: OrderNextUse | None = None
         self._writable = self._readable = True
         self._compared: set[tuple[int, int, int]] = set()
         self._warned_of_size = False
@@ -150,7 +150,7 @@ class DiskCache:
         except OSError as exc:
             self.turn_off(exc)
 
-    def expect(self, next_use: NextUse) -> None:
+    def expect(self, next_use: OrderNextUse) -> None:
         """A new epoch began: files are evicted by these next uses from now on."""
         self._next_use = next_use
 
@@ -168,7 +168,7 @@ class DiskCache:
             The file, which the caller closes; None if it is not to be cached: another one is filling it, it would have
             to displace shards that are needed sooner, there is no room, or the cache is off.
         """
-        if not concurrently:
+        if not concurrently and self._next_use is not None:
             self._next_use.begin(identity.file_name)
         try:
             file = self._open_whole(identity) if self._readable else None
@@ -263,7 +263,7 @@ class DiskCache:
             with_old_versions_last(files, key_in_name, name),
             self._file_bytes(identity),
             self._size_bytes,
-            self._next_use.position(name),
+            self._position(name),
             lambda file: not is_in_use(file.path),
         )
         if chosen is None:
@@ -273,11 +273,15 @@ class DiskCache:
         temporary = os.path.join(self._partial_folder, f"{name}.{secrets.token_hex(8)}.part")
         return CacheFile.create(temporary, identity.bytes, self._part_bytes, self._path(identity))
 
+    def _position(self, name: str) -> float:
+        """Return when a file is needed next; infinity if nothing is known."""
+        return float("inf") if self._next_use is None else self._next_use.position(name)
+
     def _files(self) -> Iterator[CachedFile]:
         """Every temporary and final file. One renamed meanwhile comes twice; the other way round it is missed."""
         for folder in (self._partial_folder, self._folder):
             for name, path, found in _listed(folder):
-                yield CachedFile(name, found.st_size, self._next_use.position(name), found.st_mtime_ns, path)
+                yield CachedFile(name, found.st_size, self._position(name), found.st_mtime_ns, path)
 
     def _remove_abandoned(self) -> None:
         """Remove the temporary files that nobody is filling. The folder's lock is held."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +15,6 @@ from streamload.order.sequence import runs_of_epoch
 _EPOCHS_AHEAD = 16
 
 
-class NextUse(Protocol):
-    """What a cache asks about the future. Files are named as by `ShardIdentity.file_name`."""
-
-    def begin(self, name: str, /) -> None:
-        """The shard is being opened: the use that was its next one is the present one from now on."""
-
-    def position(self, name: str, /) -> float:
-        """When the shard is needed next, after the present use; smaller is sooner, infinity where that is unknown."""
-
-
-class Unforeseen:
-    """The future of which nothing is known: every use is infinitely far away."""
-
-    def begin(self, _name: str, /) -> None:
-        """Nothing changes."""
-
-    def position(self, _name: str, /) -> float:
-        """Infinity."""
-        return float("inf")
-
-
 def numbers_by_key(urls: Iterable[str]) -> dict[str, int]:
     """The number in the listing of each shard, by the key that its cached file's name begins with."""
     return {url_key(url): number for number, url in enumerate(urls)}
@@ -47,8 +25,7 @@ class OrderNextUse:
 
     A use is counted in outputs of its lane, the same for all lanes, because all of them move on at one rate. A
     shard on the border of lanes has a use in each of them. After the last use of this epoch comes the first one of
-    the next; where this machine reads only some of the lanes, of the first epoch in which the shard falls to one of
-    them, as far as 16 epochs ahead.
+    the next 16 epochs.
 
     Unknown counts are taken for the mean of the known ones.
 
@@ -57,7 +34,6 @@ class OrderNextUse:
         options: of the order.
         counts: int64[n_shards], the samples of each shard, -1 where unknown.
         epoch: the present one.
-        lanes: those that are read on this machine, on whatever rank; None for all.
         start: the epoch's position to start from, over all lanes, as a state holds it.
     """
 
@@ -68,15 +44,14 @@ class OrderNextUse:
         counts: NDArray[np.int64],
         epoch: int,
         *,
-        lanes: Collection[int] | None = None,
         start: int = 0,
     ) -> None:
         self._numbers = numbers
         filled = _filled(counts)
-        edges, uses = _uses(options, filled, epoch, lanes)
+        edges, uses = _uses(options, filled, epoch)
         self._edges: list[int] = edges.tolist()
         self._uses: list[float] = uses.tolist()
-        self._later: list[float] = _uses_in_later_epochs(options, filled, epoch, lanes).tolist()
+        self._later: list[float] = _uses_in_later_epochs(options, filled, epoch).tolist()
         self._begun: set[int] = set()
         self._passed = start / options.lanes
 
@@ -110,18 +85,14 @@ def _filled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(known, counts, mean)
 
 
-def _lane_length(options: OrderOptions, counts: NDArray[np.int64]) -> int:
-    return -int(-samples_of_epoch(options, int(counts.sum())) // options.lanes)
-
-
 def _uses(
-    options: OrderOptions, counts: NDArray[np.int64], epoch: int, lanes: Collection[int] | None
+    options: OrderOptions, counts: NDArray[np.int64], epoch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The uses of an epoch, ascending for each shard: shard s has those of `edges[s]:edges[s + 1]`."""
     lines = runs_of_epoch(options, counts, epoch)
     total = sum(int(lengths.sum()) for _, lengths in lines)
     nothing = np.empty(0, np.int64), np.empty(0, np.float64)
-    uses = [nothing, *(_uses_of_sequence(options, order, lengths, total, lanes) for order, lengths in lines)]
+    uses = [nothing, *(_uses_of_sequence(options, order, lengths, total) for order, lengths in lines)]
     shards, numbers = (np.concatenate(column) for column in zip(*uses, strict=True))
     by_shard = np.lexsort((numbers, shards))
     edges = np.searchsorted(shards[by_shard], np.arange(len(counts) + 1))
@@ -133,7 +104,6 @@ def _uses_of_sequence(
     order: NDArray[np.int64],
     lengths: NDArray[np.int64],
     total: int,
-    lanes: Collection[int] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The uses of the shards that follow each other on one line of an epoch, in outputs of the epoch's lanes."""
     ends = np.cumsum(lengths)
@@ -144,9 +114,6 @@ def _uses_of_sequence(
     shards = np.repeat(order, n_lanes)
     lane = np.repeat(first, n_lanes) + _counted_up(n_lanes)
     numbers = _first_output_index(np.maximum(np.repeat(starts, n_lanes) - bounds[lane], 0), options.radius)
-    if lanes is not None:
-        here = np.isin(lane, np.fromiter(lanes, np.int64))
-        shards, numbers = shards[here], numbers[here]
     return shards, numbers * (total / max(1, int(lengths.sum())))
 
 
@@ -166,13 +133,12 @@ def _first_output_index(positions: NDArray[np.int64], window: int) -> NDArray[np
     return np.where(exact < window, exact**2 / (2 * window), exact - window / 2)
 
 
-def _uses_in_later_epochs(
-    options: OrderOptions, counts: NDArray[np.int64], epoch: int, lanes: Collection[int] | None
-) -> NDArray[np.float64]:
+def _uses_in_later_epochs(options: OrderOptions, counts: NDArray[np.int64], epoch: int) -> NDArray[np.float64]:
     """The first use of each shard after this epoch, float64[n_shards], infinity where there is none in sight."""
+    lane_length = -int(-samples_of_epoch(options, int(counts.sum())) // options.lanes)
     found = np.full(len(counts), np.inf)
     for ahead in range(1, _EPOCHS_AHEAD + 1):
-        first = _first_uses(*_uses(options, counts, epoch + ahead, lanes)) + ahead * _lane_length(options, counts)
+        first = _first_uses(*_uses(options, counts, epoch + ahead)) + ahead * lane_length
         found = np.minimum(found, first)
         if np.isfinite(found[counts > 0]).all():
             break
