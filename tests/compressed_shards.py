@@ -15,7 +15,6 @@ from backports import zstd
 
 from streamload.tar.decompression import Compression, Decompressor
 
-EXTENSION = {Compression.GZIP: "gz", Compression.ZSTD: "zst", Compression.XZ: "xz", Compression.BZIP2: "bz2"}
 URL = "s3://bucket/a.tar.gz"
 
 

@@ -57,10 +57,6 @@ def raise_on_33(value: int) -> int:
     return value
 
 
-def raise_at_start(_: int) -> None:
-    raise ValueError("no worker can start")
-
-
 def wait_a_little(sample: Any) -> Any:
     """Keeps batches from being so quick to make that many are in flight."""
     time.sleep(0.001)

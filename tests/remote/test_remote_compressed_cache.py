@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from matrix import exhaustive
 from places import Place, Step, steps, without_names, write_datasets
-from servers.faults import FaultServer, Report, Script
+from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import ShardFormatError
@@ -46,10 +46,6 @@ def loader_of(place: Place, form: str, **options: Any) -> StreamLoader:
         "timeout": 60,
     }
     return StreamLoader(place.urls(form, range(len(SIZES))), **{**defaults, **options})
-
-
-def shards_sent(report: Report) -> int:
-    return sum(path.endswith((".gz", ".zst")) for _, path, _ in report.log)
 
 
 def read(server: FaultServer, form: str, **options: Any) -> list[Step]:

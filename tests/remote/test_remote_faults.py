@@ -30,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 SIZES = [[30_000] * 40] * 5
 LABELS = list(range(200))
-WORKERS = pytest.mark.parametrize("workers", [0, 1])
 CORE = pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 """For what the core decides, which is the same in the caller's thread and in a feeder."""
 

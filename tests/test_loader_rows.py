@@ -1,0 +1,560 @@
+"""From samples to batches: any samples make torch's batches, and each failure is that of its own sample."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import warnings
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from same_batches import assert_same
+from torch.utils.data import default_collate
+
+from streamload import ShardWriter, StreamLoader
+from streamload.errors import CollateError, DecodeError, StreamloadError, TransformError
+
+WORKERS = pytest.mark.parametrize("workers", [0, 1])
+
+
+class Box(NamedTuple):
+    corner: Any
+    size: Any
+
+
+Single = namedtuple("Single", ["only"])
+
+
+def write(folder: Path, samples: list[dict[str, Any]], per_shard: int = 1000) -> str:
+    with ShardWriter(folder / "%06d.tar", max_count=per_shard) as writer:
+        for number, sample in enumerate(samples):
+            writer.write({"__key__": f"key{number}", **sample})
+    return str(folder)
+
+
+def numbered(count: int) -> list[dict[str, Any]]:
+    return [{"cls": number, "npy": np.full(3, number)} for number in range(count)]
+
+
+def batches_of(source: str, batch_size: int, workers: int = 0, **options: Any) -> list[Any]:
+    with StreamLoader(source, batch_size, num_workers=workers, **options) as loader:
+        return list(loader)
+
+
+# -- samples of all kinds ------------------------------------------------------------------------------------------
+
+DTYPES = ["?", "u1", "i4", "i8", "f2", "f4", "f8", "c8"]
+
+numbers = (
+    st.integers(-5, 5) | st.floats(-2, 2) | st.booleans() | st.sampled_from([2**62, 2**63, -(2**63), float("inf")])
+)
+texts = st.text(max_size=3) | st.binary(max_size=3)
+numpy_scalars = st.builds(lambda dtype, value: np.dtype(dtype).type(value), st.sampled_from(DTYPES), st.integers(0, 3))
+shapes = st.sampled_from([(), (0,), (1,), (3,), (2, 3), (0, 4)])
+arrays = st.tuples(st.sampled_from([*DTYPES, ">f4"]), shapes).flatmap(lambda kind: npst.arrays(*kind))
+tensors = st.builds(
+    lambda dtype, shape, fill: torch.full(shape, fill, dtype=dtype),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]),
+    shapes,
+    st.integers(0, 3),
+)
+refused = st.sampled_from([None, np.array(["a"]), np.array([None]), {1}, Ellipsis, np.datetime64("2020-01-01")])
+leaves = numbers | texts | numpy_scalars | arrays | tensors
+
+names = st.sampled_from(["a", "b", "__key__", 1])
+
+
+def nests(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.dictionaries(names, children, max_size=3),
+        st.dictionaries(names, children, max_size=2).map(OrderedDict),
+        st.lists(children, max_size=3),
+        st.lists(children, max_size=3).map(tuple),
+        st.builds(Box, children, children),
+        children.map(Single),
+    )
+
+
+samples = st.recursive(leaves | refused, nests, max_leaves=5)
+
+
+def again(value: Any, draw: Any, *, odd: bool) -> Any:
+    """A sample like another one: the same nest and kinds of leaves; with `odd` it may differ here and there."""
+    if odd and draw(st.integers(0, 3)) == 0:
+        return draw(samples)
+    if isinstance(value, dict):
+        kept = [key for key in value if not (odd and draw(st.integers(0, 7)) == 0)]
+        return type(value)((key, again(value[key], draw, odd=odd)) for key in kept)
+    if isinstance(value, Box | Single):
+        return type(value)(*(again(item, draw, odd=odd) for item in value))
+    if isinstance(value, list | tuple):
+        items = [again(item, draw, odd=odd) for item in value]
+        return type(value)([*items, draw(leaves)] if odd and draw(st.integers(0, 7)) == 0 else items)
+    if isinstance(value, np.ndarray) and odd:
+        return draw(arrays)
+    if isinstance(value, bool | int | float | str | bytes) and draw(st.booleans()):
+        return type(value)(draw(st.sampled_from([0, 1]))) if not isinstance(value, str | bytes) else value * 2
+    return value
+
+
+@st.composite
+def rows_of_batches(draw: st.DrawFn) -> list[Any]:
+    first = draw(samples)
+    odd = draw(st.booleans())
+    return [first, *(again(first, draw, odd=odd) for _ in range(draw(st.integers(0, 3))))]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four samples, which a transform replaces by others."""
+    return write(tmp_path_factory.mktemp("rows"), numbered(4))
+
+
+def ours(source: str, values: list[Any]) -> Any:
+    """The batch that a loader makes of samples, or its error."""
+    transform = values.__getitem__
+    with StreamLoader(
+        source, 4, fields=("cls",), transform=lambda sample: transform(sample[0] % len(values)), num_workers=0
+    ) as loader:
+        try:
+            return next(iter(loader))
+        except StreamloadError as error:
+            return error
+
+
+def torchs(values: list[Any]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of arrays that cannot be written to
+            return default_collate([values[number % len(values)] for number in range(4)])
+    except Exception as error:
+        return error
+
+
+@settings(max_examples=150, deadline=None)
+@given(values=rows_of_batches())
+@example(values=[[], []])
+@example(values=[{}, {"a": 1}])
+@example(values=[{"a": 1}, {"a": 1, "b": 2}])
+@example(values=[["a"], [None]])
+@example(values=["a", 1])
+@example(values=[True, 2])
+@example(values=[np.zeros(()), np.float64(1)])
+@example(values=[1, 2**63])
+@example(values=[[np.zeros(2), "a"], [np.zeros(2), "b"], [np.zeros(3), "c"]])
+@example(values=[{"boxes": np.zeros((2, 4))}, {"boxes": np.zeros((0, 4))}])
+def test_batches_of_any_samples_are_torchs(source: str, values: list[Any]) -> None:
+    """Only mappings of unlike keys are refused always, of which torch takes the first one's."""
+    assume(all(value is not None for value in values))  # that is a transform without a `return`, and is told as that
+    theirs, found = torchs(values), ours(source, values)
+    if isinstance(found, StreamloadError):
+        assert isinstance(theirs, Exception) or "it has no key" in str(found), f"torch makes {theirs} of it: {found}"
+    else:
+        assert not isinstance(theirs, Exception), f"torch refuses it ({theirs}), and we gave {found}"
+        assert_same(found, theirs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=samples, depth=st.lists(st.sampled_from(["dict", "list", "box"]), max_size=3))
+def test_what_torch_refuses_is_named(source: str, value: Any, depth: list[str]) -> None:
+    """A field that no tensor can be made of: the error says where in the sample it is."""
+    assume(not isinstance(torchs([value]), Exception))
+    bad: Any = None
+    place = ""
+    for kind in depth:
+        bad = {"dict": {"fine": 1, "bad": bad}, "list": ["fine", bad], "box": Box(0, bad)}[kind]
+        place = {"dict": "['bad']", "list": "[1]", "box": "[1]"}[kind] + place
+    found = ours(source, [(1, bad, value)] * 2)
+    assert isinstance(found, CollateError)
+    assert f"hold None in [1]{place}, of which no tensor is made" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([np.zeros(2), np.zeros(3)], "not alike: the first is float64[2], number 1 is float64[3]"),
+        ([{"a": [1]}, {"a": [1, 2]}], "not alike in ['a']: the first is (int), number 1 is (int, int)"),
+        ([(1, np.array(["x"]))], "hold <U1[1] in [1], of which no tensor is made"),
+        ([{"a": {"b": 1}}, {"a": {}}], "it has no key 'b' in ['a'], which number 0 of its batch has"),
+        ([np.zeros((4, 5, 3), np.uint8), np.zeros((9, 9, 3), np.uint8)], "images.Resize((224, 224)), say)"),
+    ],
+)
+def test_an_error_says_where_samples_differ(source: str, values: list[Any], said: str) -> None:
+    assert said in str(ours(source, values))
+
+
+@pytest.mark.parametrize("depth", [200, 320, 400, 600, 900])
+def test_a_deep_nest_is_collated_or_an_error(tmp_path: Path, depth: int) -> None:
+    """Data must not be able to end the process by its depth."""
+    source = write(tmp_path, [{"json": b"[" * depth + b"]" * depth}])
+    assert isinstance(outcome_of(source, 1, fields=("json",)), list | str)
+
+
+# -- through a worker's memory -------------------------------------------------------------------------------------
+
+PAIRS: list[Any] = [
+    (torch.tensor([1 + 2j, 3 - 1j]).conj(), "a"),
+    (torch.tensor([1 + 2j]).conj().imag, "b"),
+    (torch.tensor(1.5).expand(3, 2), b"\x00\xff"),
+    (torch.tensor(2.0, dtype=torch.bfloat16), ""),
+    (np.arange(60, dtype=np.uint8).reshape(4, 5, 3).transpose(2, 0, 1), 1),
+    (np.arange(60, dtype=np.uint8).reshape(4, 5, 3).transpose(2, 0, 1), 1.5),
+    (np.array([1, 2], "u4"), True),
+    (np.asfortranarray(np.ones((2, 3))), np.int16(4)),
+    (Box(np.zeros((0, 4)), Single(1)), {"a": [1, "ä"], 2: ()}),
+    (np.zeros(3), "again"),
+    (np.zeros(3, "f4"), "x" * 100_000),
+]
+
+
+@WORKERS
+def test_rows_of_changing_kinds_arrive_as_torch_collates_them(tmp_path: Path, workers: int) -> None:
+    source = write(tmp_path, numbered(2 * len(PAIRS)))
+    found = batches_of(source, 2, workers, fields=("cls",), transform=lambda sample: PAIRS[sample[0] // 2])
+    for batch, pair in zip(found, PAIRS, strict=True):
+        assert_same(batch, default_collate([pair, pair]))
+    assert found[4][0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_arrays_that_torch_refuses_without_need_are_taken(source: str) -> None:
+    assert ours(source, [np.arange(3)[::-1]]).tolist() == [[2, 1, 0]] * 4
+    assert not ours(source, [torch.ones(1, requires_grad=True)]).requires_grad
+
+
+RESULTS: list[Any] = [
+    torch.arange(6).reshape(2, 3),
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    7,
+    None,
+    np.array(3.5),
+    {},
+    (np.zeros((0, 3)), torch.zeros(2, 0)),
+    {"x": [torch.zeros(2), (1, "text", {"y": np.ones(3, np.int16)})], "z": None},
+    Box(torch.zeros(2), Single(np.ones(2))),
+    {1: torch.zeros(1), None: 2},
+    torch.tensor([1.5, 2.5]).to(torch.bfloat16),
+    torch.tensor([1 + 2j]).conj(),
+    torch.zeros(1, 3).expand(4, 3),
+    np.arange(5)[::-1],
+    ["a", "\ud800", "日本"],
+    np.array(["a", "bc"]),
+    np.array([None, 1]),
+    np.zeros(2, [("x", "i4")]),
+    np.arange(3, dtype=">i4"),
+    np.array(["2020-01-01"], "datetime64[D]"),
+    [np.float32(1), np.int64(2)],
+    OrderedDict(a=torch.zeros(2)),
+    {1, 2},
+    [np.ones((2, 3)), np.ones((0, 4)), np.ones((5, 0))],
+    [torch.ones(height, 5, 3).permute(2, 0, 1) for height in (4, 2, 7)],
+    torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    torch.zeros(3, 4).T,
+]
+
+
+def test_what_a_collate_fn_returns_arrives_as_it_was(tmp_path: Path) -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    odd = [torch.eye(3).to_sparse(), masked, torch.nn.Parameter(torch.ones(2)), lambda value: 2 * value]
+    results = [*RESULTS, *odd]
+    source = write(tmp_path, numbered(len(results)))
+    found = batches_of(source, 1, 1, fields=("cls",), collate_fn=lambda samples: results[samples[0][0]])
+    for batch, result in zip(found, RESULTS, strict=False):
+        assert_same(batch, result.resolve_conj() if isinstance(result, torch.Tensor) else result)
+        if isinstance(result, torch.Tensor) and result.stride() != (0, 1):
+            assert batch.stride() == result.stride()
+    assert [tensor.stride() for tensor in found[24]] == [tensor.stride() for tensor in RESULTS[24]]
+    sparse, came, parameter, function = found[-4:]
+    assert torch.equal(sparse.to_dense(), torch.eye(3))
+    assert came.mask.tolist() == [True, False]
+    assert isinstance(parameter, torch.nn.Parameter)
+    assert function(4) == 8
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("collate_fn", "said"),
+    [
+        (lambda samples: (value for value in samples), "cannot be sent to the training process: TypeError: cannot pic"),
+        (lambda samples: ENDLESS, "RecursionError"),
+    ],
+)
+def test_a_batch_that_cannot_be_sent_is_an_error(source: str, collate_fn: Callable[..., Any], said: str) -> None:
+    with pytest.raises(CollateError, match=said):
+        batches_of(source, 4, 1, fields=("cls",), collate_fn=collate_fn)
+
+
+# -- fields and functions ------------------------------------------------------------------------------------------
+
+INTEGER_TEXTS = st.one_of(
+    st.integers(-(10**18) + 1, 10**18 - 1).map(lambda n: str(n).encode()),
+    st.integers(0, 99).map(lambda n: str(n).encode()),
+    st.sampled_from([b"", b"x", b"-", b"-0", b"007", b" 1", b"1\n", b"+1", b"1_0", b"1" * 19]),
+)
+NPY = st.tuples(st.sampled_from([*DTYPES, ">f4"]), st.sampled_from([(), (3,), (2, 3)]), st.sampled_from("CF"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(INTEGER_TEXTS, min_size=1, max_size=6), npy=NPY, other=NPY, seed=st.integers(0, 3))
+def test_columns_are_decoded_as_single_values(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], npy: Any, other: Any, seed: int
+) -> None:
+    """Numbers and arrays are decoded a column at a time where no function sees them."""
+    members = []
+    for number, text in enumerate(texts):
+        dtype, shape, order = other if number == 3 else npy
+        members.append({"cls": text, "npy": np.full(shape, number, dtype, order)})
+    folder = write(tmp_path_factory.mktemp("columns"), members, per_shard=2)
+    for field in ("cls", "npy"):
+        plain, single = (
+            outcome_of(folder, len(texts), fields=(field,), shuffle=True, seed=seed, on_error="skip", **options)
+            for options in ({}, {"transform": lambda sample: sample})
+        )
+        if isinstance(plain, str):
+            assert plain == single
+        else:
+            assert_same(plain, single)
+
+
+def outcome_of(*arguments: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of samples that were left out
+        try:
+            return batches_of(*arguments, **options)
+        except StreamloadError as error:
+            return f"{type(error).__name__} {error.key}"
+
+
+def test_functions_see_what_decoders_return(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    source = write(tmp_path, [{"cls": 1, "npy": np.float32(2), "txt": "a"}] * 3)
+    fields = ("cls", "npy", "txt")
+    batches_of(source, 3, fields=fields, transform=lambda sample: (seen.append(sample), 0)[1])
+    batches_of(source, 3, fields=fields, collate_fn=seen.extend)
+    assert [tuple(type(value) for value in sample) for sample in seen] == [(int, np.ndarray, str)] * 6
+
+
+def test_arrays_that_a_function_changes_are_its_own(tmp_path: Path) -> None:
+    def change(sample: tuple[Any]) -> Any:
+        sample[0][0] += 10
+        return sample
+
+    source = write(tmp_path, [{"npy": np.array([1, 2, 3])}] * 3)
+    for _ in range(2):
+        assert batches_of(source, 3, fields=("npy",), transform=change)[0][0].tolist() == [[11, 2, 3]] * 3
+
+
+@pytest.mark.parametrize(("size", "bad"), [(3, (1,)), (3, (4, 5, 6)), (2000, (1,))])
+def test_a_function_may_return_the_same_array_every_time(tmp_path: Path, size: int, bad: tuple[int, ...]) -> None:
+    source = write(tmp_path, [{"npy": np.full(size, number)} for number in range(9)])
+    memory = np.empty(size, np.int64)
+
+    def decode(data: bytes) -> Any:
+        memory[:] = np.load(BytesIO(data))
+        if memory[0] in bad:
+            raise ValueError
+        return memory
+
+    found = batches_of(source, 3, 1, fields=("npy",), decode={"npy": decode}, on_error="skip", pad=False)
+    assert [array[0].item() for (batch,) in found for array in batch] == [n for n in range(9) if n not in bad]
+
+
+class Fill:
+    """Makes a large array of a number, in `out` where that fits."""
+
+    writes_into_out = True
+
+    def __call__(self, value: int, out: Any = None) -> Any:
+        result = out if out is not None and out.shape == (2000,) else np.empty(2000, np.int64)
+        result[:] = value
+        if value in (2, 4):
+            raise ValueError
+        return result if value != 7 else np.zeros(2000)
+
+
+@WORKERS
+def test_a_sample_that_fails_half_made_leaves_the_others_whole(tmp_path: Path, workers: int) -> None:
+    fields = ("a.cls", "__key__", "b.cls")
+    source = write(tmp_path, [{"a.cls": number, "b.cls": 100 + number} for number in range(6)])
+    transform = {"a.cls": Fill(), "b.cls": Fill()}
+    found = batches_of(source, 3, workers, fields=fields, transform=transform, on_error="skip")
+    rows = [row for a, _, b in found for row in zip(a.tolist(), b.tolist(), strict=True)]
+    assert rows == [([number] * 2000, [100 + number] * 2000) for number in (0, 1, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("transform", "values"),
+    [
+        ({"txt": lambda value: len(value)}, [2, 7, 3]),
+        ({"txt": len, "cls": lambda value: -value}, [2, -7, 3]),
+        ({"cls; txt": str}, ["ab", "7", "abc"]),
+    ],
+)
+def test_a_transform_of_an_alternative_sees_only_samples_that_have_it(
+    tmp_path: Path, transform: Any, values: list[Any]
+) -> None:
+    source = write(tmp_path, [{"txt": "ab"}, {"cls": 7}, {"txt": "abc"}])
+    ((found,),) = batches_of(source, 3, fields=("cls;txt",), transform=transform)
+    assert list(found) == values
+
+
+def test_a_transform_of_a_field_is_not_called_where_a_dict_lacks_it(tmp_path: Path) -> None:
+    source = write(tmp_path, [{"cls": 1, "txt": "a"}, {"txt": "b"}])
+    (found,) = batches_of(source, 2, transform={"cls": lambda value: value + 1}, collate_fn=list)
+    assert [{key: sample[key] for key in sample if key != "__url__"} for sample in found] == [
+        {"__key__": "key0", "cls": 2, "txt": "a"},
+        {"__key__": "key1", "txt": "b"},
+    ]
+
+
+def test_a_collate_fn_may_see_that_a_transform_returned_nothing(source: str) -> None:
+    transform = [0, None, 2, 3].__getitem__
+    (found,) = batches_of(source, 4, fields=("cls",), transform={"cls": transform}, collate_fn=list)
+    assert found == [(0,), (None,), (2,), (3,)]
+
+
+def test_what_starts_from_encoded_images_gets_what_a_given_decoder_makes(tmp_path: Path) -> None:
+    class Sized:
+        def __call__(self, value: Any) -> Any:
+            return value
+
+        def from_encoded(self, data: memoryview, rng: Any) -> Any:
+            return len(data)
+
+    source = write(tmp_path, [{"png": b"12"}])
+    options: dict[str, Any] = {"fields": ("png",), "transform": {"png": Sized()}}
+    assert batches_of(source, 1, **options)[0][0].tolist() == [2]
+    assert batches_of(source, 1, decode={"png": int}, **options)[0][0].tolist() == [12]
+
+
+# -- randomness ----------------------------------------------------------------------------------------------------
+
+
+def draws_with_rng(sample: Any, rng: np.random.Generator) -> Any:
+    return rng.integers(1 << 62, size=3)
+
+
+def draws_from_globals(sample: Any) -> Any:
+    return random.getrandbits(60), np.random.randint(1 << 30, size=2), torch.randint(1 << 60, (2,))
+
+
+@pytest.mark.parametrize("transform", [draws_with_rng, draws_from_globals])
+def test_draws_change_with_sample_epoch_and_seed_alone(source: str, transform: Callable[..., Any]) -> None:
+    drawn = {}
+    for seed, batch_size in itertools.product((0, 1), (4, 2)):
+        options: dict[str, Any] = {"fields": ("cls",), "transform": transform, "num_workers": 0, "seed": seed}
+        with StreamLoader(source, batch_size, **options) as loader:
+            for epoch in range(2):
+                parts = [batch if isinstance(batch, list) else [batch] for batch in loader]
+                columns = [torch.cat(column).tolist() for column in zip(*parts, strict=True)]
+                drawn[seed, epoch, batch_size] = [str(row) for row in zip(*columns, strict=True)]
+    for seed, epoch in itertools.product((0, 1), (0, 1)):
+        assert drawn[seed, epoch, 4] == drawn[seed, epoch, 2]
+    assert len({row for rows in drawn.values() for row in rows}) == 16
+
+
+def test_fields_of_one_sample_draw_from_one_generator_in_turn(tmp_path: Path) -> None:
+    source = write(tmp_path, [{"cls": 1, "txt": "a"}])
+    options: dict[str, Any] = {"fields": ("cls", "txt")}
+    one, other = batches_of(source, 1, transform=dict.fromkeys(("cls", "txt"), draws_with_rng), **options)[0]
+    alone, _ = batches_of(source, 1, transform={"cls": draws_with_rng}, **options)[0]
+    assert one.tolist() == alone.tolist() != other.tolist()
+
+
+def test_what_is_drawn_lazily_is_drawn_with_the_samples_own_seeds(source: str) -> None:
+    options: dict[str, Any] = {"decode": {"cls": lambda _: (random.random() for _ in range(3))}}
+    first, again = (batches_of(source, 4, fields=("cls",), transform={"cls": sum}, **options) for _ in range(2))
+    assert first[0][0].tolist() == again[0][0].tolist()
+    assert len(set(first[0][0].tolist())) == 4
+
+
+def test_a_collate_fn_draws_from_the_generators_of_its_first_sample(source: str) -> None:
+    def collate(samples: list[Any]) -> Any:
+        return [*random.choices(range(1 << 30), k=2), float(np.random.rand()), float(torch.rand(()))]
+
+    in_workers, here = (batches_of(source, 2, workers, fields=("cls",), collate_fn=collate) for workers in (1, 0))
+    assert in_workers == here
+    assert here[0] != here[1]
+
+
+# -- failures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collate_fn", [None, lambda samples: default_collate(samples)])
+def test_failures_of_any_samples_leave_the_others_right(tmp_path: Path, collate_fn: Any) -> None:
+    """Every set of failing samples, over two batches, with a field that is read at once and one that is transformed."""
+    source = write(tmp_path, numbered(5), per_shard=2)
+    bad: set[int] = set()
+
+    def unless_bad(value: int) -> int:
+        if value in bad:
+            raise ValueError
+        return value
+
+    options: dict[str, Any] = {"fields": ("cls", "npy"), "transform": {"cls": unless_bad}, "collate_fn": collate_fn}
+    for mask in range(31):
+        bad = {row for row in range(5) if mask >> row & 1}
+        with StreamLoader(source, 3, num_workers=0, on_error="skip", pad=False, **options) as loader:
+            rows = [(n, *row) for labels, npy in loader for n, row in zip(labels.tolist(), npy.tolist(), strict=True)]
+            assert rows == [(number,) * 4 for number in range(5) if number not in bad]
+            assert [error.key for error in loader.skipped] == [f"key{number}" for number in sorted(bad)]
+
+
+@pytest.mark.parametrize("fields", [("txt", "cls", "npy"), ("cls", "txt", "npy"), ("npy", "txt", "cls")])
+def test_the_first_field_that_fails_is_named(tmp_path: Path, fields: tuple[str, ...]) -> None:
+    """And no other field of the sample is touched."""
+    touched: list[bytes] = []
+    source = write(tmp_path, [{"cls": b"bad", "txt": b"\xff", "npy": b"bad"}])
+    decode = {"npy": lambda data: touched.append(data) or np.zeros(1)}
+    with pytest.raises(DecodeError, match=f"of field '{next(name for name in fields if name != 'npy')}'"):
+        batches_of(source, 1, fields=fields, decode=decode)
+    assert touched == [b"bad"] * (fields[0] == "npy")
+
+
+@pytest.mark.parametrize("how", ["field", "sample", "decode"])
+@pytest.mark.parametrize(
+    ("kind", "is_fatal"),
+    [
+        *(
+            (kind, True)
+            for kind in (NameError, AttributeError, TypeError, ImportError, NotImplementedError, MemoryError)
+        ),
+        *((kind, False) for kind in (ValueError, KeyError, IndexError, OSError, RuntimeError, ZeroDivisionError)),
+    ],
+)
+def test_a_mistake_in_the_program_is_fatal_and_bad_data_is_not(
+    source: str, how: str, kind: type[Exception], is_fatal: bool
+) -> None:
+    def fails(value: Any) -> Any:
+        if value in (1, b"1", (1,)):
+            raise kind("no")
+        return value if how != "decode" else int(value)
+
+    given: Any = {"transform": fails} if how == "sample" else {how.replace("field", "transform"): {"cls": fails}}
+    with StreamLoader(source, 4, fields=("cls",), num_workers=0, on_error="skip", **given) as loader:
+        if is_fatal:
+            with pytest.raises((TransformError, DecodeError)):
+                list(loader)
+        else:
+            assert [batch[0].tolist() for batch in loader] == [[0, 2, 3]]
+
+
+def test_a_library_that_is_missing_is_fatal_in_our_decoders_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    source = write(tmp_path, [{"msgpack": b"\x01"}])
+    with pytest.raises(DecodeError, match="msgpack"):
+        batches_of(source, 1, fields=("msgpack",), on_error="skip")
