@@ -98,6 +98,7 @@ _RETIRED = {
     "shared_by": "give ranks that need the same batches the same rank= and world_size=",
     "shuffle_window": "pass the window as shuffle=, such as shuffle=50_000",
     "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
+    "timeout": "leave it out; the log says what a batch waits for, and storage requests have time limits of their own",
 }
 """Keywords of earlier versions, each with what to do instead."""
 

@@ -50,6 +50,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "pin_memory_device": ("",),
     "prefetch_factor": (None,),
     "shuffle": (None,),
+    "timeout": (0, 0.0),
 }
 """Keywords of torch's DataLoader, with those values that ask for nothing else than what is done anyway."""
 
@@ -112,7 +113,6 @@ class StreamLoader(NamedClasses):
         prefetch_batches: (workers) batches that are made ahead.
         feeders: (workers) `RayFeeders(4, num_cpus=8)`: this rank's batches are made by four feeders on other nodes of a
             Ray cluster, each with `num_workers` workers and a `memory_budget` of its own. The batches are the same.
-        timeout: (workers) seconds to wait for a batch before a WorkerError; 0 waits forever.
         index: (storage) a folder with the index of the shards, if it is not beside them; it may be remote.
         filesystem: (storage) an fsspec filesystem to read everything with; `urls` and `index` are its paths.
         cache_dir: (storage) keep remote shards in this local folder, which ranks of one user on a machine may share.
@@ -162,7 +162,6 @@ class StreamLoader(NamedClasses):
         worker_init_fn: Callable[[int], Any] | None = None,
         prefetch_batches: int = 4,
         feeders: RayFeeders | None = None,
-        timeout: float = 0,
         index: str | os.PathLike[str] | None = None,
         filesystem: Any = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -309,7 +308,7 @@ class StreamLoader(NamedClasses):
         return self._begin()
 
     def __aiter__(self) -> AsyncEpochIterator:
-        """Begin a pass for `async for batch in loader`: the same as for `for`, in state, errors and `timeout`.
+        """Begin a pass for `async for batch in loader`: the same as for `for`, in state and errors.
 
         Other coroutines run while it waits for a batch; with `num_workers=0`, where the caller's thread makes each
         batch, they run between batches. Where the task is cancelled there, no batch is lost: with the iterator kept
@@ -347,7 +346,6 @@ class StreamLoader(NamedClasses):
             begin_again=lambda start, check: self._link.begin(start, self._lanes, check=check),
             last_position=self._last_position,
             on_nothing=self._explain_nothing,
-            timeout_s=self._options.timeout or None,
             move=self._move,
         )
         self._iterator = weakref.ref(begun)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from math import inf
 from typing import Any, Literal
 
 from streamload.arguments import alternatives, by_field, parse_bytes
@@ -55,7 +54,6 @@ class Options:
     num_workers: int | Literal["auto"]
     prefetch_batches: int
     worker_init_fn: Callable[[int], Any] | None
-    timeout: float
     seed: int
     lanes: int | None
     storage_options: Mapping[str, Any] | None = field(repr=False)  # it holds keys
@@ -312,8 +310,6 @@ class Options:
             _check_int("num_workers", self.num_workers, 0, 'or "auto"')
         if self.lanes is not None:
             _check_int("lanes", self.lanes, 1, "or None", most=MAX_LANES)
-        if isinstance(self.timeout, bool) or not isinstance(self.timeout, int | float) or not 0 <= self.timeout < inf:
-            raise ValueError(f"timeout={self.timeout!r} must be a number of seconds, or 0 to wait forever")
 
     def _check_choices(self) -> None:
         for name in ("drop_last", "pad", "verify"):

@@ -88,6 +88,7 @@ def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> Non
         ("shared_by", "node", "give ranks that need the same"),
         ("shuffle_window", 100, "pass the window as shuffle="),
         ("strict", False, "leave it out"),
+        ("timeout", 60, "leave it out; the log says what a batch waits for"),
     ],
 )
 def test_a_retired_keyword_is_answered_by_what_to_do_instead(name: str, value: object, instead: str) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from closed_when_late import ClosedWhenLate
 from make_shards import write_numbers
 from transforms import raise_on_33, wait_a_little
 
 from streamload import StreamLoader
-from streamload.errors import LoaderClosedError, TransformError, WorkerError
+from streamload.errors import LoaderClosedError, TransformError
 from streamload.trainer.async_epoch_iterator import AsyncEpochIterator
 
 TOTAL = 60
@@ -236,13 +237,13 @@ async def test_errors_are_those_of_the_for_loop(source: str, workers: int) -> No
         assert loader.state_dict()["position"] == 30
 
 
-async def test_the_time_limit_holds(source: str, gate: Path) -> None:
-    async with make(source, **held_up_from(0, gate), timeout=0.3) as loader:
+async def test_what_a_batch_waits_for_is_logged(source: str, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make(source, **held_up_from(10, gate)) as loader:
         batches = aiter(loader)
-        with pytest.raises(WorkerError, match="timeout=0.3"):
+        await anext(batches)
+        with ClosedWhenLate(loader, monkeypatch, 0.3) as log, pytest.raises(LoaderClosedError):
             await anext(batches)
-        with pytest.raises(LoaderClosedError):
-            await anext(batches)
+    assert "is at work, decoding or transforming" in log.message
 
 
 async def test_others_run_while_the_processes_end(source: str, gate: Path) -> None:

@@ -109,7 +109,7 @@ def test_one_large_first_sample_does_not_make_all_batches_large(tmp_path: Path) 
         for number in range(600):
             writer.write({"__key__": f"{number:06d}", "bin": bytes(1000 if number else 5_000_000)})
     mapped_bytes = 0
-    with StreamLoader(str(tmp_path), 200, fields=("bin",), num_workers=1, timeout=60) as loader:
+    with StreamLoader(str(tmp_path), 200, fields=("bin",), num_workers=1) as loader:
         for (batch,) in loader:
             assert {len(value) for value in batch} <= {1000, 5_000_000}
             for line in Path("/proc/self/maps").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""`timeout`: the error says what holds up the batch: stage, shard, sample, process, and the line of the user's code."""
+"""The log says what holds up a batch: stage, shard, sample, process, and the line of the user's code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 import psutil
 import pytest
+from closed_when_late import ClosedWhenLate
 from hanging import HUNG, hang_in_c, hang_in_python, slowly
 from matrix import exhaustive
 from processes import children
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import WorkerError
+from streamload.errors import LoaderClosedError
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def message_of(loader: StreamLoader) -> str:
-    with pytest.raises(WorkerError) as caught:
+def message_of(loader: StreamLoader, monkeypatch: pytest.MonkeyPatch, after_s: float) -> str:
+    with ClosedWhenLate(loader, monkeypatch, after_s) as log, pytest.raises(LoaderClosedError):
         list(loader)
-    return str(caught.value)
+    return log.message
 
 
 @pytest.mark.parametrize(
@@ -42,43 +43,43 @@ def message_of(loader: StreamLoader) -> str:
     ],
 )
 def test_a_hung_function_is_named_with_its_sample_and_its_line(
-    folder: Path, options: dict[str, Any], function: Any
+    folder: Path, options: dict[str, Any], function: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with StreamLoader(folder, 10, fields=("cls",), num_workers=2, timeout=3, **options) as loader:
-        message = message_of(loader)
-    assert re.search(r"no batch came within timeout=3 s; worker \d \(process \d+\) is at work, decoding or tr", message)
+    with StreamLoader(folder, 10, fields=("cls",), num_workers=2, **options) as loader:
+        message = message_of(loader, monkeypatch, 3)
+    assert re.search(r"no batch has come for \d+ s: worker \d \(process \d+\) is at work, decoding or tr", message)
     assert f"shard '{folder}/shard-000000.tar', sample '{HUNG:04d}'" in message
     line = function.__code__.co_firstlineno + (2 if function is hang_in_python else 1)
     assert re.search(rf'File ".*hanging.py", line ({line}|{line - 1}) in {function.__name__}', message)
 
 
-def stopped(loader: StreamLoader, module: str) -> str:
+def stopped(loader: StreamLoader, module: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Stop one of the loader's processes after its first batch; what the loop gets then."""
     batches = iter(loader)
     next(batches)
     (target,) = children(module)
     os.kill(target.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(WorkerError) as caught:
+        with ClosedWhenLate(loader, monkeypatch, 4) as log, pytest.raises(LoaderClosedError):
             list(batches)
     finally:
         if psutil.pid_exists(target.pid):
             os.kill(target.pid, signal.SIGCONT)
-    return str(caught.value).replace(str(target.pid), "PID")
+    return log.message.replace(str(target.pid), "PID")
 
 
 @pytest.mark.parametrize("which", list(map(exhaustive, [("worker 0",), ("the feeder",)])))
-def test_a_stopped_process_is_named(folder: Path, which: str) -> None:
-    options: dict[str, Any] = {"fields": ("cls",), "num_workers": 1, "timeout": 4, "transform": {"cls": slowly}}
+def test_a_stopped_process_is_named(folder: Path, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"fields": ("cls",), "num_workers": 1, "transform": {"cls": slowly}}
     with StreamLoader(folder, 5, **options) as loader:
-        message = stopped(loader, "streamload.feeder" if which == "the feeder" else "streamload.workers")
+        message = stopped(loader, "streamload.feeder" if which == "the feeder" else "streamload.workers", monkeypatch)
         assert f"{which} (process PID) is stopped, by a signal (SIGSTOP) or a debugger" in message
 
 
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])
-def test_a_stalled_server_is_named(folder: Path, workers: int) -> None:
+def test_a_stalled_server_is_named(folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with FaultServer(folder, Script(silent_share=1.0, only=".tar")) as server:
         url = f"{server.url}/shard-000000.tar"
-        with StreamLoader(url, 10, fields=("cls",), num_workers=workers, timeout=1) as loader:
-            message = message_of(loader)
+        with StreamLoader(url, 10, fields=("cls",), num_workers=workers) as loader:
+            message = message_of(loader, monkeypatch, 1)
     assert re.search(rf"the storage: a request for '{url}' from byte 0 on has taken \d.\d s, in which 0 bytes", message)

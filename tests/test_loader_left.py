@@ -343,7 +343,7 @@ def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(
 def test_threads_that_call_len_at_once(tmp_path: Path, workers: int) -> None:
     """One of them has the shards scanned, and the others find the answer."""
     unindexed, found = write_numbers(tmp_path / "shards", [25, 35], index=False), list[int]()
-    with make(unindexed, workers, timeout=60) as loader:
+    with make(unindexed, workers) as loader:
         threads = [threading.Thread(target=lambda: found.append(len(loader))) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -364,7 +364,7 @@ def test_len_in_one_thread_while_another_runs_an_epoch(tmp_path: Path, workers: 
     def run_epoch() -> None:
         found.extend(numbers(loader))
 
-    with make(unindexed, workers, transform={"cls": slowly}, timeout=60) as loader:
+    with make(unindexed, workers, transform={"cls": slowly}) as loader:
         threads = [threading.Thread(target=run_epoch), threading.Thread(target=lambda: lengths.append(len(loader)))]
         for thread in threads:
             thread.daemon = True

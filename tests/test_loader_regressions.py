@@ -138,7 +138,7 @@ def test_a_worker_that_always_dies_on_the_way_to_its_task(source: str) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
 
     big = write_numbers(Path(source).parent / "big", [1000], width=3000)
-    with StreamLoader(big, 10, fields=("npy",), worker_init_fn=no_more_memory, num_workers=1, timeout=60) as loader:
+    with StreamLoader(big, 10, fields=("npy",), worker_init_fn=no_more_memory, num_workers=1) as loader:
         with pytest.raises(WorkerError, match="three workers died"):
             list(loader)
 
@@ -155,7 +155,7 @@ def test_rows_behind_one_that_kills_workers_are_those_of_its_batch_alone(source:
                 os._exit(3)
         return value
 
-    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": deadly}, "num_workers": 1, "timeout": 60}
+    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": deadly}, "num_workers": 1}
     with StreamLoader(source, 4, **options) as loader:
         whole = [batch[0].tolist() for batch in loader]
         state = loader.state_dict()

@@ -33,7 +33,6 @@ GOOD: dict[str, Any] = {
     "num_workers": 2,
     "prefetch_batches": 4,
     "worker_init_fn": None,
-    "timeout": 0,
     "seed": 0,
     "lanes": None,
     "storage_options": None,
@@ -92,7 +91,6 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
         for name in ("drop_last", "pad", "verify")
         for value in (1, 0, None, "yes")
     ],
-    *[("timeout", value, ValueError, "seconds, or 0") for value in (-1, True, "1", None, float("nan"), float("inf"))],
     *[("on_error", value, ValueError, "'raise', 'skip', 'replace'") for value in ("ignore", None, print, {})],
     *[(name, 3, TypeError, "must be a function, or None") for name in ("collate_fn", "worker_init_fn")],
     *[("decode", value, TypeError, "mapping from extensions to functions") for value in (None, "jpg", function, 1)],
@@ -148,8 +146,6 @@ def test_a_wrong_argument_is_refused_with_its_name_its_value_and_what_is_right(
 RIGHT: list[tuple[str, Any]] = [
     ("num_workers", 0),
     ("num_workers", "auto"),
-    ("timeout", 0.5),
-    ("timeout", 30),
     ("lanes", 8),
     ("on_error", "replace"),
     ("decode", {}),
@@ -367,7 +363,7 @@ def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
 def test_numpys_numbers_are_taken_as_pythons(tmp_path: Path) -> None:
     source = write_numbers(tmp_path / "shards", [20])
     numbers: dict[str, Any] = {name: np.int64(3) for name in ("batch_size", "seed", "shuffle")}
-    numbers |= {"drop_last": np.True_, "timeout": np.float32(30), "memory_budget": np.uint64(1 << 30)}
+    numbers |= {"drop_last": np.True_, "memory_budget": np.uint64(1 << 30)}
     numbers |= {"epoch_size": np.int64(12), "num_workers": np.int8(0), "rank": np.int64(1), "world_size": np.int64(2)}
     epoch: Any = np.int64(2)
     with StreamLoader(source, **numbers) as loader:

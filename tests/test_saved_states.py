@@ -39,6 +39,6 @@ def test_a_saved_state_goes_on_exactly(shards: tuple[str, str], case: str) -> No
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_random_draws_are_the_same(shards: tuple[str, str], num_workers: int) -> None:
-    options: dict[str, Any] = {"shuffle": True, "seed": 11, "num_workers": num_workers, "timeout": 60}
+    options: dict[str, Any] = {"shuffle": True, "seed": 11, "num_workers": num_workers}
     with StreamLoader(shards[0], 4, fields=("cls",), transform={"cls": draw}, **options) as loader:
         assert [batch[0].tolist() for batch in loader][:3] == SAVED["draws"]

@@ -72,16 +72,14 @@ def shown_error(function: Callable[[], Any]) -> str:
 
 
 def read(urls: Any, **options: Any) -> list[Any]:
-    with StreamLoader(urls, 2, timeout=60, **{"fields": ("cls",), "num_workers": 0, **options}) as loader:
+    with StreamLoader(urls, 2, **{"fields": ("cls",), "num_workers": 0, **options}) as loader:
         return list(loader)
 
 
 def run_loaders(url: str, shown_url: str, folder: Path) -> list[str]:
     """Read a shard, and fail to, in several ways; return what was shown."""
     given: dict[str, Any] = {"storage_options": {"headers": {"X-Api-Key": SECRET}}}
-    with StreamLoader(
-        url, 2, fields=("__url__", "cls"), num_workers=1, timeout=60, cache_dir=folder / "cache", **given
-    ) as loader:
+    with StreamLoader(url, 2, fields=("__url__", "cls"), num_workers=1, cache_dir=folder / "cache", **given) as loader:
         with loader.trace(folder / "trace.json"):
             assert [urls for urls, _ in loader] == [(shown_url, shown_url)] * 2
         shown = [repr(loader), repr(loader.statistics()), json.dumps(loader.state_dict())]
@@ -92,7 +90,7 @@ def run_loaders(url: str, shown_url: str, folder: Path) -> list[str]:
     shown += [
         shown_error(lambda: read(url, transform=fails, **given)),
         shown_error(lambda: read(url, fields=("jpg",), **given)),
-        shown_error(lambda: read(url, drop_last=True, timeout=SECRET, **given)),
+        shown_error(lambda: read(url, drop_last=SECRET, **given)),
         shown_error(lambda: read(url, storage_options={"no_such_option": SECRET})),
         shown_error(lambda: read(url, storage_options={"headers": SECRET})),
         shown_error(lambda: read(missing, **given)),

@@ -10,7 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
 from typing import Any, NoReturn
 
 import numpy as np
@@ -76,7 +75,7 @@ class RayConnection:
         budget_is_automatic: see `FeederActor.start`.
 
     Attributes:
-        waited_s, death: see `Connection`; a feeder that dies is replaced here.
+        death: see `Connection`; a feeder that dies is replaced here.
 
     Raises:
         ClusterError: there is no such cluster, it has too little room, or a node has other versions.
@@ -85,7 +84,6 @@ class RayConnection:
     death = None
 
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
-        self.waited_s = 0.0
         self._demands = feeders
         program = Program(program_arguments(), sys.path, os.getcwd())
         self._started_with = program, pickle.dumps(configure), feeders.num_cpus, budget_is_automatic
@@ -138,13 +136,7 @@ class RayConnection:
     def receive(self, timeout_s: float | None, /) -> Any:
         """Return the next message; see `Connection`."""
         while (feeder := self._needed()) is not None:
-            began_s = monotonic()
-            try:
-                self._fetch(feeder, timeout_s)
-            finally:
-                waited_s = monotonic() - began_s
-                self.waited_s += waited_s
-            timeout_s = None if timeout_s is None else max(0.0, timeout_s - waited_s)
+            self._fetch(feeder, timeout_s)
         return self._message()
 
     def receive_now(self) -> Any | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -54,30 +53,25 @@ class AsyncEpochIterator(AsyncIterator[Any]):
     async def _next(self) -> Any:
         current = self._iterator
         receive = current.receive if current.connection.fileno() is None else current.receive_now
-        deadline_s = None if current.timeout_s is None else monotonic() + current.timeout_s
         try:
             while (given := current.turn(receive)) is None:
                 descriptor = current.connection.fileno()
                 assert descriptor is not None
-                await self._message_or_end(descriptor, deadline_s)
+                await self._message_or_end(descriptor)
         except StopIteration:  # which must not leave a coroutine
             raise StopAsyncIteration from None
         return given[0]
 
-    async def _message_or_end(self, descriptor: int, deadline_s: float | None) -> None:
-        """Wait until there may be a message, or the pass was closed by someone else; after the deadline, close it."""
+    async def _message_or_end(self, descriptor: int) -> None:
+        """Wait until there may be a message, or the pass was closed by someone else."""
         waiting = _Readable(descriptor)
         self._iterator.on_close = waiting.stop
         try:
-            left_s = math.inf if deadline_s is None else deadline_s - monotonic()
-            came = await waiting.wait(min(left_s, _LOOK_UP_S))
+            came = await waiting.wait(_LOOK_UP_S)
         finally:
             self._iterator.on_close = None
-        if not came and left_s <= _LOOK_UP_S:
-            self._iterator.turn(self._too_late)
-
-    def _too_late(self) -> Any:
-        raise self._iterator.too_late()
+        if not came:
+            self._iterator.log_wait()
 
 
 async def end_of_processes(ending: Sequence[int]) -> None:
@@ -105,17 +99,16 @@ class _Readable:
         self._woken: asyncio.Future[bool] = self._loop.create_future()
         self._reading = False
 
-    async def wait(self, timeout_s: float | None) -> bool:
+    async def wait(self, timeout_s: float) -> bool:
         """Whether it got readable, or `stop` was called, in time."""
-        timer = None if timeout_s is None else self._loop.call_later(max(0.0, timeout_s), self._wake, False)
+        timer = self._loop.call_later(max(0.0, timeout_s), self._wake, False)
         self._loop.add_reader(self._descriptor, self._wake, True)
         self._reading = True
         try:
             return await self._woken
         finally:
             self._forget()
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def stop(self) -> None:
         """Wake whoever waits, and forget the descriptor, which may be closed then."""

@@ -69,13 +69,7 @@ def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
 
 
 class Connection(Protocol):
-    """A feeder, seen from the trainer.
-
-    Attributes:
-        waited_s: what `receive` has waited so far, without what it worked.
-    """
-
-    waited_s: float
+    """A feeder, seen from the trainer."""
 
     @property
     def death(self) -> str | None:
@@ -163,7 +157,6 @@ class FeederProcess:
         cuda: page-locks the slots; None leaves them as they are.
 
     Attributes:
-        waited_s: see `Connection`.
         configured: whether it was sent a `Configure`.
     """
 
@@ -176,7 +169,6 @@ class FeederProcess:
         lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
         self._slots = SlotReader(lock, fence)
         self._inbox = Inbox(progress)
-        self.waited_s = 0.0
         self.configured = False
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
@@ -218,7 +210,7 @@ class FeederProcess:
         """The feeder's next message; waiting releases the GIL. Tasks for this process are done first."""
         if (self._inbox or self._unsent) and (message := self.receive_now()) is not None:
             return message
-        deadline_s = None if timeout_s is None else self.waited_s + timeout_s
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (message := self._inbox.take()) is None:
             if not self._work():
                 self._wait(deadline_s)
@@ -235,15 +227,11 @@ class FeederProcess:
         return done is not None
 
     def _wait(self, deadline_s: float | None) -> None:
-        """Put what arrives next into the inbox; the deadline is one of `waited_s`."""
-        began_s = monotonic()
-        try:
-            with self._receiving:
-                if not self._inbox:  # else another thread has put it there meanwhile
-                    left_s = None if deadline_s is None else max(0.0, deadline_s - self.waited_s)
-                    self._open(*self._receive_within(left_s))
-        finally:
-            self.waited_s += monotonic() - began_s
+        """Put what arrives next into the inbox."""
+        with self._receiving:
+            if not self._inbox:  # else another thread has put it there meanwhile
+                left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic())
+                self._open(*self._receive_within(left_s))
 
     def _receive_within(self, timeout_s: float | None) -> tuple[Any, list[int]]:
         """What arrives next. Errors of `_open` do not belong here: they say nothing about the feeder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from streamload.decode.failure import Attempt, error_from
-from streamload.errors import LoaderClosedError, SampleError, WorkerError
+from streamload.errors import LoaderClosedError, SampleError
 from streamload.feeder.epoch import ReadyBatch
 from streamload.feeder.messages import Failed, Ready
 from streamload.memory.mapped import Bytes
@@ -23,6 +24,10 @@ from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection, FeederDiedError, second_death
 from streamload.trainer.device import Moving
 from streamload.trainer.feeder_client import what_holds_up
+
+_log = logging.getLogger("streamload")
+
+_LOGGED_EVERY_S = 60.0
 
 _LOOK_UP_S = 1.0
 """How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""
@@ -161,12 +166,10 @@ class EpochIterator(Iterator[Any]):
         meter: adds up.
         last_position: returns the position behind the last batch; infinite if that is not known.
         on_nothing: called when the epoch is over and this pass has given no batch.
-        timeout_s: how long to wait for a batch, or None.
         move: begins to move a batch to a device, one ahead of the loop if it is there already; or None.
 
     Attributes:
         connection: to the feeder that gives the batches.
-        timeout_s: the same.
         on_close: called when the pass ends before its epoch does.
     """
 
@@ -183,7 +186,6 @@ class EpochIterator(Iterator[Any]):
         begin_again: Callable[[EpochStart, Callable[[], None]], Connection],
         last_position: Callable[[EpochStart], float],
         on_nothing: Callable[[EpochStart], None],
-        timeout_s: float | None,
         move: Callable[[Any], Moving] | None = None,
     ) -> None:
         self._start = start
@@ -195,7 +197,6 @@ class EpochIterator(Iterator[Any]):
         self._move = move
         self._last_position = last_position
         self._on_nothing = on_nothing
-        self.timeout_s = timeout_s
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
         self._filling = Filling(batch_builder)
@@ -205,7 +206,7 @@ class EpochIterator(Iterator[Any]):
         self._all_came = False
         self._acknowledge_after = 1
         self._requested_at: float | None = None
-        self._waited_before_s = 0.0
+        self._logs_wait_at_s = 0.0
         self._gave_at: float | None = None
         self._batches = 0
         self._skipped_before = batch_builder.n_skipped
@@ -307,7 +308,6 @@ class EpochIterator(Iterator[Any]):
         self._all_came = False
         self._start = replace(self._start, position=self._cursor.position)
         self.connection = self._begin_again(self._start, self._refuse_closed)
-        self._waited_before_s = self.connection.waited_s
 
     def is_unused(self) -> bool:
         """Return True as long as the loop has requested no batch."""
@@ -345,7 +345,7 @@ class EpochIterator(Iterator[Any]):
     def _note_requested(self) -> float:
         if self._requested_at is None:
             self._requested_at = perf_counter()
-            self._waited_before_s = self.connection.waited_s
+            self._logs_wait_at_s = self._requested_at + _LOGGED_EVERY_S
             if self._gave_at is not None:
                 self._meter.add_step(self._requested_at - self._gave_at)
         return self._requested_at
@@ -407,38 +407,33 @@ class EpochIterator(Iterator[Any]):
         self.connection.note_taken(len(batches))
 
     def receive(self) -> Any:
-        """The feeder's next message; this waits for it.
+        """Wait for the feeder's next message, and log what holds it up if that takes long.
 
         Raises:
-            WorkerError: none came in time, or the feeder is dead.
+            WorkerError: the feeder is dead.
         """
         while True:
-            left_s = self._left_s()
             try:
-                return self.connection.receive(_LOOK_UP_S if left_s is None else min(left_s, _LOOK_UP_S))
-            except TimeoutError as error:
-                if self._is_closed():
-                    raise LoaderClosedError(f"this pass is over: {self._why}") from None
-                if left_s is not None and left_s <= _LOOK_UP_S:
-                    raise self.too_late() from error
+                return self.connection.receive(_LOOK_UP_S)
+            except TimeoutError:
+                pass
+            self._refuse_closed()
+            self.log_wait()
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already, else None."""
         return self.connection.receive_now()
 
-    def _left_s(self) -> float | None:
-        """For how long the requested batch may still be waited for, however many messages come before it."""
-        if self.timeout_s is None:
-            return None
-        return max(0.0, self.timeout_s - (self.connection.waited_s - self._waited_before_s))
-
-    def too_late(self) -> WorkerError:
-        """The error for a batch that did not come in time."""
-        why = what_holds_up(self.connection)
-        return WorkerError(
-            f"no batch came within timeout={self.timeout_s} s; {why or 'nothing shows why'}\n"
-            "If this is slow by nature, raise timeout="
-        )
+    def log_wait(self) -> None:
+        """Log, once a minute, what holds up the requested batch."""
+        now_s = perf_counter()
+        if self._requested_at is None or now_s < self._logs_wait_at_s:
+            return
+        self._logs_wait_at_s = now_s + _LOGGED_EVERY_S
+        with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
+            why = what_holds_up(self.connection) or "nothing shows why"
+        if attempt.error is None:
+            _log.warning("no batch has come for %.0f s: %s", now_s - self._requested_at, why)
 
     def _handle(self, message: Any) -> None:
         match message:

@@ -89,11 +89,9 @@ class InProcessFeeder:
         progress: shows how far scans are.
 
     Attributes:
-        waited_s: 0, since it waits for nothing; see `Connection`.
         death: None, since it dies with this process only.
     """
 
-    waited_s = 0.0
     death = None
 
     def __init__(self, configure: Configure, listing: Listing, job: Job, progress: ScanProgress) -> None:

@@ -25,7 +25,7 @@ SCRIPT = textwrap.dedent(
 
     source, (kept_batches, SAMPLES, limit) = sys.argv[1], map(int, sys.argv[2:])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    with StreamLoader(source, 2, True, fields=("cls",), num_workers=2, timeout=60) as loader:
+    with StreamLoader(source, 2, True, fields=("cls",), num_workers=2) as loader:
         for epoch in range(2):
             kept, labels = [], []
             for batch in loader:

@@ -43,7 +43,7 @@ class Noted(subprocess.Popen):
         super().__init__(*arguments, **options)
 
 subprocess.Popen = Noted
-options = dict(batch_size=4, shuffle=True, fields=("cls",), timeout=20)
+options = dict(batch_size=4, shuffle=True, fields=("cls",))
 with StreamLoader(sys.argv[1], num_workers=0, **options) as here:
     expected = [numbers(here) for _ in range(5)]
 loader = StreamLoader(sys.argv[1], num_workers=1, **options)

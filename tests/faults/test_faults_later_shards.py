@@ -28,7 +28,7 @@ def names(root: str) -> list[str]:
 def labels_before(kind: type[Exception], urls: list[str], *, workers: int) -> list[int]:
     """What a pass gives before it ends with an error that names the bad shard."""
     got: list[int] = []
-    loader = StreamLoader(urls, 5, fields=("cls",), num_workers=workers, timeout=60)
+    loader = StreamLoader(urls, 5, fields=("cls",), num_workers=workers)
     with loader, pytest.raises(kind) as caught:
         for (labels,) in loader:
             got += labels.tolist()
@@ -46,7 +46,7 @@ def test_a_damaged_table(tmp_path: Path, workers: int, remote: bool) -> None:
     tables.write_bytes(content)
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(FaultServer(folder)).url if remote else str(folder)
-        loader = stack.enter_context(StreamLoader(names(root), 5, fields=("cls",), num_workers=workers, timeout=60))
+        loader = stack.enter_context(StreamLoader(names(root), 5, fields=("cls",), num_workers=workers))
         got: list[int] = []
         with pytest.raises(DatasetIndexError):
             for (labels,) in loader:
@@ -72,7 +72,7 @@ def test_a_shard_that_is_gone(folder: Path, workers: int) -> None:
     """It is scanned together with those before it, of which nothing is lost."""
     urls = names(str(folder))
     got: list[int] = []
-    with StreamLoader(urls, 5, fields=("cls",), num_workers=workers, timeout=60) as loader:
+    with StreamLoader(urls, 5, fields=("cls",), num_workers=workers) as loader:
         Path(urls[BAD]).unlink()
         with pytest.raises(ShardNotFoundError) as caught:
             for (labels,) in loader:

@@ -165,19 +165,6 @@ def test_a_newer_pass_ends_the_older(source: str) -> None:
         assert len(next(newer)[0]) == 10
 
 
-def test_a_transform_that_hangs_is_reported_after_the_timeout(source: str) -> None:
-    def hangs(value: int) -> int:
-        time.sleep(1000)
-        return value
-
-    with (
-        loader_of(source, transform={"cls": hangs}, timeout=0.5) as loader,
-        pytest.raises(WorkerError, match="timeout=0.5"),
-    ):
-        next(iter(loader))
-    assert wait_until(lambda: not children())
-
-
 SCRIPT = """
 import sys, time, psutil
 from streamload import StreamLoader

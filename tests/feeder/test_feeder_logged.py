@@ -33,7 +33,7 @@ def test_the_users_handlers_have_it_and_stderr_has_not(
     capfd: pytest.CaptureFixture[str],
     options: dict[str, object],
 ) -> None:
-    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, timeout=30, **options) as loader:
+    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, **options) as loader:
         assert len(list(loader)) == 2
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("streamload", logging.WARNING)
@@ -42,7 +42,7 @@ def test_the_users_handlers_have_it_and_stderr_has_not(
 
 
 async def test_it_comes_in_an_event_loop_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1, timeout=30) as loader:
+    async with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1) as loader:
         assert len([batch async for batch in loader]) == 2
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
@@ -51,7 +51,7 @@ def test_who_silences_the_logger_is_obeyed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.ERROR, "streamload")
-    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1, timeout=30) as loader:
+    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1) as loader:
         assert len(list(loader)) == 2
     assert caplog.records == []
     assert capfd.readouterr().err == ""
@@ -66,7 +66,7 @@ def test_what_was_logged_before_the_end_is_not_lost(tmp_path: Path, caplog: pyte
             file.write(".")
         return label
 
-    options: dict[str, Any] = {"num_workers": 1, "timeout": 30}
+    options: dict[str, Any] = {"num_workers": 1}
     shards = write_numbers(tmp_path / "shards", [5])
     with StreamLoader(shards, 1, fields=("cls",), transform={"cls": loud}, **options) as loader:
         batches = iter(loader)
@@ -87,7 +87,7 @@ def test_a_transform_logs_as_it_would_in_the_users_process(
     """At the levels of the user's loggers, by name, whoever runs it."""
     caplog.set_level(logging.INFO, "mine")
     shards = write_numbers(tmp_path / "shards", [2])
-    with StreamLoader(shards, 1, fields=("cls",), transform={"cls": talkative}, timeout=60, **options) as loader:
+    with StreamLoader(shards, 1, fields=("cls",), transform={"cls": talkative}, **options) as loader:
         assert len(list(loader)) == 2
     found = [record for record in caplog.records if record.name == "mine.deep"]
     said = [(record.levelname, record.getMessage()) for record in found]
@@ -112,6 +112,6 @@ def test_what_is_logged_by_a_thread_of_the_users_code_comes_too(
         return label
 
     shards = write_numbers(tmp_path / "shards", [1])
-    with StreamLoader(shards, 1, fields=("cls",), transform={"cls": transform}, num_workers=1, timeout=60) as loader:
+    with StreamLoader(shards, 1, fields=("cls",), transform={"cls": transform}, num_workers=1) as loader:
         assert len(list(loader)) == 1
     assert {record.getMessage() for record in caplog.records} == {str(number) for number in range(20)}

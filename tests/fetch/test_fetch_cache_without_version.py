@@ -55,7 +55,7 @@ def shard(folder: Path, first: int) -> bytes:
 
 
 def read_labels(url: str, cache: Path, filesystem: object = None) -> list[int]:
-    options: dict[str, Any] = {"num_workers": 0, "cache_dir": cache, "filesystem": filesystem, "timeout": 60}
+    options: dict[str, Any] = {"num_workers": 0, "cache_dir": cache, "filesystem": filesystem}
     with StreamLoader([f"{url}/a.tar", f"{url}/b.tar"], 10, fields=("cls",), **options) as loader:
         return [label for (labels,) in loader for label in labels.tolist()]
 
@@ -111,6 +111,6 @@ def test_an_index_without_etags_does_not_keep_shards_from_the_cache(tmp_path: Pa
     files = {f"/data/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with SmallWebServer(files) as server:
         names = [f"http://{server.address}/data/part00{number}-000000.tar" for number in range(2)]
-        with StreamLoader(names, 10, fields=("cls",), num_workers=0, cache_dir=cache, timeout=60) as loader:
+        with StreamLoader(names, 10, fields=("cls",), num_workers=0, cache_dir=cache) as loader:
             assert [labels.tolist() for (labels,) in loader] == [list(range(10))]
     assert len([path for path in cache.rglob("*.tar") if path.is_file()]) == 2

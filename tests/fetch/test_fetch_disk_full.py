@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
 @contextmanager
 def loader_of(server: FaultServer, cache: Path, **options: Any) -> Iterator[StreamLoader]:
     urls = [f"{server.url}/shard/shard-{number:06d}.tar" for number in range(N_SHARDS)]
-    how: dict[str, Any] = {"fields": ("bin",), "collate_fn": first_bytes, "num_workers": 0, "timeout": 20}
+    how: dict[str, Any] = {"fields": ("bin",), "collate_fn": first_bytes, "num_workers": 0}
     with StreamLoader(urls, 5, **{**how, **options}, cache_dir=cache) as loader:
         yield loader
 

@@ -54,7 +54,6 @@ def loader_of(server: FaultServer, form: str, shards: Any = SHARDS, **options: A
         "fields": ("npy", "cls"),
         "collate_fn": labels_of,
         "num_workers": 0,
-        "timeout": 30,  # a hang is an error
     }
     return StreamLoader(Place(server.url).urls(form, shards), **{**defaults, **options})
 
@@ -317,7 +316,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
 
 def slow_epoch(server: FaultServer, form: str, **options: Any) -> list[int]:
     """The labels of an epoch of a loop that is slower than what is brought, so that much is brought for later."""
-    defaults: dict[str, Any] = {"fields": ("cls", "npy"), "num_workers": 1, "prefetch_batches": 1, "timeout": 30}
+    defaults: dict[str, Any] = {"fields": ("cls", "npy"), "num_workers": 1, "prefetch_batches": 1}
     found: list[int] = []
     with StreamLoader(Place(server.url).urls(form, range(4)), **{**defaults, **options}) as loader:
         for labels, _ in loader:
@@ -365,7 +364,7 @@ def numbered(folder: Path, sizes: list[dict[str, int]], max_count: int) -> dict[
 
 
 def read_all(objects: dict[str, bytes], batch_size: int, **options: Any) -> list[int]:
-    defaults: dict[str, Any] = {"fields": ("bin",), "collate_fn": first_bytes, "num_workers": 0, "timeout": 30}
+    defaults: dict[str, Any] = {"fields": ("bin",), "collate_fn": first_bytes, "num_workers": 0}
     with FaultServer(objects) as running:
         urls = [f"{running.url}/{name}" for name in sorted(objects) if name.endswith(".tar")]
         with StreamLoader(urls, batch_size, **{**defaults, **options}) as loader:

@@ -53,7 +53,6 @@ def read(server: FaultServer, cache: Path, samples: set[int], shards: int) -> fl
         weights=[float(number in samples or number >= 30) for number in range(70)],
         cache_dir=cache,
         memory_budget="200MB",
-        timeout=DEADLINE_S,
     ) as loader:
         seen = {int(label) for (labels,) in loader for label in labels}
         assert {label for label in seen if label < 30} <= samples

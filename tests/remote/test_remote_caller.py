@@ -25,9 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
 
 def loader_of(server: FaultServer, packing: str, transform: Any, **options: Any) -> StreamLoader:
     urls = Place(server.url).urls(packing, range(3))
-    return StreamLoader(
-        urls, 5, fields=("cls",), num_workers=0, timeout=60, transform={"cls": transform}, pad=False, **options
-    )
+    return StreamLoader(urls, 5, fields=("cls",), num_workers=0, transform={"cls": transform}, pad=False, **options)
 
 
 def labels(batches: Any) -> list[int]:

@@ -36,7 +36,6 @@ def loader_of(folder: Path, budget: int, **options: Any) -> StreamLoader:
         fields=("bin",),
         collate_fn=labels_of,
         memory_budget=budget_for(budget * MB),
-        timeout=30,  # a wait without an end is an error
         **options,
     )
 

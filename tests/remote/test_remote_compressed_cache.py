@@ -43,7 +43,6 @@ def loader_of(place: Place, form: str, **options: Any) -> StreamLoader:
         "batch_size": 4,
         "fields": ("npy", "cls"),
         "num_workers": 0,
-        "timeout": 60,
     }
     return StreamLoader(place.urls(form, range(len(SIZES))), **{**defaults, **options})
 

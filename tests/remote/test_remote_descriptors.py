@@ -25,7 +25,7 @@ SCRIPT = textwrap.dedent(
     samples, most_open, runs = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_open, most_open))
     for urls, options in runs:
-        with StreamLoader(urls, 50, fields=("cls",), timeout=60, **options) as loader:
+        with StreamLoader(urls, 50, fields=("cls",), **options) as loader:
             try:
                 for epoch in range(2):
                     print(sorted(label for batch in loader for label in batch[0].tolist()) == list(range(samples)))

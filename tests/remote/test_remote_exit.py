@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec.asyn
 import pytest
+from closed_when_late import ClosedWhenLate
 from matrix import exhaustive
 from places import Place, write_datasets
 from preloaded import Preloaded
@@ -16,7 +17,7 @@ from processes import alive, children, wait_until
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
-from streamload.errors import WorkerError
+from streamload.errors import LoaderClosedError
 
 SCRIPT = textwrap.dedent(
     """
@@ -117,12 +118,14 @@ def fsspec_loop() -> None:
 
 @pytest.mark.usefixtures("fsspec_loop")
 @pytest.mark.parametrize("through_fsspec", [False, exhaustive((True,))])
-def test_a_loader_without_workers_closes_while_its_storage_is_silent(tmp_path: Path, through_fsspec: bool) -> None:
+def test_a_loader_without_workers_closes_while_its_storage_is_silent(
+    tmp_path: Path, through_fsspec: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
     with FaultServer({"a.tar": b""}) as server:
-        with StreamLoader(f"{server.url}/a.tar", num_workers=0, cache_dir=tmp_path, timeout=0.5, **how) as loader:
+        with StreamLoader(f"{server.url}/a.tar", num_workers=0, cache_dir=tmp_path, **how) as loader:
             server.play(Script(first_byte_s=8.0))
-            with pytest.raises(WorkerError, match="storage does not answer"):
+            with ClosedWhenLate(loader, monkeypatch, 0.5), pytest.raises(LoaderClosedError):
                 next(iter(loader))
         report = server.report()
         assert report.requests

@@ -58,7 +58,7 @@ def urls_of(server: FaultServer, form: str = "plain") -> list[str]:
 
 
 def loader_of(urls: Any, **options: Any) -> StreamLoader:
-    defaults: dict[str, Any] = {"batch_size": 8, "fields": ("cls",), "num_workers": 0, "timeout": 60}
+    defaults: dict[str, Any] = {"batch_size": 8, "fields": ("cls",), "num_workers": 0}
     return StreamLoader(urls, **{**defaults, **options})
 
 

@@ -60,7 +60,6 @@ def loader_of(server: FaultServer, transform: Callable[[Any], Any], **options: A
         "transform": transform,
         "num_workers": 1,
         "memory_budget": BUDGET_BYTES,
-        "timeout": 60,  # a hang is an error
     }
     return StreamLoader(f"{server.url}/shard-000000.tar", **{**defaults, **options})
 

@@ -50,7 +50,7 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
     """The peak over an epoch, whose every sample comes once."""
     field = name.partition("-")[0]
     urls = [f"{server.url}/{name}/{shard:06d}.tar" for shard in range(SAMPLES // 20)]
-    given = {"fields": (field, "cls"), "num_workers": 2, "timeout": 60, **options}
+    given = {"fields": (field, "cls"), "num_workers": 2, **options}
     with StreamLoader(urls, batch_size, memory_budget=budget_mib * MIB, **given) as loader, TreeMemory() as memory:
         labels = [label for _, batch in loader for label in batch.tolist()]
     assert sorted(labels) == list(range(SAMPLES))
@@ -78,7 +78,7 @@ def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
 
     with FaultServer(tmp_path) as server:
         url = f"{server.url}/000000.tar"
-        options: dict[str, Any] = {"num_workers": 1, "timeout": 60, "memory_budget": budget, "shuffle": 2}
+        options: dict[str, Any] = {"num_workers": 1, "memory_budget": budget, "shuffle": 2}
         with StreamLoader(url, 1, fields=("bin", "cls"), **options) as loader:
             before_bytes = anonymous_bytes_after(loader, epochs)
             assert anonymous_bytes_after(loader, again) - before_bytes < 3 * MIB
@@ -143,7 +143,7 @@ def expanded_peak_bytes(folder: Path, field: str, size_bytes: int, **options: An
     with ShardWriter(folder / f"{size_bytes}" / "%06d.tar", max_count=8) as writer:
         for number in range(24):
             writer.write({"__key__": f"{number:06d}", field: content, "cls": number})
-    given: dict[str, Any] = {"fields": (field, "cls"), "num_workers": 2, "timeout": 60, **options}
+    given: dict[str, Any] = {"fields": (field, "cls"), "num_workers": 2, **options}
     urls = [str(path) for path in sorted((folder / f"{size_bytes}").glob("*.tar"))]
     local = fsspec.filesystem("file")
     with (
@@ -177,7 +177,7 @@ def test_batches_that_outgrow_the_budget_are_an_error_and_not_a_wait(tmp_path: P
         for number in range(6):
             writer.write({"__key__": f"{number:06d}", "bin": bytes(3 * MIB), "cls": number})
     files = fsspec.filesystem("file")
-    options: dict[str, Any] = {"collate_fn": large_result, "memory_budget": "64MiB", "num_workers": 1, "timeout": 25}
+    options: dict[str, Any] = {"collate_fn": large_result, "memory_budget": "64MiB", "num_workers": 1}
     with (
         StreamLoader(str(tmp_path / "shards"), 1, filesystem=files, **options) as loader,
         pytest.raises(StorageError, match="memory_budget of 67 MB is too small"),

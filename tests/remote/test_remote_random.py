@@ -49,7 +49,7 @@ class Sources:
 
 def _loader(place: Place, run: RandomRun, form: str, **means: Any) -> StreamLoader:
     urls = place.urls(form, range(len(SHARDS[run.dataset])))
-    return StreamLoader(urls, fields=("npy", "cls"), timeout=60, **run.requested, **means)
+    return StreamLoader(urls, fields=("npy", "cls"), **run.requested, **means)
 
 
 @pytest.fixture(scope="module")

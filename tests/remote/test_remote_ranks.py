@@ -43,7 +43,6 @@ def epochs_of_two_ranks(server: FaultServer, workers: int, **options: Any) -> li
                     shuffle=30,
                     fields=("cls", "npy"),
                     num_workers=workers,
-                    timeout=60,
                     rank=rank,
                     world_size=2,
                     **options,

@@ -71,7 +71,6 @@ def epochs(place: Place, sampling: str, form: str = "indexed", **options: Any) -
         "fields": ("npy", "cls"),
         "collate_fn": labels_of,
         "num_workers": 0,
-        "timeout": 30,
     }
     with StreamLoader(urls, **{**defaults, **options, **SAMPLINGS[sampling]}) as loader:
         count = 3 if sampling == "a third of a pass" else 1

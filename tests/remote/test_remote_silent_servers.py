@@ -64,7 +64,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loader_of(server: FaultServer, form: str, **options: Any) -> StreamLoader:
-    defaults: dict[str, Any] = {"batch_size": 9, "fields": ("npy", "cls"), "num_workers": 0, "timeout": 60}
+    defaults: dict[str, Any] = {"batch_size": 9, "fields": ("npy", "cls"), "num_workers": 0}
     return StreamLoader(Place(server.url).urls(form, SHARDS), **{**defaults, **options})
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_is_killed_and_started_again(
             "fsspec-http": (server.url, {"block_size": 1}),
         }[kind]
         urls = Place(root).urls("plain", SHARDS)
-        usual: dict[str, Any] = {"fields": ("npy", "cls"), "storage_options": options, "timeout": 60}
+        usual: dict[str, Any] = {"fields": ("npy", "cls"), "storage_options": options}
         usual["memory_budget"] = "64MiB"  # so that shards are fetched one after the other
         with StreamLoader(urls, 9, num_workers=workers, **usual) as loader:
             labels = checked_labels(loader)
@@ -178,7 +178,7 @@ def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLo
 )
 @pytest.mark.usefixtures("impatient")
 def test_a_storage_that_was_away_while_the_next_epoch_was_begun(server: FaultServer, script: Script) -> None:
-    with loader_of(server, "indexed", num_workers=1, timeout=20) as loader:
+    with loader_of(server, "indexed", num_workers=1) as loader:
         half_an_epoch_and_then(server, script, loader)
         server.play(Script())
         assert list(checked_labels(loader)) == LABELS
@@ -187,7 +187,7 @@ def test_a_storage_that_was_away_while_the_next_epoch_was_begun(server: FaultSer
 @pytest.mark.usefixtures("impatient")
 def test_a_storage_that_stays_away_is_one_error(server: FaultServer) -> None:
     script = Script(status=403, status_share=1.0, only="part001-000000.tar")
-    with loader_of(server, "indexed", num_workers=1, timeout=20) as loader:
+    with loader_of(server, "indexed", num_workers=1) as loader:
         half_an_epoch_and_then(server, script, loader)
         server.play(script)
         with pytest.raises(StorageError, match="access is denied"):
@@ -215,7 +215,7 @@ OTHER = textwrap.dedent(
     import sys
     from streamload import StreamLoader
 
-    loader = StreamLoader(sys.argv[2:], 9, fields=("npy", "cls"), num_workers=1, cache_dir=sys.argv[1], timeout=60)
+    loader = StreamLoader(sys.argv[2:], 9, fields=("npy", "cls"), num_workers=1, cache_dir=sys.argv[1])
     for step, _ in enumerate(loader):
         if step == 2:
             print("reads", flush=True)

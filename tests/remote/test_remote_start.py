@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
 def labels_from(server: FaultServer, *, through_fsspec: bool) -> list[int]:
     urls = Place(server.url).urls("indexed", range(3))
     how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
-    with StreamLoader(urls, 8, fields=("cls",), num_workers=0, timeout=60, **how) as loader:
+    with StreamLoader(urls, 8, fields=("cls",), num_workers=0, **how) as loader:
         assert len(loader) == 12  # which needs the index
         return [label for (labels,) in loader for label in labels.tolist()]
 

@@ -88,7 +88,7 @@ def outcome(run: TightRun, root: str) -> str:
     urls = [f"{root}/{run.dataset}/{run.form}/part{shard:03d}-000000.tar{ending}" for shard in shards]
     try:
         # A wait that has no end is an error.
-        with StreamLoader(urls, fields=("npy", "cls"), timeout=30, collate_fn=list, **run.options) as loader:
+        with StreamLoader(urls, fields=("npy", "cls"), collate_fn=list, **run.options) as loader:
             for leaves_at in run.leaves_at:
                 labels = _labels(loader, run, leaves_at)
                 if leaves_at is None and sorted(labels) != list(range(sum(map(len, SHARDS[run.dataset])))):

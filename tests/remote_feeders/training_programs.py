@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "left out": {"fields": ("bad.npy", "txt"), "shuffle": False, "batch_size": 2, "on_error": "skip"},
     "replaced": {"fields": ("bad.npy", "txt"), "shuffle": False, "batch_size": 3, "on_error": "replace"},
     "empty at the end": {"fields": ("cls", "__key__"), "shuffle": False, "transform": fails_at_the_end,
-                         "on_error": "skip", "keys": [f"{number:05d}" for number in range(100)]},
+                         "on_error": "skip", "where": [f"{number:05d}" for number in range(100)]},
 }  # fmt: skip
 
 

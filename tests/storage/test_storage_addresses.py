@@ -32,7 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def labels_of(urls: str | list[str], options: dict[str, Any] | None) -> list[int]:
-    with StreamLoader(urls, 2, fields=("cls",), num_workers=0, storage_options=options, timeout=60) as loader:
+    with StreamLoader(urls, 2, fields=("cls",), num_workers=0, storage_options=options) as loader:
         return [label for (labels,) in loader for label in labels.tolist()]
 
 

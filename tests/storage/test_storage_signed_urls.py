@@ -70,7 +70,7 @@ def read(server: FaultServer, signature: str, cache: Path | None) -> tuple[list[
     """The labels of one run, and how many bytes of shards it fetched."""
     server.play(Script())
     urls = [f"{server.url}/set/part00{number}-000000.tar?{signature}" for number in range(2)]
-    with StreamLoader(urls, 7, fields=("cls",), num_workers=0, cache_dir=cache, timeout=60) as loader:
+    with StreamLoader(urls, 7, fields=("cls",), num_workers=0, cache_dir=cache) as loader:
         labels = [label for (labels,) in loader for label in labels.tolist()]
     return labels, server.report().sent_bytes
 

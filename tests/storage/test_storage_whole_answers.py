@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def labels_of(root: str, **options: Any) -> list[int]:
     urls = [f"{root}/part00{number}-000000.tar" for number in range(2)]
-    with StreamLoader(urls, 7, fields=("cls",), num_workers=0, timeout=60, **options) as loader:
+    with StreamLoader(urls, 7, fields=("cls",), num_workers=0, **options) as loader:
         return [label for (labels,) in loader for label in labels.tolist()]
 
 
