@@ -100,7 +100,7 @@ def images(folder: str, cluster: LocalRayCluster, epochs: int) -> list[Row]:
     for _ in range(2):
         rows.append(measure("local", StreamLoader(folder, **options), None, epochs))
         for number in (1, 2):
-            loader = StreamLoader(folder, **options, feeders=RayFeeders(number, address=cluster.address))
+            loader = StreamLoader(folder, **{**options, "num_workers": RayFeeders(number, address=cluster.address)})
             rows.append(measure(f"{number} Ray feeder{'s' * (number > 1)}", loader, cluster, epochs))
     best = {name: min(row for row in rows if row[0] == name) for name, *_ in rows}
     return list(best.values())
@@ -110,8 +110,8 @@ def sleeping(folder: str, cluster: LocalRayCluster) -> list[Row]:
     rows = []
     for number in (1, 4):
         options: dict[str, Any] = {"batch_size": 32, "fields": ("cls", "__key__"), "transform": Sleeping(0.02)}
-        feeders = RayFeeders(number, address=cluster.address)
-        loader = StreamLoader(folder, **options, num_workers=2, sampler=range(960), feeders=feeders)
+        feeders = RayFeeders(number, num_cpus=2, address=cluster.address)
+        loader = StreamLoader(folder, **options, sampler=range(960), num_workers=feeders)
         rows.append(measure(f"{number} Ray feeder{'s' * (number > 1)}", loader, cluster, 1))
     return rows
 

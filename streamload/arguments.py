@@ -89,6 +89,7 @@ _ALIKE = 0.77
 """Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`)."""
 
 _RETIRED = {
+    "feeders": "pass RayFeeders(...) as num_workers=",
     "in_order": "leave it out; batches come in order",
     "keys": "pass them as where=; a file with one a line as where=Path(...)",
     "max_errors": "check len(loader.skipped) in the loop",

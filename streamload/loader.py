@@ -42,6 +42,7 @@ from streamload.workers.launchers import check_found_rank, goes_by_found_rank
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "batch_sampler": (None,),
+    "feeders": (None,),
     "generator": (None,),
     "in_order": (True,),
     "multiprocessing_context": (None,),
@@ -81,7 +82,8 @@ class StreamLoader(NamedClasses):
             `rng` gets a `numpy.random.Generator`; for others `random`, `numpy.random` and torch are seeded. Randomness
             depends on `seed`, the epoch and the sample alone. May be set later, for the next pass.
         num_workers: worker processes; "auto" is this rank's share of the processors; give more where functions sleep.
-            0 makes batches in the caller's thread.
+            0 makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on other nodes of
+            a Ray cluster: in four feeders, each with eight workers and a `memory_budget` of its own.
         device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, copied one batch
             ahead. None leaves them in host memory, which is page-locked if there is CUDA.
         where: which samples take part: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a
@@ -111,8 +113,6 @@ class StreamLoader(NamedClasses):
         epoch_size: (selection) samples of an epoch, over all ranks; epochs follow each other through endless passes.
         worker_init_fn: (workers) called with the worker's number in each worker when it starts.
         prefetch_batches: (workers) batches that are made ahead.
-        feeders: (workers) `RayFeeders(4, num_cpus=8)`: this rank's batches are made by four feeders on other nodes of a
-            Ray cluster, each with `num_workers` workers and a `memory_budget` of its own. The batches are the same.
         index: (storage) a folder with the index of the shards, if it is not beside them; it may be remote.
         filesystem: (storage) an fsspec filesystem to read everything with; `urls` and `index` are its paths.
         cache_dir: (storage) keep remote shards in this local folder, which ranks of one user on a machine may share.
@@ -143,7 +143,7 @@ class StreamLoader(NamedClasses):
         *,
         fields: Sequence[str] | None = None,
         transform: Transform | None = None,
-        num_workers: int | Literal["auto"] = "auto",
+        num_workers: int | Literal["auto"] | RayFeeders = "auto",
         device: Any = None,
         where: Where | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -161,7 +161,6 @@ class StreamLoader(NamedClasses):
         epoch_size: int | None = None,
         worker_init_fn: Callable[[int], Any] | None = None,
         prefetch_batches: int = 4,
-        feeders: RayFeeders | None = None,
         index: str | os.PathLike[str] | None = None,
         filesystem: Any = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -198,7 +197,7 @@ class StreamLoader(NamedClasses):
         self._listing, self._lanes = self._link.listing, self._sampling.lanes
         self._link.choose(self._sampling)
         self._counts = self._listing.counts
-        self._batch_builder = BatchBuilder(options.on_error, fills_up=options.fills_up)
+        self._batch_builder = BatchBuilder(options.on_error)
         self._nothing_left = NothingLeft(options.drop_last, options.batch_size, self._batch_builder.skipped_members)
         self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter(self._options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None
@@ -218,11 +217,6 @@ class StreamLoader(NamedClasses):
     @transform.setter
     def transform(self, transform: Transform | None) -> None:
         self._options = self._link.change_transform(transform)
-
-    @property
-    def feeders(self) -> RayFeeders | None:
-        """Where batches are made; see the constructor's argument."""
-        return self._options.feeders
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
@@ -424,8 +418,8 @@ class StreamLoader(NamedClasses):
 
     def statistics(self) -> Statistics:
         """What the loader has done so far, and what limits it."""
-        skipped, feeders = self._batch_builder.n_skipped, self.feeders
-        if not isinstance(feeders, RayFeeders):
+        skipped, feeders = self._batch_builder.n_skipped, self._options.feeders
+        if feeders is None:
             return self._meter.statistics(skipped)
         return self._meter.statistics(skipped, remote_feeders=feeders.number, processors_of_each=feeders.num_cpus)
 

@@ -51,7 +51,7 @@ class Options:
     collate_fn: Callable[[list[Any]], Any] | None
     drop_last: bool
     pad: bool
-    num_workers: int | Literal["auto"]
+    num_workers: int | Literal["auto"] | RayFeeders
     prefetch_batches: int
     worker_init_fn: Callable[[int], Any] | None
     seed: int
@@ -63,7 +63,6 @@ class Options:
     memory_budget: int | str
     on_error: OnError
     verify: bool
-    feeders: RayFeeders | None
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
@@ -100,18 +99,19 @@ class Options:
     @property
     def workers(self) -> int:
         """How many workers each feeder has, "auto" resolved."""
-        if self.num_workers != "auto":
-            return self.num_workers
-        return self._processors
+        if isinstance(self.num_workers, RayFeeders):
+            return self.num_workers.num_cpus
+        return processors_of_rank() if self.num_workers == "auto" else self.num_workers
 
     @property
-    def _processors(self) -> int:
-        return processors_of_rank() if self.feeders is None else self.feeders.num_cpus
+    def feeders(self) -> RayFeeders | None:
+        """Feeders on other nodes; None if this machine makes the batches."""
+        return self.num_workers if isinstance(self.num_workers, RayFeeders) else None
 
     def _warn_of_workers(self) -> None:
         """Each worker takes memory, and seconds of a processor to start."""
-        processors = self._processors
-        if self.num_workers != "auto" and self.num_workers > MOST_WORKERS_PER_PROCESSOR * processors:
+        processors = processors_of_rank()
+        if isinstance(self.num_workers, int) and self.num_workers > MOST_WORKERS_PER_PROCESSOR * processors:
             warn_at_caller(
                 f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
                 f"{counted(processors, 'processor')} for this process: so many workers take long to start, and are no "
@@ -130,8 +130,8 @@ class Options:
         only_here = [url for url in urls if self.storages.is_process_local(url)]
         if only_here and self.feeders is not None:
             raise ValueError(
-                f"feeders={self.feeders!r}, but only this process can read {only_here[0]!r}; put the shards where all "
-                "nodes can read them, into a bucket or on a file system that they share"
+                f"num_workers={self.feeders!r}, but only this process can read {only_here[0]!r}; put the shards where "
+                "all nodes can read them, into a bucket or on a file system that they share"
             )
         if not only_here or self.num_workers == 0:
             return self
@@ -242,8 +242,8 @@ class Options:
 
     @property
     def fills_up(self) -> bool:
-        """Whether another batch comes in the place of one of which every sample has failed; see `pad`."""
-        return self.pad and self.on_error != "raise"
+        """Whether another batch comes in the place of one of which every sample has failed."""
+        return self.on_error != "raise"
 
     @property
     def _whole_batches(self) -> bool:
@@ -306,8 +306,8 @@ class Options:
         _check_int("seed", self.seed, 0)
         if not isinstance(self.shuffle, bool):
             _check_int("shuffle", self.shuffle, 1, "(the window, in samples), or True or False", most=MAX_SAMPLES)
-        if self.num_workers != "auto":
-            _check_int("num_workers", self.num_workers, 0, 'or "auto"')
+        if self.num_workers != "auto" and self.feeders is None:
+            _check_int("num_workers", self.num_workers, 0, 'or "auto", or RayFeeders(...)')
         if self.lanes is not None:
             _check_int("lanes", self.lanes, 1, "or None", most=MAX_LANES)
 
@@ -316,14 +316,6 @@ class Options:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         _check_choice("on_error", self.on_error, ("raise", "skip", "replace"))
-        if self.feeders is not None and not isinstance(self.feeders, RayFeeders):
-            why = "; each rank has its own feeder: leave it out" if self.feeders == "node" else ""
-            raise ValueError(f"feeders={self.feeders!r} must be RayFeeders(...) or None{why}")
-        if self.feeders is not None and self.num_workers == 0:
-            raise ValueError(
-                f"num_workers=0 makes batches in this thread, and feeders={self.feeders!r} makes them on other nodes; "
-                "leave num_workers out, or feeders"
-            )
 
     def _check_functions(self) -> None:
         for name in ("collate_fn", "worker_init_fn"):

@@ -37,6 +37,10 @@ def test_every_keyword_of_torchs_loader_has_a_line_on_the_page(name: str) -> Non
         assert refusal(**{name: "spawn"}).endswith(ADVICE)
 
 
+def test_the_constructor_has_at_most_thirty_parameters() -> None:
+    assert len(OURS) <= 30
+
+
 def test_what_programs_leave_at_the_value_of_torchs_loader_is_accepted(tmp_path: Path) -> None:
     """All of its own values by default, and those that ask for what is done anyway."""
     own = {name: parameter.default for name, parameter in inspect.signature(DataLoader).parameters.items()}
@@ -79,6 +83,7 @@ def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> Non
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
+        ("feeders", "node", "pass RayFeeders(...) as num_workers="),
         ("in_order", False, "leave it out; batches come in order"),
         ("keys", ["a"], "pass them as where="),
         ("max_errors", 3, "check len(loader.skipped) in the loop"),

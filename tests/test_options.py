@@ -42,7 +42,6 @@ GOOD: dict[str, Any] = {
     "memory_budget": "auto",
     "on_error": "raise",
     "verify": False,
-    "feeders": None,
 }
 
 
@@ -382,11 +381,6 @@ def test_batches_are_made_whole_for_a_collate_fn_and_in_the_callers_thread() -> 
     assert options(collate_fn=function).pipeline(1).whole_batches
     assert options(num_workers=0).pipeline(1).whole_batches
     assert not options(num_workers=1).pipeline(1).whole_batches
-
-
-def test_a_feeder_for_all_ranks_of_a_machine_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be RayFeeders.* each rank has its own feeder: leave it out"):
-        options(feeders="node")
 
 
 @pytest.mark.parametrize(("local", "share"), [(None, 1), ("1", 1), ("2", 2), ("1000", 1000), ("x", 1), ("0", 1)])

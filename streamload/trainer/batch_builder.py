@@ -16,7 +16,6 @@ from streamload.decode.values import load_values
 from streamload.errors import SampleError
 from streamload.feeder.epoch import Part, ReadyBatch
 from streamload.memory.mapped import Bytes
-from streamload.text import counted
 from streamload.trainer.skipped_members import SkippedMembers
 
 _log = logging.getLogger("streamload")
@@ -30,19 +29,16 @@ class BatchBuilder:
 
     Args:
         on_error: "raise", "skip" or "replace".
-        fills_up: another batch comes in the place of one of which every sample has failed.
 
     Attributes:
-        fills_up: the same.
         skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
         skipped_members: counts members of shards that are no part of a sample, and warns of some.
     """
 
-    def __init__(self, on_error: OnError, *, fills_up: bool = False) -> None:
+    def __init__(self, on_error: OnError) -> None:
         self._on_error = on_error
-        self.fills_up = fills_up
         self._layouts: dict[bytes, Layout] = {}
         self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
         self.n_skipped = 0
@@ -68,14 +64,7 @@ class BatchBuilder:
             errors.append((row.failure, error))
         for _, error in () if noted else errors:
             self._note(error)
-        chosen = choose_rows(len(rows), {failure.row for failure, _ in errors}, self._on_error)
-        if not chosen and self._on_error == "replace" and not self.fills_up:
-            raise _caused_by(
-                errors[0][1],
-                "every sample of a batch has failed, so there is none to replace them, and pad=False lets no other "
-                f"batch come twice; the first of its {counted(len(errors), 'sample')}",
-            )
-        return chosen
+        return choose_rows(len(rows), {failure.row for failure, _ in errors}, self._on_error)
 
     def build(self, batch: ReadyBatch, memory: Bytes, chosen: Sequence[int]) -> Any:
         """A batch for the loop, once or more often.
@@ -108,13 +97,6 @@ class BatchBuilder:
                 self._layouts.clear()
             layout = self._layouts[pickled] = pickle.loads(pickled)
         return layout
-
-
-def _caused_by(cause: SampleError, what: str) -> SampleError:
-    """The error of several samples, at the place of one of them."""
-    error = SampleError(f"{what}: {cause.message}", url=cause.url, key=cause.key, offset=cause.offset)
-    error.__cause__ = cause
-    return error
 
 
 def _merge(parts: tuple[Part, ...], layout: Layout, memory: Bytes) -> list[list[Any]]:

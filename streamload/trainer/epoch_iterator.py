@@ -105,8 +105,8 @@ class Filling:
         self._noted: set[int] = set()
         self._source: tuple[ReadyBatch, Bytes, Sequence[int]] | None = None
 
-    def put(self, batch: ReadyBatch, memory: Bytes) -> bool:
-        """Take in the next batch, when there is nothing to `take`; False where it is skipped.
+    def put(self, batch: ReadyBatch, memory: Bytes) -> None:
+        """Take in the next batch, when there is nothing to `take`.
 
         Args:
             batch: as announced.
@@ -118,13 +118,10 @@ class Filling:
         chosen = self._batch_builder.judge(batch, noted=batch.extra or batch.end in self._noted)
         if batch.failed:
             self._noted.add(batch.end)
-        if chosen or self._batch_builder.fills_up:
-            if not batch.extra:
-                self._ends.append(batch.end)
-            if chosen and self._ends:
-                self._source = batch, memory, chosen
-            return True
-        return False
+        if not batch.extra:
+            self._ends.append(batch.end)
+        if chosen and self._ends:
+            self._source = batch, memory, chosen
 
     def take(self) -> Filled | None:
         """The next batch for the loop, or None where another one has to be put in first."""
@@ -380,9 +377,7 @@ class EpochIterator(Iterator[Any]):
             return False
         ready = self._pending.popleft()
         self.connection.note_taken(1, self._acknowledge_after)
-        memory = self.connection.lease(ready.slot)  # also of one that is skipped: so it is freed
-        if not self._filling.put(ready, memory):
-            self._cursor.position = ready.end
+        self._filling.put(ready, self.connection.lease(ready.slot))
         return True
 
     def _look_ahead(self) -> None:

@@ -10,8 +10,6 @@ import pytest
 from preloaded import Preloaded
 from ray_cluster import LocalRayCluster
 
-from streamload import RayFeeders, StreamLoader
-
 if importlib.util.find_spec("ray") is None:
     pytest.skip('needs Ray: pip install "streamload[ray]"', allow_module_level=True)
 
@@ -73,9 +71,3 @@ def test_nothing_is_left_when_the_trainer_is_killed(
     trainer.kill()
     trainer.communicate()
     expect_nothing_left(cluster)
-
-
-def test_feeders_cannot_be_changed(shards: Path) -> None:
-    with StreamLoader(str(shards), num_workers=0) as loader:
-        with pytest.raises(AttributeError, match="make a new loader"):
-            loader.feeders = RayFeeders(1)  # type: ignore[misc]

@@ -50,7 +50,7 @@ def loader_of(shards: str, address: str | None, number: int = 2, **arguments: An
     """A loader with so many feeders, or a local one."""
     if address is None:
         return StreamLoader(shards, **{**ARGUMENTS, "num_workers": 0, **arguments})
-    return StreamLoader(shards, **{**ARGUMENTS, **arguments}, feeders=RayFeeders(number, address=address))
+    return StreamLoader(shards, **{**ARGUMENTS, **arguments, "num_workers": RayFeeders(number, address=address)})
 
 
 def same(shards: str, address: str, number: str, *cases: str) -> None:
@@ -168,12 +168,12 @@ def failing(shards: str, address: str) -> None:
 
 def refused(shards: str, address: str) -> None:
     """What cannot be is a ClusterError that says so."""
-    taken = StreamLoader(shards, **ARGUMENTS, feeders=RayFeeders(2, num_cpus=2, address=address))
+    taken = StreamLoader(shards, **ARGUMENTS | {"num_workers": RayFeeders(2, num_cpus=2, address=address)})
     for feeders, message in (
         (RayFeeders(3, num_cpus=2, address=address), "has room for 2 of 3 feeders with 2 CPU each"),
         (RayFeeders(1, address=address, start_timeout=3), "within start_timeout=3 s: 0 CPU are free there"),
     ):
-        with StreamLoader(shards, **ARGUMENTS, feeders=feeders) as loader:
+        with StreamLoader(shards, **ARGUMENTS | {"num_workers": feeders}) as loader:
             with pytest.raises(ClusterError, match=message):
                 next(iter(loader))
         next(iter(taken))
@@ -182,7 +182,7 @@ def refused(shards: str, address: str) -> None:
 
 def nowhere(shards: str, address: str) -> None:
     """There is no cluster at the address."""
-    with StreamLoader(shards, **ARGUMENTS, feeders=RayFeeders(1, address="127.0.0.1:1")) as loader:
+    with StreamLoader(shards, **ARGUMENTS | {"num_workers": RayFeeders(1, address="127.0.0.1:1")}) as loader:
         with pytest.raises(StreamloadError, match="no Ray cluster answers at '127.0.0.1:1'"):
             next(iter(loader))
 
