@@ -90,7 +90,6 @@ def run_loaders(url: str, shown_url: str, folder: Path) -> list[str]:
     shown += [
         shown_error(lambda: read(url, transform=fails, **given)),
         shown_error(lambda: read(url, fields=("jpg",), **given)),
-        shown_error(lambda: read(url, drop_last=SECRET, **given)),
         shown_error(lambda: read(url, storage_options={"no_such_option": SECRET})),
         shown_error(lambda: read(url, storage_options={"headers": SECRET})),
         shown_error(lambda: read(missing, **given)),

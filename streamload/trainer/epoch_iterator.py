@@ -27,7 +27,7 @@ from streamload.trainer.feeder_client import what_holds_up
 
 _log = logging.getLogger("streamload")
 
-_LOGGED_EVERY_S = 60.0
+WAIT_LOGGED_EVERY_S = 60.0
 
 _LOOK_UP_S = 1.0
 """How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""
@@ -342,7 +342,7 @@ class EpochIterator(Iterator[Any]):
     def _note_requested(self) -> float:
         if self._requested_at is None:
             self._requested_at = perf_counter()
-            self._logs_wait_at_s = self._requested_at + _LOGGED_EVERY_S
+            self._logs_wait_at_s = self._requested_at + WAIT_LOGGED_EVERY_S
             if self._gave_at is not None:
                 self._meter.add_step(self._requested_at - self._gave_at)
         return self._requested_at
@@ -424,7 +424,7 @@ class EpochIterator(Iterator[Any]):
         now_s = perf_counter()
         if self._requested_at is None or now_s < self._logs_wait_at_s:
             return
-        self._logs_wait_at_s = now_s + _LOGGED_EVERY_S
+        self._logs_wait_at_s = now_s + WAIT_LOGGED_EVERY_S
         with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
             why = what_holds_up(self.connection) or "nothing shows why"
         if attempt.error is None:
