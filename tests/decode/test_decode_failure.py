@@ -154,7 +154,7 @@ def test_a_chain_of_causes_that_bites_its_tail_ends() -> None:
     assert came.__cause__.__cause__ is None
 
 
-@pytest.mark.parametrize("name", [name for name, kind in vars(errors).items() if isinstance(kind, type)])
+@pytest.mark.parametrize("name", [name for name in vars(errors) if name.endswith("Error")])
 def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
     kind = getattr(errors, name)
     came = travelled(kind("what is wrong", url="/a.tar", key="k", offset=512))
