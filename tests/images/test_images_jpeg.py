@@ -118,13 +118,6 @@ def test_damage_above_the_end_of_the_crop_is_an_error_also_with_an_end_mark() ->
             top_of(data[:size] + b"\xff\xd9", 110)
 
 
-def test_padding_before_the_end_mark_is_no_damage() -> None:
-    data = by_pillow(TEXTURE)
-    padded = data[:-2] + bytes(9) + data[-2:]
-    np.testing.assert_array_equal(top_of(padded, 50), top_of(data, 50))
-    np.testing.assert_array_equal(top_of(padded, None), top_of(data, None))
-
-
 @pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
 def test_a_crop_of_the_file_is_bit_for_bit_a_crop_of_the_picture(subsampling: str) -> None:
     data = with_subsampling(np.tile(SMOOTH, (2, 2, 1)), subsampling)
@@ -178,25 +171,3 @@ def test_a_jpeg_of_the_right_size_is_not_copied(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("simplejpeg.decode_jpeg", noting)
     decode_image(memoryview(by_pillow(SMOOTH)), out=row)
     assert np.shares_memory(buffers[0], row)
-
-
-@pytest.mark.parametrize("marker", [0x01, 0xD0, 0xD7])
-def test_markers_without_a_length_are_skipped(marker: int) -> None:
-    data = with_subsampling(TEXTURE, "420")
-    crafted = data[:2] + bytes([0xFF, marker]) + data[2:]
-    header, plain = jpeg_header(memoryview(crafted)), jpeg_header(memoryview(data))
-    if header is None:  # libjpeg-turbo refuses it
-        return
-    assert plain is not None
-    assert header.block_rows == plain.block_rows
-    assert header.height_at == plain.height_at + 2
-
-
-@settings(deadline=None, max_examples=300)
-@given(cut=st.integers(3, 700), at=st.integers(2, 700), value=st.integers(0, 255))
-def test_no_header_is_read_beyond_the_end_of_the_file(cut: int, at: int, value: int) -> None:
-    crafted = bytearray(with_subsampling(TEXTURE, "420"))
-    crafted[at] = value
-    for data in (crafted, crafted[:cut]):
-        header = jpeg_header(memoryview(data))
-        assert header is None or header.height_at + 2 <= len(data)

@@ -138,16 +138,6 @@ def test_the_usual_chain_normalises_tensors() -> None:
     assert torch.equal(torch.stack([chain(NOISE)] * 2), torch.stack([expected] * 2))
 
 
-@pytest.mark.parametrize("chain", [ToTensor(), Compose([ToTensor(), Normalize([0.5] * 3, [0.5] * 3)])])
-def test_a_tensor_that_is_wanted_elsewhere_is_written_there(chain: Any) -> None:
-    expected = chain(NOISE).numpy()
-    for out in (np.zeros((3, 24, 36), np.float32), np.zeros((24, 36, 3), np.float32).transpose(2, 0, 1)):
-        assert chain(NOISE, out=out) is out
-        np.testing.assert_array_equal(out, expected)
-    got = chain(NOISE, out=np.zeros((3, 24, 35), np.float32))
-    assert isinstance(got, torch.Tensor)
-
-
 @pytest.mark.parametrize("image", [WIDE[..., 0], NOISE / 255, "image", None])
 def test_only_bytes_have_a_known_range(image: Any) -> None:
     with pytest.raises(TypeError, match="ToTensor takes a uint8 array"):

@@ -101,16 +101,6 @@ def test_what_does_not_fit_is_left_alone(operation: Any) -> None:
         assert out is None or not out.any()
 
 
-@pytest.mark.parametrize("channels", [1, 4])
-@pytest.mark.parametrize("operation", [Resize((30, 50)), RandomHorizontalFlip(1.0), CenterCrop(60), ToFloat()])
-def test_other_numbers_of_channels_are_written_too(operation: Any, channels: int) -> None:
-    image = np.random.default_rng(3).integers(0, 256, (90, 120, channels), dtype=np.uint8)
-    expected = called(operation, image)
-    out = np.zeros_like(expected)
-    assert called(operation, image, out=out) is out
-    np.testing.assert_array_equal(out, expected)
-
-
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize("size", [40, 80, (20, 30)])
 def test_from_the_encoded_file_too(file_format: str, size: Any) -> None:
@@ -131,34 +121,6 @@ def test_from_the_encoded_file_too(file_format: str, size: Any) -> None:
         wrong = np.zeros((7, 7, 3), expected.dtype)
         np.testing.assert_array_equal(operation.from_encoded(data, rng(), wrong), expected)
         assert not wrong.any()
-
-
-def test_compose_offers_it_to_its_last_operation_alone() -> None:
-    def same(image: Any) -> Any:
-        return image
-
-    out = np.zeros((40, 40, 3), np.uint8)
-    for operations in ([RandomResizedCrop(40), same], [RandomResizedCrop(40), RandomHorizontalFlip(0.0), same], []):
-        operation = Compose(operations)
-        assert operation.writes_into_out is False
-        assert operation(NOISE, rng=rng(), out=out) is not out
-        assert not out.any()
-    shrinking = Compose([Resize((40, 40)), CenterCrop((40, 40)), Resize((40, 40))])
-    assert shrinking(NOISE, out=out) is out
-    np.testing.assert_array_equal(out, Resize((40, 40))(NOISE))
-
-
-def test_compose_starts_from_the_file_with_an_operation_that_takes_no_array() -> None:
-    class Reading:
-        def __call__(self, image: Any) -> Any:
-            return image
-
-        def from_encoded(self, data: memoryview, rng: Any) -> Any:
-            return NOISE
-
-    out = np.zeros(NOISE.shape, np.uint8)
-    assert Compose([Reading()]).from_encoded(memoryview(b""), rng(), out) is NOISE
-    assert Compose([Reading(), CenterCrop((90, 120))]).from_encoded(memoryview(b""), rng(), out) is out
 
 
 def test_float_and_normalize_in_one_pass_have_the_bits_of_two() -> None:

@@ -21,9 +21,8 @@ from crafted_tar import Archive, header
 from indexed_shards import index_shards
 
 from streamload.errors import DatasetIndexError, StorageError
-from streamload.index import index_writer
-from streamload.index.dataset_index import DatasetIndex, check_shard
-from streamload.index.index_writer import LocalIndexFolder, remove_entries, write_index
+from streamload.index.dataset_index import DatasetIndex
+from streamload.index.index_writer import write_index
 from streamload.index.indexed_shards import IndexedShard
 from streamload.index.table_file import pack_table, unpack_table
 from streamload.tar.scan import scan_shard
@@ -73,12 +72,6 @@ def test_a_table_that_misses_its_end_and_odd_field_names_come_back() -> None:
     back = unpack_table(pack_table(table), "")
     assert back.fields == ("\udcffä",)
     assert back.skipped == {"missing end-of-archive marker": 1}
-
-
-def test_a_table_makes_the_same_bytes_whatever_the_order_of_what_was_skipped() -> None:
-    table = scanned(3, crc32=True)
-    more = dataclasses.replace(table, skipped={"directory": 1, "hidden": 2})
-    assert pack_table(more) == pack_table(dataclasses.replace(table, skipped={"hidden": 2, "directory": 1}))
 
 
 WRAPS = ((1 << 64) + 3) // 3
@@ -234,16 +227,6 @@ def test_names_with_a_folder_are_refused_in_both_directions(name: str, tmp_path:
         DatasetIndex.load(str(tmp_path))
 
 
-def test_entries_that_contradict_themselves_are_refused(tmp_path: Path) -> None:
-    entry, table = entry_of("a.tar", 1)
-    for wrong in (entry._replace(samples=2), entry._replace(bytes=1)):
-        with pytest.raises(ValueError, match="does not belong"):
-            write_index(str(tmp_path), [(wrong, table)])
-    with pytest.raises(ValueError, match="different names"):
-        write_index(str(tmp_path), [(entry, table), (entry, table)])
-    assert files_of(tmp_path) == {}
-
-
 def _set(*path: str | int, value: Any) -> Callable[[Any], None]:
     def change_document(document: Any) -> None:
         for step in path[:-1]:
@@ -355,22 +338,6 @@ def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
     assert caught.value.url == str(table_file(tmp_path))
 
 
-def test_a_table_elsewhere_than_the_list_says_is_refused(tmp_path: Path) -> None:
-    index = write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 20), entry_of("c.tar", 3)])
-    whole = json.loads((tmp_path / "index.json").read_bytes())["shards"]
-    lengths = whole["table_bytes"]
-    for wrong in ([*lengths[1:], lengths[0]], [lengths[0] - 8, *lengths[1:]], [lengths[0] + 8, *lengths[1:]]):
-        index = change_list(tmp_path, "shards", "table_bytes", value=wrong)
-        for name in ("a.tar", "b.tar"):
-            with pytest.raises(DatasetIndexError, match="checksum is not the one") as caught:
-                index.table(name)
-            assert caught.value.url == str(table_file(tmp_path))
-    change_list(tmp_path, "shards", "table_bytes", value=lengths)
-    index = change_list(tmp_path, "shards", "table_crc32", value=whole["table_crc32"][::-1])
-    with pytest.raises(DatasetIndexError, match="checksum is not the one"):
-        index.table("a.tar")
-
-
 def test_a_damaged_or_truncated_table_file_says_which_and_spares_the_other_tables(tmp_path: Path) -> None:
     index = write_index(str(tmp_path), [entry_of("a.tar", 3), entry_of("b.tar", 3)])
     file = table_file(tmp_path)
@@ -390,16 +357,6 @@ def test_a_damaged_or_truncated_table_file_says_which_and_spares_the_other_table
     assert caught.value.url == str(file)
 
 
-def test_a_shard_of_another_size_does_not_belong_to_its_entry() -> None:
-    entry = IndexedShard("a.tar", 10240, 3, None)
-    check_shard(entry, 10240, "s/a.tar")
-    with pytest.raises(DatasetIndexError, match=r"indexed: it was rewritten; rebuild .*streamload index") as caught:
-        check_shard(entry, 10752, "s/a.tar")
-    assert caught.value.url == "s/a.tar"
-    with pytest.raises(DatasetIndexError, match=r"it was cut, so fetch .* or it was rewritten, .*streamload index"):
-        check_shard(entry, 9728, "s/a.tar")
-
-
 def test_a_failure_leaves_the_old_index_and_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(tmp_path)
     write_index(folder, [entry_of("a.tar", 1)])
@@ -415,26 +372,6 @@ def test_a_failure_leaves_the_old_index_and_no_other_file(tmp_path: Path, monkey
     assert files_of(tmp_path) == before
 
 
-def test_the_list_is_replaced_last_and_everything_is_on_the_disk_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    replace, fsync = os.replace, os.fsync
-
-    def noting_replace(source: str, target: str) -> None:
-        done.append(os.path.basename(target))
-        replace(source, target)
-
-    def noting_fsync(descriptor: int) -> None:
-        done.append("fsync")
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "replace", noting_replace)
-    monkeypatch.setattr(os, "fsync", noting_fsync)
-    write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 1)])
-    assert done == ["fsync", table_file(tmp_path).name, "fsync", "index.json", "fsync"]
-
-
 def test_index_files_are_readable_by_those_whom_the_umask_lets_in(tmp_path: Path) -> None:
     old = os.umask(0o022)
     try:
@@ -442,14 +379,6 @@ def test_index_files_are_readable_by_those_whom_the_umask_lets_in(tmp_path: Path
     finally:
         os.umask(old)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
-
-
-def test_nothing_stays_open(tmp_path: Path) -> None:
-    if not os.path.isdir("/proc/self/fd"):
-        pytest.skip("no /proc/self/fd to count descriptors in")
-    before = os.listdir("/proc/self/fd")
-    write_index(str(tmp_path), [entry_of("a.tar", 1)]).table("a.tar")
-    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_writers_at_once_lose_no_entry(tmp_path: Path) -> None:
@@ -481,75 +410,6 @@ def test_a_damaged_table_is_repaired_when_its_shard_is_indexed_again(tmp_path: P
 
 def many(count: int, **changed: int) -> list[tuple[IndexedShard, ShardTable]]:
     return [entry_of(name, changed.get(name[:4], 1)) for name in (f"{number:04d}.tar" for number in range(count))]
-
-
-def test_a_thousand_shards_share_a_table_file(tmp_path: Path) -> None:
-    entry, table = entry_of("a.tar", 2)
-    entries = [(entry._replace(name=f"{number:06d}.tar"), table) for number in range(2001)]
-    index = write_index(str(tmp_path), entries, durable=False)
-    assert len(os.listdir(tmp_path)) == 1 + 3, "so 30,000 shards have 31 files"
-    assert all(len(index.table(name)) == 2 for name in ("000000.tar", "000999.tar", "001000.tar", "002000.tar"))
-
-
-def test_table_files_end_when_they_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_writer, "FILE_BYTES", 3 * len(pack_table(entry_of("a.tar", 1)[1])))
-    index = write_index(str(tmp_path), many(10))
-    assert len(list(tmp_path.glob("tables-*"))) == 4
-    assert index == DatasetIndex.load(tmp_path)
-    assert [len(index.table(shard.name)) for shard in index.shards] == [1] * 10
-
-
-def test_only_table_files_of_changed_shards_are_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_writer, "FILE_TABLES", 3)
-    folder, replaced = str(tmp_path), str(tmp_path / "other")
-    write_index(folder, many(10))
-    before = {path.name: path.stat().st_ino for path in tmp_path.glob("tables-*")}
-    index = write_index(folder, [entry_of("0004.tar", 7), entry_of("0010.tar", 5)])
-    now = {path.name: path.stat().st_ino for path in tmp_path.glob("tables-*")}
-    assert len(now) == 4
-    assert len(before.items() & now.items()) == 2
-    assert [len(index.table(shard.name)) for shard in index.shards] == [1] * 4 + [7] + [1] * 5 + [5]
-    write_index(replaced, [*many(10, **{"0004": 7}), entry_of("0010.tar", 5)])
-    assert files_of(Path(replaced)) == files_of_only(tmp_path)
-
-
-def files_of_only(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def test_entries_are_removed_and_the_index_with_the_last_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_writer, "FILE_TABLES", 2)
-    folder = LocalIndexFolder(str(tmp_path))
-    write_index(str(tmp_path), many(5))
-    (tmp_path / "tables-0123456789abcdef.bin").write_bytes(b"of a writer that was killed")
-    remove_entries(folder, lambda name: name < "0002")
-    index = DatasetIndex.load(tmp_path)
-    assert [(shard.name, len(index.table(shard.name))) for shard in index.shards] == [
-        ("0002.tar", 1),
-        ("0003.tar", 1),
-        ("0004.tar", 1),
-    ]
-    assert len(files_of(tmp_path)) == 1 + 2
-    remove_entries(folder, lambda _: True)
-    assert files_of(tmp_path) == {}
-    remove_entries(folder, lambda _: True)
-    remove_entries(LocalIndexFolder(str(tmp_path / "absent")), lambda _: True)
-    assert not (tmp_path / "absent").exists()
-
-
-def test_an_entry_whose_table_is_lost_goes_when_its_file_is_written_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    index = write_index(str(tmp_path), many(3))
-    file, start = table_file(tmp_path), index.place("0001.tar").start
-    content = bytearray(file.read_bytes())
-    content[start + 60] ^= 1
-    file.write_bytes(content)
-    index = write_index(str(tmp_path), [entry_of("0002.tar", 4)])
-    assert [(shard.name, len(index.table(shard.name))) for shard in index.shards] == [("0000.tar", 1), ("0002.tar", 4)]
-    assert "the index loses '0001.tar'" in caplog.text
 
 
 def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -21,11 +20,9 @@ from servers.rclone import S3Server
 from streamload import ShardWriter
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import DatasetIndex
-from streamload.index.finder import find_shards
 from streamload.index.index_writer import write_index
 from streamload.index.indexed_shards import IndexedShard
 from streamload.index.listing import Listing, list_shards
-from streamload.index.tables import Tables
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Storages
 from streamload.storage.urls import expand_urls
@@ -91,13 +88,6 @@ def test_a_prefix_with_an_index_costs_one_get(bucket: Path, s3: Storages, reques
         assert [shard.bytes for shard in listing.shards] == [
             (bucket / "train" / name).stat().st_size for name in names(listing)
         ]
-
-
-def test_named_shards_with_an_index_cost_one_get(bucket: Path, s3: Storages, requests: list[str]) -> None:
-    write(bucket, [1] * 12)
-    listing = list_shards(f"s3://{bucket.name}/s{{0..11}}-000000.tar", storages=s3)
-    assert requests == ["get"]
-    assert listing.counts == (1,) * 12
 
 
 def test_without_an_index_one_listing_gives_sizes_and_etags(bucket: Path, s3: Storages, requests: list[str]) -> None:
@@ -234,15 +224,6 @@ def test_braces_that_name_more_than_there_is_say_how_many_there_are(
         assert f"{pattern!r} names 10 shards, and 4 of them exist; this is the first that is missing" in said
         assert "s4-000000.tar')" in said
         assert "did you mean 's" in refusal(f"{folder}/t{{0..9}}-000000.tar", either)
-
-
-def test_globs_of_a_bucket_take_their_sizes_along(bucket: Path, s3: Storages, requests: list[str]) -> None:
-    write(bucket, [1, 1], index=False)
-    (bucket / "s2.tar.gz").write_bytes(b"x")
-    listing = list_shards(f"s3://{bucket.name}/s[012]*", storages=s3)
-    assert names(listing) == ["s0-000000.tar", "s1-000000.tar", "s2.tar.gz"]
-    assert sorted(requests) == ["get", "get", "list_with_delimiter"]
-    assert find_shards(f"s3://{bucket.name}", s3) == [shard.url for shard in listing.shards]
 
 
 def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -> None:
@@ -387,27 +368,3 @@ def test_a_filesystem_takes_urls_of_what_fsspec_has_it_for(monkeypatch: pytest.M
     assert storages.for_url("also://b/a.tar") is storages.for_url("b/a.tar")
     with pytest.raises(ValueError, match="memory://"):
         storages.for_url("s3://b/a.tar")
-
-
-async def test_tables_of_a_remote_index_are_read_on_the_loop(bucket: Path, s3: Storages) -> None:
-    write(bucket, [3, 4])
-    listing = list_shards(f"s3://{bucket.name}", storages=s3)
-    tables = Tables(listing, storages=s3)
-    assert tables.is_remote(0)
-
-    async def load() -> list[int]:
-        found = await asyncio.gather(tables.load(0), tables.load(1))
-        return [len(table) for table in found if table is not None]
-
-    assert await load() == [3, 4]
-    assert not tables.is_remote(0)
-    blocking = Tables(listing, storages=s3).find(1)
-    assert blocking is not None
-    assert len(blocking) == 4
-    for path in (bucket / ".streamload").glob("tables-*.bin"):
-        path.unlink()
-    again = Tables(listing, storages=s3)
-    with pytest.raises(DatasetIndexError, match="no such file"):
-        await again.load(0)
-    with pytest.raises(DatasetIndexError, match="no such file"):
-        again.find(0)

@@ -16,8 +16,7 @@ import pytest
 from servers.rclone import free_port
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.errors import UntrustedServerError, connection_error
-from streamload.storage.fsspec_errors import filesystem_error
+from streamload.storage.errors import UntrustedServerError
 from streamload.storage.storages import Storages
 
 KINDS = ["http", "s3", "fsspec-http", "s3fs"]
@@ -125,18 +124,3 @@ async def test_plain_http_to_a_port_that_speaks_tls_is_no_mistake_of_the_certifi
     kind: str, certificate: Path
 ) -> None:
     assert "certificate" not in (await met(kind, "http", "certificate", certificate)).message
-
-
-@pytest.mark.parametrize("setting", ["default", "True", "False", "<ssl.SSLContext object at 0x7f10>"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "tls-dns.example"])
-def test_names_and_settings_in_a_text_do_not_say_what_went_wrong(host: str, setting: str) -> None:
-    said = f"Cannot connect to host {host}:8499 ssl:{setting} [Connect call failed ('127.0.0.1', 8499)]"
-    error = connection_error("s3://b/x", said)
-    assert isinstance(error, TransientStorageError)
-    assert "no connection" in error.message
-
-
-def test_a_web_server_that_breaks_off_has_not_said_that_there_is_no_such_file() -> None:
-    error = FileNotFoundError("http://h/a.tar")
-    error.__cause__ = type("ServerDisconnectedError", (Exception,), {})()
-    assert isinstance(filesystem_error("http://h/a.tar", error), TransientStorageError)

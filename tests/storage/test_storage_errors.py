@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import pickle
-import random
 from email.utils import formatdate
-from functools import partial
-from pathlib import Path
 
 import pytest
 from scripted_server import CONTENT, Script, serve
 from scripted_storage import Answer, ScriptedStorage
 from servers.faults import FaultServer
-from servers.faults import Script as Faults
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import (
@@ -31,7 +26,6 @@ from streamload.index.shard_names import refuse_repetitions
 from streamload.storage.download import Pin, download
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.options import object_config, options_of
-from streamload.storage.protocol import RangeBody
 from streamload.storage.retry_policy import Retries
 from streamload.storage.storages import Storages
 from streamload.storage.urls import expand_urls
@@ -83,60 +77,6 @@ async def test_a_part_of_what_nobody_knows_the_length_of_is_refused(kind: str) -
     with pytest.raises(StorageError, match="how long the whole file is") as caught:
         await read(kind, script)
     assert not isinstance(caught.value, TransientStorageError), "it would be asked for again"
-
-
-@pytest.mark.parametrize("kind", ["s3", "http"])
-async def test_a_body_that_breaks_fails_after_what_has_come(kind: str) -> None:
-    """Of the first one up to 256 KiB may be lost, of those after it nothing: so whoever continues comes to the end."""
-
-    async def until_it_breaks(body: RangeBody) -> bytes:
-        given = b""
-        with pytest.raises(TransientStorageError):
-            async for chunk in body.chunks():
-                given += bytes(chunk)
-        return given
-
-    script = Script(["cut", "cut"])
-    async with serve(script):
-        storages, url = storages_of(kind, script)
-        try:
-            open_range = partial(storages.for_url(url).open_range, url, 1000, 300_000, etag=None)
-            given = [await until_it_breaks(await open_range()) for _ in range(2)]
-        finally:
-            await storages.aclose()
-    assert given[1]
-    assert all(CONTENT[1000:].startswith(each) for each in given)
-    assert len(script.requests) == 2, "whoever reads continues it, and knows what is there"
-
-
-@pytest.mark.parametrize("kind", ["s3", "http"])
-async def test_bodies_come_in_large_pieces_only_while_they_come_whole_and_fast(kind: str) -> None:
-    content = random.Random(0).randbytes(3_000_000)
-    with FaultServer({"set/a.tar": content, "bucket/set/a.tar": content}) as server:
-        storages, url = storages_of(kind, Script(port=int(server.url.rpartition(":")[2])))
-
-        async def pieces(end: int) -> list[bytes]:
-            found = []
-            body = await storages.for_url(url).open_range(url, 0, end, etag=None)
-            with contextlib.suppress(TransientStorageError):
-                async for piece in body.chunks():
-                    found.append(bytes(piece))
-            assert content.startswith(b"".join(found))
-            return found
-
-        try:
-            assert b"".join(await pieces(3_000_000)) == content
-            large = await pieces(3_000_000)
-            assert b"".join(large) == content
-            assert min(map(len, large[:-1])) >= 450_000
-            server.play(Faults(bytes_per_s=2e6))
-            await pieces(600_000)
-            assert len((await pieces(600_000))[0]) < 500_000, "nobody would see that it goes on"
-            server.play(Faults(cut_share=1.0, cut_at=90_000))
-            await pieces(3_000_000)  # of which something may be lost
-            assert len(b"".join(await pieces(3_000_000))) == 90_000
-        finally:
-            await storages.aclose()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,29 +132,6 @@ async def test_what_an_answer_means(fault: str, error: type[StorageError], words
         assert sent.throttled == ("fewer" in words)
 
 
-async def test_ranges_are_not_tried_again_in_secret_but_small_files_are() -> None:
-    script = Script(["503 SlowDown"])
-    with pytest.raises(TransientStorageError) as caught:
-        await read("s3", script)
-    assert caught.value.throttled
-    assert len(script.requests) == 1
-
-    script = Script(["503 SlowDown", "500 InternalError"])
-    async with serve(script):
-        storages, url = storages_of("s3", script)
-        read_bytes = storages.for_url(url).read_bytes
-        assert await asyncio.to_thread(read_bytes, url, most_bytes=1 << 30) == CONTENT
-    assert len(script.requests) == 3
-
-
-async def test_advice_about_a_missing_shard_is_requested_once() -> None:
-    """It is nothing to wait for, and whoever closes a loader would have to."""
-    script = Script(["404 NoSuchKey", *["503 SlowDown"] * 9])
-    with pytest.raises(ShardNotFoundError, match="no such shard"):
-        await read("s3", script)
-    assert len(script.requests) == 2
-
-
 async def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     from streamload.storage import object_storage
 
@@ -243,16 +160,6 @@ async def test_expired_credentials_are_renewed_once_for_all(monkeypatch: pytest.
 
     assert await main() == [CONTENT[:100]] * 4
     assert len(made) == 2
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "words"),
-    [("http://127.0.0.1:1", "no connection"), ("http://no-such-host.invalid", "host is not known|no connection")],
-)
-def test_an_endpoint_that_is_not_there(endpoint: str, words: str) -> None:
-    storages = Storages({**OPTIONS, "endpoint_url": endpoint})
-    with pytest.raises(TransientStorageError, match=words):
-        storages.for_url("s3://b/a.tar").info("s3://b/a.tar")
 
 
 @pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
@@ -393,18 +300,3 @@ async def test_a_replaced_file_is_noticed_where_answers_carry_no_version() -> No
     await replaced_in_between(FilesystemStorage({}))  # within a moment
     with pytest.raises(ShardChangedError):
         await replaced_in_between(FilesystemStorage({}, look_again_s=0.0))
-
-
-def test_a_small_file_comes_whole_where_every_answer_is_cut(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 100
-    (tmp_path / "index.json").write_bytes(content)
-    with FaultServer(tmp_path, Faults(seed=1, cut_share=1.0)) as server:
-        url = f"{server.url}/index.json"
-        assert Storages().for_url(url).read_bytes(url, most_bytes=1 << 20) == content
-
-
-async def test_a_small_file_is_read_again_from_a_server_that_ignores_ranges() -> None:
-    script = Script(["cut", "whole"])
-    async with serve(script):
-        storages, url = storages_of("http", script)
-        assert await asyncio.to_thread(storages.for_url(url).read_bytes, url, most_bytes=1 << 30) == CONTENT

@@ -36,13 +36,6 @@ def test_a_loader_says_what_to_check(closed_port: int, workers: int) -> None:
     assert "endpoint" not in str(caught.value)
 
 
-@pytest.mark.parametrize("act", ["info", "list", "is_folder"])
-def test_whatever_is_requested(act: str, closed_port: int) -> None:
-    url = f"ftp://127.0.0.1:{closed_port}/set/a.tar"
-    with pytest.raises(NoConnectionError):
-        getattr(Storages().for_url(url), act)(url)
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [

@@ -119,23 +119,6 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch:
     assert caught.value.url == f"{tmp_path}/closed"
 
 
-def test_one_listing_is_made_below_the_fixed_prefix(rclone_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    import obstore
-
-    touch(rclone_s3.folder / "deep-bucket", [f"in/{number}/{number}/a.tar" for number in range(9)])
-    requested: list[str] = []
-    listed = obstore.list
-
-    def list_all(store: Any, prefix: Any, **options: Any) -> Any:
-        requested.append(prefix)
-        return listed(store, prefix, **options)
-
-    monkeypatch.setattr(obstore, "list", list_all)
-    monkeypatch.delattr(obstore, "list_with_delimiter")
-    assert len(found(Storages(rclone_s3.options), "s3://deep-bucket", "in/**/*.tar")) == 9
-    assert requested == ["in"]
-
-
 @pytest.mark.parametrize("place", ["local", "s3", "fsspec"])
 def test_shards_in_several_folders_with_an_index_in_each(place: str, rclone_s3: S3Server, tmp_path: Path) -> None:
     bucket = rclone_s3.folder / f"folders-{place}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
-from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar
 
@@ -24,7 +22,6 @@ from streamload.storage.storages import Storages
 URL = "s3://bucket/set/index.json"
 BUSY = TransientStorageError("busy")
 SOON = Retries(RetryPolicy(tries=10, first_backoff_s=0.0))
-NOBODY = NoConnectionError("nobody there")
 
 
 class Clock:
@@ -50,37 +47,12 @@ def waits(error: StorageError, try_s: float = 0.0, retries: Retries | None = Non
         clock.now_s += wait_s
 
 
-def goes_on(errors: Iterable[StorageError], retries: Retries | None = None) -> list[bool]:
-    """Whether there is another try after each of these failures."""
-    attempts = (retries or Retries()).begin(URL, Clock())
-    return [attempts.wait_s(error) is not None for error in errors]
-
-
 def test_what_may_pass_is_tried_for_two_minutes_with_growing_waits() -> None:
     *found, last = waits(BUSY)
     for number, wait_s in enumerate(found):
         longest_s = min(10.0, 0.1 * 2**number)
         assert longest_s / 2 <= wait_s <= longest_s
     assert sum(found) + last == pytest.approx(120.0)
-
-
-def test_what_cannot_be_reached_is_tried_three_times_and_what_will_not_pass_once() -> None:
-    assert len(waits(NOBODY)) == 2
-    assert waits(StorageError("denied")) == []
-
-
-def test_a_server_that_is_started_again_is_waited_for() -> None:
-    """Whoever has answered, if only that it is busy, is no wrong address; nor is that of a neighbour."""
-    assert goes_on([NOBODY] * 3) == [True, True, False]
-    retries = Retries()
-    assert goes_on([NOBODY, NOBODY, BUSY, *[NOBODY] * 10], retries) == [True] * 13
-    assert goes_on([NOBODY] * 10, retries) == [True] * 10
-    assert len(waits(NOBODY, retries=pickle.loads(pickle.dumps(retries)))) == 2
-
-
-@pytest.mark.parametrize(("try_s", "tries"), [(59.0, 3), (60.0, 2), (200.0, 2)])
-def test_silence_is_given_up_after_two_minutes_and_one_long_try_has_a_second(try_s: float, tries: int) -> None:
-    assert len(waits(BUSY, try_s)) + 1 == tries
 
 
 def test_an_outage_is_reported_once_with_what_fails_and_how_long_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,26 +72,6 @@ def test_an_outage_is_reported_once_with_what_fails_and_how_long_it_is_tried(cap
         clock.now_s += 2.0
     several[1].wait_s(BUSY)
     assert len(caplog.records) == 2, "of the next one too"
-
-
-def test_while_others_are_answered_there_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
-    retries, clock = Retries(), Clock()
-    one, other = retries.begin(URL, clock), retries.begin(URL, clock)
-    for _ in range(20):
-        clock.now_s += 3.0
-        one.wait_s(BUSY)
-        other.progressed()
-    assert caplog.records == []
-
-
-def test_progress_resets_the_time_limit() -> None:
-    clock = Clock()
-    attempts = Retries().begin(URL, clock)
-    for _ in range(50):
-        for _ in range(2):
-            clock.now_s += 59.0
-            assert attempts.wait_s(BUSY) is not None
-        attempts.progressed()
 
 
 class Tries:

@@ -29,7 +29,6 @@ from matrix import EVERY
 
 from streamload.errors import ShardFormatError
 from streamload.tar import header_chain
-from streamload.tar.header_chain import HeaderReader
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
 
@@ -458,10 +457,3 @@ def test_one_space_padded_number_makes_the_checksum_space_padded() -> None:
     assert content[148:150] == b" 2"
     content[148] = ord("0")
     assert error_of(bytes(content)).offset == 0
-
-
-def test_walking_goes_forward_only() -> None:
-    for size in (b"-0000001000\0", b"-0000002000\0", b"-7777777777\0"):
-        archive = plain_archive(3).add(header(b"back.bin", size)).add(header(b"z.bin", 0))
-        run = HeaderReader(np.frombuffer(archive.whole(), np.uint8)).read(0)
-        assert run.starts.tolist() == archive.headers[:4]

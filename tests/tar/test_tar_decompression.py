@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import bz2
 import gzip
 import lzma
-import threading
 import zlib
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
@@ -233,55 +230,7 @@ async def test_decompress_writes_every_byte_at_its_offset(compression: Compressi
     assert result == CONTENT
 
 
-async def test_nothing_more_is_requested_before_all_is_written_and_a_thread_decompresses() -> None:
-    log: list[str] = []
-    threads: set[str] = set()
-
-    class Noted(Decompressor):
-        def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes]:
-            for piece in super().feed(chunk):
-                threads.add(threading.current_thread().name)
-                yield piece
-
-    async def write(offset: int, piece: bytes) -> None:
-        log.append("begin")
-        await asyncio.sleep(0)
-        log.append("end")
-
-    data = compressed(Compression.GZIP, bytes(20 << 20)) * 2
-    with ThreadPoolExecutor(1, "decompress") as executor:
-        size = await decompress(_chunks(data, 20_000, log), Noted(Compression.GZIP, URL), write, executor=executor)
-    assert size == 40 << 20
-    assert threads == {"decompress_0"}
-    assert "beginbegin" not in "".join(log)
-    assert all(log[at - 1] == "end" for at in range(1, len(log)) if log[at] == "chunk" and log[at - 1] != "chunk")
-    assert log.count("begin") > 20
-
-
 async def test_decompress_raises_where_the_body_ends_early() -> None:
     data = compressed(Compression.ZSTD, CONTENT)[:-1]
     with pytest.raises(ShardFormatError, match="cut"):
         await decompress(_chunks(data, 1_000), Decompressor(Compression.ZSTD, URL), lambda offset, piece: None)
-
-
-async def test_decompress_passes_on_what_writing_raises() -> None:
-    def write(offset: int, piece: bytes) -> None:
-        raise MemoryError("no room")
-
-    with pytest.raises(MemoryError, match="no room"):
-        await decompress(_chunks(compressed(Compression.XZ, CONTENT), 1_000), Decompressor(Compression.XZ, URL), write)
-
-
-async def test_decompress_can_be_cancelled_while_it_writes() -> None:
-    writing = asyncio.Event()
-
-    async def write(offset: int, piece: bytes) -> None:
-        writing.set()
-        await asyncio.Event().wait()
-
-    body = _chunks(compressed(Compression.ZSTD, CONTENT), 1_000)
-    task = asyncio.create_task(decompress(body, Decompressor(Compression.ZSTD, URL), write))
-    await writing.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
 import pytest
 from crafted_tar import Archive, header
@@ -131,22 +129,3 @@ def test_labels_need_every_sample_to_have_one() -> None:
     labels = scan([b"a.jpg", b"a.cls", b"b.cls", b"b.jpg"], [b"", b"1", b"2", b""]).labels
     assert labels is not None
     assert labels.tolist() == [1, 2]
-
-
-def test_labels_and_checksums_are_read_only_where_requested() -> None:
-    content = archive_of([b"a.cls", b"b.cls"], [b"1", b"2"]).whole()
-    table = scan_shard(memoryview(content), "")
-    assert table.labels is None
-    assert table.member_crc32 is None
-    assert scan_shard(np.frombuffer(content, np.uint8), "", crc32=True).member_crc32.tolist() == [  # type: ignore[union-attr]
-        zlib.crc32(b"1"),
-        zlib.crc32(b"2"),
-    ]
-
-
-@pytest.mark.parametrize("name", [b"%05d.a", "\u00e4%05d.a".encode()])
-def test_keys_of_some_samples_are_those_of_each(name: bytes) -> None:
-    table = scan([name % number for number in range(100)])
-    for chosen in ([], [7], [99, 0], [3, 3, 1], list(range(20, 60))):
-        assert table.keys(np.array(chosen, np.int64)) == [table.key(sample) for sample in chosen]
-    assert table.keys() == [table.key(sample) for sample in range(100)]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from matrix import EVERY
 from written_shards import SAMPLES, write
 
 from streamload.errors import ShardFormatError
-from streamload.tar.scan import UNKNOWN_BYTES, GrowingTable, ScannedPiece, scan_prefix, scan_shard
+from streamload.tar.scan import GrowingTable, ScannedPiece, scan_prefix, scan_shard
 from streamload.tar.table import ShardTable
 
 URL = "memory/shard.tar"
@@ -158,12 +155,6 @@ def test_a_piece_may_end_anywhere(name: str, every: int) -> None:
         check_same_outcome(content, [cut], known=cut % 2 == 0)
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_block_by_block(name: str) -> None:
-    content = small_members(100).whole() if name == "long" else SOUND[name]
-    check_same_outcome(content, list(range(0, len(content), 512)))
-
-
 def test_shards_of_the_writer(tmp_path: Path) -> None:
     many = [{**sample, "__key__": f"{number}/{sample['__key__']}"} for number in range(20) for sample in SAMPLES]
     writer = write(tmp_path / "a-%06d.tar", many)
@@ -201,23 +192,6 @@ def test_an_extension_header_that_is_too_long_is_refused_before_it_has_come() ->
         assert caught.value.offset == 0
 
 
-def test_keys_with_too_many_bytes_are_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamload.tar.scan.MOST_KEY_BYTES", 40)
-    content = SOUND["long"][: 512 * 60] + bytes(1024)
-    assert not isinstance(outcome(content, None), ShardTable)
-    for cut in range(0, len(content), 4096):
-        check_same_outcome(content, [cut])
-
-
-def test_every_header_of_a_long_shard_is_checked() -> None:
-    archive = small_members(300)
-    for number in (0, 1, 150, 299):
-        content = bytearray(archive.whole())
-        content[archive.headers[number] + 7] ^= 1
-        for cut in (archive.headers[100], archive.headers[number], archive.headers[number] + 512):
-            check_same_outcome(bytes(content), [cut])
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -241,82 +215,6 @@ def test_a_key_or_a_field_that_comes_again_is_the_same_error(names: list[bytes])
     check_same_outcome(content, list(range(0, len(content), 512)))
 
 
-def test_too_many_fields_in_all_pieces_together() -> None:
-    growing = GrowingTable(URL)
-    start = 0
-    for piece in range(3):
-        count = 30_000
-        table = ShardTable(
-            shard_bytes=1 << 40,
-            fields=tuple(f"f{piece}-{number}" for number in range(count)),
-            member_offset=np.arange(count) * 512 + start + 512,
-            member_size=np.zeros(count, np.int64),
-            member_field=np.arange(count).astype(np.uint16),
-            sample_start=np.arange(count + 1),
-            key_bytes=np.frombuffer(b"".join(b"%d-%05d" % (piece, number) for number in range(count)), np.uint8),
-            key_start=np.arange(count + 1) * 7,
-        )
-        found = ScannedPiece(start, table, start + count * 512, start + count * 512 + 512)
-        start = found.resume
-        if piece < 2:
-            assert growing.add(found) is growing.table
-            assert growing.table.fields[int(growing.table.member_field[-1])] == f"f{piece}-29999"
-        else:
-            with pytest.raises(ShardFormatError, match="90000 different fields"):
-                growing.add(found)
-
-
-def test_a_sample_is_whole_when_the_header_behind_it_has_come() -> None:
-    archive = Archive()
-    for name in (b"a.jpg", b"a.cls", b"b.jpg", b"b.cls"):
-        archive.add(header(name, 1000), b"p" * 1000)
-    content = archive.whole()
-    ends = [*archive.headers, len(archive.content), len(content) - 512]
-    for available in range(0, len(content) + 1, 256):
-        piece = scan_prefix(memoryview(content), URL, start=0, available=available, total=len(content))
-        mark = available == len(content)
-        expected = 2 if mark else int(available >= archive.headers[2] + 512)
-        assert len(piece.table) == expected, available
-        assert piece.resume == (len(content) if mark else archive.headers[2] if expected else 0)
-        if not mark:
-            assert piece.needs in [end + 512 for end in ends], available
-            assert piece.needs is not None
-            assert available < piece.needs <= available + 512 + 1536
-
-
-def test_the_next_header_is_found_behind_a_payload_that_has_not_come() -> None:
-    archive = Archive().add(header(b"a.bin", 1 << 20), bytes(1 << 20)).add(header(b"b.bin", 0))
-    piece = scan_prefix(memoryview(archive.whole()), URL, start=0, available=512, total=len(archive.whole()))
-    assert (len(piece.table), piece.resume, piece.needs) == (0, 0, archive.headers[1] + 512)
-
-
-def test_a_hidden_member_that_has_not_come_is_skipped() -> None:
-    archive = Archive().add(header(b".hidden", 1 << 20), bytes(1 << 20)).add(header(b"b.bin", 0))
-    content = archive.whole()
-    first = scan_prefix(memoryview(content), URL, start=0, available=512, total=len(content))
-    assert (first.resume, first.needs) == (archive.headers[1], archive.headers[1] + 512)
-    assert first.table.skipped == {"hidden": 1}
-    assert_same(join(pieces_of(content, [512, 600, 1 << 19])), scan_shard(memoryview(content), URL))
-
-
-def test_a_piece_begins_at_the_extension_headers_of_its_first_sample() -> None:
-    archive = Archive().add(header(b"a.bin", 0)).add(*long_name(1)).add(header(b"b.bin", 0)).add(header(b"c.bin", 0))
-    content = archive.whole()
-    piece = scan_prefix(memoryview(content), URL, start=0, available=archive.headers[3], total=len(content))
-    assert piece.resume == archive.headers[1]
-    assert piece.table.keys() == ["a"]
-
-
-def test_members_that_are_skipped_are_not_read_again_and_again() -> None:
-    archive = Archive()
-    for number in range(100):
-        archive.add(header(b"folder%d" % number, 0, typeflag=b"5")).add(header(b".%d" % number, 0))
-    content = archive.whole()
-    piece = scan_prefix(memoryview(content), URL, start=0, available=archive.headers[150], total=len(content))
-    assert piece.resume == archive.headers[150]
-    assert piece.table.skipped == {"directory": 75, "hidden": 75}
-
-
 @pytest.mark.parametrize("zeros", [20 * 512, 64 * 512])
 @pytest.mark.parametrize("known", [True, False])
 def test_zeros_after_the_end_are_checked_as_they_come(zeros: int, known: bool) -> None:
@@ -327,108 +225,3 @@ def test_zeros_after_the_end_are_checked_as_they_come(zeros: int, known: bool) -
     broken[-1] = 1
     for cut in (mark + 512, mark + 1024, mark + 5000, len(content) - 600, len(content) - 100):
         check_same_outcome(bytes(broken), [cut], known=known)
-
-
-def test_what_follows_the_end_mark_is_reported_when_its_block_has_come() -> None:
-    first = plain_archive(2).whole()
-    for behind in (plain_archive(1).whole(), b"\0x" + bytes(510)):
-        for known in (True, False):
-            for cut in range(len(first), len(first) + 520, 40):
-                check_same_outcome(first + behind, [min(cut, len(first + behind))], known=known)
-
-
-def test_without_the_size_a_shard_does_not_end() -> None:
-    content = plain_archive(3).whole()
-    piece = scan_prefix(memoryview(content), URL, start=0, available=len(content), total=None)
-    assert not piece.ended
-    assert piece.table.shard_bytes == UNKNOWN_BYTES
-    assert len(piece.table) == 2
-    last = scan_prefix(memoryview(content), URL, start=piece.resume, available=len(content), total=len(content))
-    assert_same(join([piece, last]), scan_shard(memoryview(content), URL))
-
-
-def test_sizes_beyond_everything_are_no_trouble_where_the_size_is_not_known() -> None:
-    for size in (b"\x80\0\0\0" + b"\x7f" + b"\xff" * 7, b"\x80\0\0\0" + b"\x3f" + b"\xff" * 7, b"77777777777\0"):
-        for name in (b"z.bin", b".z"):
-            content = plain_archive(2).add(header(name, size, magic=GNU)).whole()
-            check_same_outcome(content, list(range(0, len(content), 512)), known=False)
-
-
-@pytest.mark.parametrize(
-    ("start", "available", "total"), [(1, 512, 1024), (-512, 512, 1024), (0, 2048, 1024), (0, 1536, None)]
-)
-def test_numbers_that_make_no_sense(start: int, available: int, total: int | None) -> None:
-    with pytest.raises(ValueError, match="no part of an archive"):
-        scan_prefix(memoryview(bytes(1024)), URL, start=start, available=available, total=total)
-
-
-def test_pieces_must_follow_one_another() -> None:
-    content = plain_archive(3).whole()
-    first, last = pieces_of(content, [1500])
-    with pytest.raises(ValueError, match="does not follow"):
-        join([first, first])
-    with pytest.raises(ValueError, match="does not follow"):
-        join([last])
-    with pytest.raises(ValueError, match="does not follow"):
-        join([first, last, last])
-
-
-def test_a_table_that_was_handed_out_does_not_change() -> None:
-    content = SOUND["long"]
-    growing, before = GrowingTable(URL), []
-    for piece in pieces_of(content, list(range(0, len(content), 6_000))):
-        table = growing.add(piece)
-        before.append((table, table.keys(), table.member_offset.tolist(), table.column(("bin",)).tolist()))
-        assert (growing.resume, growing.needs) == (piece.resume, piece.needs)
-    assert len(before) > 100
-    for table, keys, offsets, column in before:
-        assert (table.keys(), table.member_offset.tolist(), table.column(("bin",)).tolist()) == (keys, offsets, column)
-    assert growing.ended
-    assert growing.table.member_offset.base is None, "no room is kept behind a finished table"
-
-
-def test_adding_copies_little() -> None:
-    """Each column is moved when it doubles and not with every piece."""
-    content = SOUND["long"]
-    growing, places = GrowingTable(URL), set()
-    for piece in pieces_of(content, list(range(0, len(content), 6_000)))[:-1]:
-        places.add(growing.add(piece).key_bytes.ctypes.data)
-    assert 2048 < len(growing.table.key_bytes) <= 4096
-    assert len(places) <= 3
-
-
-_GUARDED = """
-import ctypes, mmap, sys
-import numpy as np
-from streamload.tar.scan import scan_prefix
-
-content = open(sys.argv[1], "rb").read()
-start, available = int(sys.argv[2]), int(sys.argv[3])
-assert start % mmap.PAGESIZE == 0 and available % mmap.PAGESIZE == 0
-memory = mmap.mmap(-1, len(content))
-memory.write(content)
-data = np.frombuffer(memory, np.uint8)
-libc = ctypes.CDLL(None, use_errno=True)
-end = -(-len(content) // mmap.PAGESIZE) * mmap.PAGESIZE
-for first, size in ((0, start), (available, end - available)):
-    assert libc.mprotect(ctypes.c_void_p(data.ctypes.data + first), ctypes.c_size_t(size), 0) == 0
-piece = scan_prefix(data, "", start=start, available=available, total=len(content))
-assert len(piece.table) > 3
-print(piece.resume)
-"""
-
-
-def test_memory_outside_of_the_part_is_not_even_touched(tmp_path: Path) -> None:
-    """It is mapped without any right: a single read of it would kill the process."""
-    archive = Archive()
-    for number in range(40):
-        archive.add(header(b"s%d.bin" % number, 512), b"p" * 512)
-    content = archive.whole()
-    (tmp_path / "a.tar").write_bytes(content)
-    page = os.sysconf("SC_PAGESIZE")
-    arguments = [str(tmp_path / "a.tar"), str(page), str(3 * page)]
-    ran = subprocess.run(
-        [sys.executable, "-c", _GUARDED, *arguments], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert page < int(ran.stdout) < 3 * page

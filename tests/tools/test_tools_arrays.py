@@ -13,8 +13,7 @@ import pytest
 from image_folders import files_below, pack, packed_samples, without_options
 
 from streamload import ShardWriter, StreamLoader
-from streamload.pack import packing, work
-from streamload.write.shard_file import ShardFile
+from streamload.pack import packing
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
 Y = np.arange(10) % 3
@@ -130,25 +129,3 @@ def test_files_that_are_cut_short_or_hold_other_things(tmp_path: Path) -> None:
     status, _, err = pack(tmp_path / "bad.npz", tmp_path / "dest")
     assert (status, "the array 'x' is damaged" in err) == (1, True)
     assert not (tmp_path / "dest").exists()
-
-
-def test_a_stopped_run_is_resumed_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez(tmp_path / "data.npz", x=X, y=Y)
-    real, calls = work.keep, []
-
-    def interrupted(*finished: object) -> None:
-        calls.append(finished)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        real(*finished)  # type: ignore[arg-type]
-
-    arguments = [tmp_path / "data.npz", tmp_path / "dest", "--max-count", 2]
-    with monkeypatch.context() as patch:
-        patch.setattr(work, "keep", interrupted)
-        assert pack(*arguments)[0] == 130
-    packed: list[str] = []
-    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
-    assert pack(*arguments, "--resume")[0] == 0
-    assert len(packed) == 3, "of five"
-    assert pack(tmp_path / "data.npz", tmp_path / "whole", "--max-count", 2)[0] == 0
-    assert files_below(tmp_path / "dest") == files_below(tmp_path / "whole")

@@ -64,15 +64,6 @@ def test_bench_resizes_images_to_one_size_or_leaves_their_bytes(photos: Path) ->
     assert bench(photos, "--batch-size", 4, "--batches", 2, "--no-decode")[0] == raw[0]
 
 
-def test_a_path_may_look_like_a_pattern(arrays: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "a[1]{b}"
-    folder.mkdir()
-    shard = next(arrays.glob("*.tar"))
-    (folder / shard.name).write_bytes(shard.read_bytes())
-    (tmp_path / "plain.tar").write_bytes(shard.read_bytes())
-    assert usual_fields([f"{tmp_path}/*/*.tar", f"{tmp_path}/plain.tar"], None, {}) == ("npy", "cls")
-
-
 def test_bench_reads_from_a_bucket(arrays: Path, tmp_path: Path, rclone_s3: S3Server) -> None:
     bucket = new_place(rclone_s3, tmp_path)
     for path in arrays.glob("*.tar"):

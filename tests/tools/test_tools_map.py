@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
-import random
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from remote_places import new_place
 from servers.faults import FaultServer
-from servers.rclone import S3Server
 from typer.testing import CliRunner
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
@@ -26,7 +22,6 @@ from streamload import ShardWriter, StreamLoader, TarDataset, map_shards
 from streamload.cli.main import app
 from streamload.errors import StreamloadError
 from streamload.index.listing import list_shards
-from streamload.storage.storages import Storages
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -214,28 +209,6 @@ def test_a_source_that_changed_is_not_gone_on_with(source: Path, tmp_path: Path)
     assert content(tmp_path / "new") == content(source)
 
 
-def test_a_source_that_changed_in_a_bucket_is_not_gone_on_with(
-    source: Path, tmp_path: Path, rclone_s3: S3Server
-) -> None:
-    bucket = new_place(rclone_s3, tmp_path)
-    storage = Storages(bucket.storage_options).for_url(bucket.url)
-    for name, data in content(source).items():
-        storage.write(f"{bucket.url}/{name}", data)
-
-    def until_050(sample: Sample) -> Sample:
-        if sample["__key__"] == "050":
-            raise ValueError("not yet")
-        return sample
-
-    options: dict[str, Any] = {"workers": 1, "storage_options": bucket.storage_options}
-    with pytest.raises(StreamloadError, match="not yet"):
-        map_shards(until_050, bucket.url, tmp_path / "new", **options)
-    changed = content(source)["shard-000001.tar"].replace(b"text 1", b"TEXT 1")
-    storage.write(f"{bucket.url}/shard-000001.tar", changed)
-    with pytest.raises(ValueError, match="cannot be resumed"):
-        map_shards(until_050, bucket.url, tmp_path / "new", resume=True, **options)
-
-
 def test_batches_of_one_shard_each_and_a_condition(source: Path, tmp_path: Path) -> None:
     map_shards(joined, source, tmp_path / "new", batch_size=3, where="label == 1", workers=1)
     found = rows(tmp_path / "new", "txt")
@@ -305,45 +278,6 @@ def test_killed_and_resumed_it_gives_the_same_bytes_and_is_refused_with_other_fu
     assert len(content(tmp_path / "new")) == 2
 
 
-@pytest.mark.exhaustive
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [{}, {"sidecar": True}, {"max_count": 25}], ids=str)
-def test_killed_at_random_instants_it_goes_on_to_the_same_bytes(
-    source: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    program = (
-        "import sys, time; import numpy as np; from streamload import map_shards\n"
-        "def slowly(sample):\n"
-        "    time.sleep(0.01)\n"
-        "    return {**sample, 'vector.npy': np.full(3, len(sample['txt']))}\n"
-        "print('begun', flush=True)\n"
-        f"map_shards(slowly, {str(source)!r}, sys.argv[1], workers=2, resume=True, **{options!r})"
-    )
-
-    def start(folder: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", program, str(tmp_path / folder)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
-
-    began = time.monotonic()
-    assert start("whole").communicate()[0] == b""
-    taken_s, instants = time.monotonic() - began, random.Random(0)
-    for number in range(10):
-        folder = f"killed-{number}"
-        process = start(folder)
-        time.sleep(instants.uniform(0, taken_s))
-        process.kill()
-        process.communicate()
-        process = start(folder)
-        said = process.communicate()[1]
-        if process.returncode:  # it was killed when it had published everything
-            assert b"resume" in said or b"overwrite" in said, said
-        assert content(tmp_path / folder) == content(tmp_path / "whole")
-        assert list_shards(tmp_path / folder).counts == list_shards(tmp_path / "whole").counts
-
-
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}, {"max_count": -1}, {"workers": True}])
 def test_numbers_that_cannot_be(source: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* must be an integer of at least 1"):
@@ -374,23 +308,3 @@ def test_the_command(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wrong = CliRunner().invoke(app, ["map", function, str(source), "other"])
         assert wrong.exit_code == 2
         assert message in " ".join(wrong.output.split())
-
-
-def test_the_command_names_options_and_the_call_arguments(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "unchanged_here.py").write_text("def same(sample):\n    return sample\n")
-    map_shards(even_with_length, source, tmp_path / "new", workers=1)
-    command = ["map", "unchanged_here:same", str(source), "new"]
-    for options, arguments, option, argument in (
-        ([], {}, "--overwrite", "overwrite=True"),
-        (["--sidecar", "--max-count", "3"], {"sidecar": True, "max_count": 3}, "--max-count", "max_count"),
-    ):
-        said = " ".join(CliRunner().invoke(app, [*command, *options]).output.split())
-        assert option in said
-        assert argument not in said
-        with pytest.raises(ValueError, match=argument) as raised:
-            map_shards(even_with_length, source, tmp_path / "new", **arguments)
-        assert option not in str(raised.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,32 +13,10 @@ from hypothesis import strategies as st
 from image_folders import FORMATS, image_bytes, image_folder
 from PIL import Image
 
-from streamload.pack.output import shown_bytes, shown_time
 from streamload.pack.planning import order_of, parse_split, split_by_class
-from streamload.pack.progress import LineProgress
 from streamload.pack.sources.image_folders import find_images
-from streamload.pack.sources.kinds import SourceOptions, open_source
 from streamload.pack.sources.loading import fault_of_image
 from streamload.pack.sources.source import SourceError
-
-
-def test_sizes_and_times_are_shown() -> None:
-    assert [shown_bytes(n) for n in (0, 999, 1000, 999_949, 256e6, 3.2e12)] == [
-        "0 B",
-        "999 B",
-        "1.0 KB",
-        "1.0 MB",
-        "256 MB",
-        "3.2 TB",
-    ]
-    assert [shown_time(s) for s in (0.04, 9.9, 59.4, 60, 3599.6, 3723)] == [
-        "0.0 s",
-        "9.9 s",
-        "59 s",
-        "1:00",
-        "1:00:00",
-        "1:02:03",
-    ]
 
 
 def test_splits_are_read() -> None:
@@ -74,13 +51,6 @@ def test_a_split_takes_every_class_in_its_share(labels: list[int], weights: list
             assert fraction > 0 or counts[name][label] == 0
         if count >= len(wanted):
             assert all(counts[name][label] for name in wanted)
-
-
-def test_samples_without_a_label_are_divided_like_those_of_a_class() -> None:
-    labels = [0, None] * 20
-    for seed in range(5):
-        chosen = split_by_class(labels, {"a": 0.5, "b": 0.5}, seed)
-        assert [sum(labels[n] is None for n in positions) for positions in chosen.values()] == [10, 10]
 
 
 def test_splits_and_orders_depend_on_the_seed_and_stay_the_same() -> None:
@@ -170,22 +140,6 @@ def test_links_to_folders_are_followed_on_request_and_circles_named(tmp_path: Pa
         find_images(str(tmp_path / "only_links"))
 
 
-@pytest.mark.parametrize(
-    ("names", "reason"),
-    [
-        (None, "does not exist; did you mean '.*/sources'"),
-        ([], "no class folder"),
-        (["a/0.jpg", "1.png"], "directly in"),
-    ],
-)
-def test_what_is_no_image_folder(tmp_path: Path, names: list[str] | None, reason: str) -> None:
-    source = tmp_path / ("source" if names is not None else "sources")
-    source.mkdir()
-    image_folder(source, *(names or ()))
-    with pytest.raises(SourceError, match=reason):
-        open_source(str(tmp_path / "source"), SourceOptions())
-
-
 @pytest.mark.parametrize("extension", FORMATS)
 def test_whole_images_have_no_fault(extension: str) -> None:
     assert fault_of_image(image_bytes(1, extension)) is None
@@ -218,23 +172,3 @@ def test_the_content_decides_and_not_the_kind_that_was_expected() -> None:
     buffer = io.BytesIO()
     Image.new("CMYK", (8, 8)).save(buffer, "JPEG", progressive=True)
     assert fault_of_image(buffer.getvalue()) is None
-
-
-def test_progress_in_lines_is_sparse_and_ends_with_the_total() -> None:
-    now, stream = [0.0], io.StringIO()
-    with LineProgress("packing", 160, "images", stream, clock=lambda: now[0]) as progress:
-        for _ in range(160):
-            now[0] += 0.125
-            progress.advance(1, 1000)
-    assert stream.getvalue().splitlines() == [
-        "packing: 40 of 160 images, 8 images/s, 8.0 KB/s, 15 s left",
-        "packing: 80 of 160 images, 8 images/s, 8.0 KB/s, 10 s left",
-        "packing: 120 of 160 images, 8 images/s, 8.0 KB/s, 5.0 s left",
-        "packing: 160 of 160 images, 8 images/s, 8.0 KB/s",
-    ]
-    with pytest.raises(KeyError), LineProgress("packing", 2, "images", stream := io.StringIO()):
-        raise KeyError
-    assert stream.getvalue() == ""
-    with LineProgress("packing", 2, "images", stream, clock=lambda: now[0]) as progress:
-        progress.advance(2, 0)
-    assert re.fullmatch(r"packing: 2 of 2 images, [\d,]+ images/s\n", stream.getvalue()), "no bytes, no rate of them"

@@ -92,26 +92,6 @@ def test_index_of_a_bucket_is_that_of_the_local_folder(dataset: Path, bucket: Pl
     assert run(streamload.app, "ls", "--samples", bucket.url, *bucket.options) == local
 
 
-def test_index_of_a_bucket_drops_shards_that_were_taken_away(dataset: Path, bucket: Place) -> None:
-    put(dataset, bucket)
-    assert run(streamload.app, "index", bucket.url, *bucket.options)[0] == 0
-    (bucket.folder / "shard-000001.tar").unlink()
-    status, _, err = run(streamload.app, "index", f"{bucket.url}/*.tar", *bucket.options)
-    assert status == 0
-    assert "note: dropped 1 shard from the index, such as 'shard-000001.tar'" in err
-    assert list_shards(bucket.url, storages=Storages(bucket.storage_options)).counts == (5, 2)
-
-
-def test_a_stream_finds_what_a_scan_of_the_whole_finds(tmp_path: Path, bucket: Place) -> None:
-    folder = numbers(tmp_path / "numbers")
-    shutil.copy(folder / "shard-000000.tar", bucket.folder)
-    assert run(streamload.app, "index", f"{bucket.url}/*.tar", *bucket.options)[0] == 0
-    data = (folder / "shard-000000.tar").read_bytes()
-    assert len(data) > 8 << 20
-    index = DatasetIndex.load(str(bucket.folder / ".streamload"))
-    same(index.table("shard-000000.tar"), scan_shard(memoryview(data), "", crc32=True, labels=True))
-
-
 @pytest.mark.parametrize("remote", [False, True])
 def test_compressed_shards_are_indexed_listed_verified_and_loaded(tmp_path: Path, bucket: Place, remote: bool) -> None:
     plain = numbers(tmp_path / "numbers", 600)
@@ -179,31 +159,6 @@ def test_a_damaged_shard_leaves_the_index_as_it_was(tmp_path: Path, bucket: Plac
     assert [f"s{number}-000000.tar" in line for number, line in zip((0, 2), out.splitlines(), strict=True)] == [
         True
     ] * 2
-
-
-@pytest.mark.parametrize("name", ["empty.tar", "empty.tar.gz"])
-def test_an_empty_object_is_one_message(bucket: Place, name: str) -> None:
-    (bucket.folder / name).write_bytes(b"")
-    for command in ("index", "ls", "verify"):
-        status, out, err = run(streamload.app, command, f"{bucket.url}/{name}", *bucket.options)
-        assert status == 1
-        assert "the shard is empty" in out + err
-
-
-def test_verify_finds_what_a_bucket_lost_and_flipped(dataset: Path, bucket: Place) -> None:
-    put(dataset, bucket)
-    assert run(streamload.app, "index", bucket.url, *bucket.options)[0] == 0
-    table = DatasetIndex.load(str(bucket.folder / ".streamload")).table("shard-000001.tar")
-    path = bucket.folder / "shard-000001.tar"
-    data = bytearray(path.read_bytes())
-    data[int(table.member_offset[2]) + 3] ^= 1
-    path.write_bytes(data)
-    (bucket.folder / "shard-000002.tar").unlink()
-    status, out, err = run(streamload.app, "verify", f"{bucket.url}/*.tar", *bucket.options)
-    assert status == 1
-    assert "error: 2 faults in 2 shards" in err
-    assert "shard-000001.tar" in out.splitlines()[0]
-    assert f"{bucket.url}/shard-000002.tar" in out.splitlines()[1]
 
 
 def test_memory_and_wrong_options(dataset: Path, bucket: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 
 import numpy as np
@@ -74,13 +73,6 @@ def test_grey_stays_grey_and_other_kinds_become_colour() -> None:
         assert difference(data, picture.resize((30, 20), Image.Resampling.BILINEAR)) < 8
 
 
-def test_quality_says_how_large() -> None:
-    noisy = np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8)
-    data = encoded(Image.fromarray(noisy))
-    low, high = (len(Resizing(60, quality)("jpg", data)[1]) for quality in (50, 95))
-    assert low < high / 2
-
-
 def photos(root: Path, count: int) -> Path:
     generator = np.random.default_rng(1)
     for number in range(count):
@@ -133,8 +125,3 @@ def test_quality_without_resize_is_a_mistake(tmp_path: Path) -> None:
     status, _, err = pack(photos(tmp_path / "source", 2), tmp_path / "dest", "--quality", 80)
     assert status == 2
     assert "--quality is the quality of the JPEG files that --resize writes" in err
-
-
-def test_pieces_do_not_stay(tmp_path: Path) -> None:
-    assert pack(photos(tmp_path / "source", 9), tmp_path / "dest", "--resize", 20)[0] == 0
-    assert sorted(os.listdir(tmp_path / "dest")) == [".streamload", "classes.json", "shard-000000.tar"]

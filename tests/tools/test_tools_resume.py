@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 from image_folders import files_below, image_bytes, images, pack, packed_samples
-from processes import children
 
 from streamload.index.unfinished import STAGING
-from streamload.pack import packing, publishing, source_to_shards, work
-from streamload.pack.sources import loading
+from streamload.pack import packing, source_to_shards, work
 from streamload.write.shard_file import ShardFile
 
 
@@ -50,17 +47,6 @@ def test_ctrl_c_is_one_line_and_keeps_what_is_finished(tmp_path: Path, monkeypat
     assert [os.path.basename(path) for path in packed] == ["shard-000004.tar", "shard-000005.tar"]
     assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
     assert files_below(dest) == files_below(tmp_path / "whole")
-
-
-def test_ctrl_c_before_anything_is_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(field: str, data: bytes, *, decodable: bool) -> str | None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loading, "fault_of", interrupted)
-    status, out, err = pack(images(tmp_path), tmp_path / "dest")
-    assert (status, out) == (130, "")
-    assert "interrupted: nothing is published or kept; run the same command again, with or without --resume\n" in err
-    assert not (tmp_path / "dest").exists()
 
 
 def test_a_run_that_was_stopped_is_not_thrown_away_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,30 +167,6 @@ def test_the_folder_of_another_users_run_is_left_as_it_is(tmp_path: Path, monkey
     assert "was not made by a run of this user" in err
 
 
-def test_what_was_begun_to_be_published_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-
-    def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(publishing, "write_index", stopped)
-        assert pack(source, dest, "--max-count", 2)[0] == 130
-    assert len(list(dest.glob("*.tar"))) == 6
-    (dest / ".streamload").mkdir()
-    (dest / ".streamload" / ".index.json.0123456789abcdef.tmp").write_text(
-        "what a kill leaves of a file that is written"
-    )
-    status, _, err = pack(source, dest, "--max-count", 2)
-    assert status == 2
-    assert "holds a run that was being published; go on with --resume" in err
-    status, out, _ = pack(source, dest, "--max-count", 2, "--resume")
-    assert status == 0
-    assert "packed 6 shards, 12 samples" in out
-    assert pack(source, tmp_path / "whole", "--max-count", 2)[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("options", [[], ["--resize", 4]])
 def test_only_with_sync_is_the_disk_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[object]
@@ -223,122 +185,6 @@ def test_only_with_sync_is_the_disk_waited_for(
     names = [".shard-000000.tar", ".classes.json", "b", ".tables-", ".index.json", ".streamload"]
     assert all(any(found.startswith(name) for found in synced) for name in names)
     assert files_below(tmp_path / "a") == files_below(tmp_path / "b")
-
-
-JOINING = ["--resize", 4, "--max-count", 2, "--workers", 1]
-
-
-def stopped_while_joining(source: Path, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C when all pieces, of three images each, are packed and two of six shards are joined."""
-    real, calls = work.scanned_table, []
-
-    def interrupted(path: str, **options: bool) -> object:
-        calls.append(path)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(path, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(work, "scanned_table", interrupted)  # how a joined shard is verified
-        assert pack(source, dest, *JOINING, piece_files=3)[0] == 130
-
-
-def test_pieces_that_were_joined_are_not_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    stopped_while_joining(source, dest, monkeypatch)
-    assert len(list(dest.rglob("pieces/all/*.tar"))) == 3
-    monkeypatch.setattr(work, "ShardFile", lambda _: pytest.fail("a piece was packed again"))
-    assert pack(source, dest, *JOINING, "--resume", piece_files=3)[0] == 0
-    monkeypatch.undo()
-    assert pack(source, tmp_path / "whole", *JOINING)[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
-
-
-def test_a_piece_that_was_damaged_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    stopped_while_joining(source, dest, monkeypatch)
-    for piece in dest.rglob("pieces/all/*.tar"):
-        data = bytearray(piece.read_bytes())
-        data[600] ^= 1
-        piece.write_bytes(data)
-    status, _, err = pack(source, dest, *JOINING, "--resume", piece_files=3)
-    assert status == 1
-    assert "what was packed before is damaged; start over with --overwrite" in err
-    assert not list(dest.glob("*.tar"))
-
-
-def test_half_written_files_do_not_take_room_while_a_run_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    stopped_in_the_middle(source, dest, monkeypatch)
-    half = dest / STAGING / "shards" / "all" / ".shard-000004.tar.1-1.partial"
-    half.write_bytes(b"half")
-    there: list[bool] = []
-    monkeypatch.setattr(work, "ShardFile", lambda path: there.append(half.exists()) or ShardFile(path))
-    assert pack(source, dest, "--max-count", 2, "--workers", 1, "--resume")[0] == 0
-    assert there == [False, False]
-
-
-def opened(descriptor: str) -> str:
-    """What a descriptor in /proc leads to; a process that is starting may close it meanwhile."""
-    try:
-        return os.readlink(descriptor)
-    except FileNotFoundError:
-        return ""
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_a_worker_holds_the_lock_and_leaves_ctrl_c_to_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, held = packing.frame, []
-
-    def framed(task: work.Task, descriptors: tuple[int, ...]) -> bytes:
-        for worker in children("streamload.pack.worker"):
-            folder = f"/proc/{worker.pid}/fd"
-            held.append(any(opened(f"{folder}/{number}").endswith(STAGING) for number in os.listdir(folder)))
-            status = Path(f"/proc/{worker.pid}/status").read_text()
-            blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
-            assert blocked >> (signal.SIGINT - 1) & 1
-        return bytes(real(task, descriptors))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(packing, "frame", framed)  # what is sent to a worker
-        assert pack(images(tmp_path), tmp_path / "dest", "--max-count", 6, "--workers", 2)[0] == 0
-    assert held == [True] * 4, "of both workers, when each of two tasks is sent"
-
-
-def test_after_a_fault_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = images(tmp_path)
-    (source / "bee" / "0.jpg").write_bytes(b"")
-    (source / "cat" / "5.png").write_bytes(b"")
-    packed: list[str] = []
-    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
-    status, _, err = pack(source, tmp_path / "dest", "--max-count", 1, "--no-shuffle", "--workers", 1)
-    assert status == 1
-    assert len(packed) == 1
-    assert "error: 2 of 12 files are no whole images" in err
-
-
-def test_stopped_while_it_clears_up_it_is_finished_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-
-    def stopped(folder: str) -> None:
-        for record in Path(folder).rglob("*.done"):
-            record.unlink()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("streamload.pack.staging.shutil.rmtree", stopped)
-        assert pack(source, dest)[0] == 130
-    status, _, err = pack(source, dest, "--resume")
-    assert status == 0
-    assert "holds 1 shard already" in err
-    assert pack(source, tmp_path / "whole")[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
 
 
 def test_a_finished_dataset_is_resumed_with_its_own_options_only(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,6 @@ from image_folders import files_below, image_bytes, image_folder, images, pack, 
 from matrix import exhaustive
 
 from streamload import ShardWriter
-from streamload.pack import work
-from streamload.pack.progress import LineProgress, open_progress
-from streamload.pack.records import Finished
 from streamload.pack.sources.image_folders import find_images
 from streamload.pack.sources.loading import load
 
@@ -89,22 +84,6 @@ def test_files_that_are_no_images_are_named_and_nothing_is_published(tmp_path: P
     assert not dest.exists()
 
 
-def test_the_first_fault_ends_the_writing_and_checking_goes_on(tmp_path: Path) -> None:
-    source = image_folder(tmp_path / "source", *(f"a/{number}.jpg" for number in range(5)))
-    (source / "a" / "1.jpg").write_bytes(b"")
-    (source / "a" / "4.jpg").write_bytes(b"")
-    samples = find_images(str(source)).samples
-    sizes = tuple((os.path.getsize(sample.members[0].path),) for sample in samples)
-    task = work.PackTask(str(tmp_path / "shard.tar"), samples, sizes, None, skip_faults=False, sync=False)
-    told: list[int] = []
-    done = work.do(task, lambda items, _: told.append(items))
-    assert isinstance(done, Finished)
-    assert done.table is None
-    assert [os.path.basename(fault.path) for fault in done.faults] == ["1.jpg", "4.jpg"]
-    assert sum(told) == 5
-    assert os.listdir(tmp_path) == ["source"]
-
-
 SPLIT = ["--split", "train=0.5,val=0.5"]
 
 
@@ -128,16 +107,6 @@ def test_bad_images_do_not_take_a_class_out_of_a_split(tmp_path: Path) -> None:
         dest = tmp_path / f"dest{bad}"
         assert pack(source, dest, "--skip-bad", "--split", "x=0.5,y=0.5")[0] == 0
         assert [len(packed_samples(dest / name)) for name in "xy"] == [1, 1]
-
-
-def test_at_most_twenty_faults_are_listed(tmp_path: Path) -> None:
-    source = images(tmp_path)
-    for number in range(25):
-        (source / "cat" / f"x{number}.txt").write_text("x")
-    status, _, err = pack(source, tmp_path / "dest")
-    assert status == 1
-    assert err.count("its extension is not that of an image") == 20
-    assert "... and 5 more" in err
 
 
 @pytest.mark.parametrize("options", [[], SPLIT])
@@ -237,14 +206,6 @@ def test_folders_that_look_like_splits_are_pointed_out(tmp_path: Path) -> None:
     assert "if these are splits, pack each of them by itself, all but the first with --classes" in err
 
 
-def test_a_single_class_is_pointed_out_where_its_folders_may_be_the_classes(tmp_path: Path) -> None:
-    for source, classes in (("source", "the folders in it"), ("source/photos/cat", "")):
-        image_folder(tmp_path / "source", "photos/cat/a/0.jpg", "photos/dog/a/0.jpg")
-        status, out, err = pack(tmp_path / source, tmp_path / f"dest of {classes}")
-        assert (status, ", 1 class, in " in out) == (0, True)
-        assert ("if the folders in it are the classes, give" in err) == bool(classes)
-
-
 def test_as_a_program_of_its_own(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
     command = [sys.executable, "-W", "error", "-m", "streamload.cli.shardify", str(source), str(dest)]
@@ -297,35 +258,6 @@ def test_a_file_that_changes_while_it_is_packed_is_named(tmp_path: Path) -> None
     assert reason == f"it had 10,000 bytes when packing began, and has {len(data)} now"
 
 
-def test_the_version_is_shown() -> None:
-    status, out, _ = pack("--version")
-    assert (status, out) == (0, f"shardify {version('streamload')}\n")
-
-
-@pytest.mark.parametrize(("term", "drawn"), [("xterm", True), ("dumb", False)])
-def test_the_bar_is_drawn_on_terminals_that_can(monkeypatch: pytest.MonkeyPatch, term: str, drawn: bool) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", term)
-    assert isinstance(open_progress("packing", 1, "images"), LineProgress) is not drawn
-
-
-def test_an_unreadable_file_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, real = images(tmp_path), os.open
-
-    def refused(path: str, *arguments: int, **options: int) -> int:
-        if str(path).endswith("cat/1.jpg"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return real(path, *arguments, **options)
-
-    with monkeypatch.context() as patch:  # modes do not bind the tests of a user who may read everything
-        patch.setattr(os, "open", refused)
-        status, out, err = pack(source, tmp_path / "dest")
-    assert (status, out) == (1, "")
-    assert f"{source}/cat/1.jpg: it cannot be read: Permission denied\n" in err
-    assert err.count("error:") == 1
-    assert not (tmp_path / "dest").exists()
-
-
 def test_links_to_folders_are_followed_only_on_request(tmp_path: Path) -> None:
     source = images(tmp_path)
     image_folder(tmp_path / "elsewhere", "dog/0.jpg")
@@ -335,14 +267,6 @@ def test_links_to_folders_are_followed_only_on_request(tmp_path: Path) -> None:
     assert f"note: skipped 1 link to a folder: '{source}/dog'; --follow-symlinks follows them" in err
     assert pack(source, tmp_path / "with", "--follow-symlinks")[0] == 0
     assert set(packed_samples(tmp_path / "with")) - set(packed_samples(tmp_path / "without")) == {"dog/0"}
-
-
-def test_a_url_with_one_slash_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    status, _, err = pack(images(tmp_path), "s3:/bucket/q")
-    assert status == 2
-    assert "'s3:/bucket/q' has one slash behind the colon; did you mean 's3://bucket/q'" in err
-    assert sorted(os.listdir(tmp_path)) == ["source"]
 
 
 def test_a_url_for_staging_is_refused(tmp_path: Path) -> None:

@@ -131,13 +131,6 @@ def test_a_typo_and_an_empty_folder(tmp_path: Path, command: str, source: str, m
     assert names_below(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_option_that_does_not_exist(tmp_path: Path, command: str) -> None:
-    status, out, err = called(command, tmp_path, tmp_path / "dest", "--nonsense")
-    assert (status, out, os.listdir(tmp_path)) == (2, "", [])
-    assert err.count("No such option: --nonsense") == 1
-
-
 OBSTACLES = {
     "Ctrl-C": (KeyboardInterrupt, False),
     "full disk": (lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),

@@ -13,8 +13,7 @@ from image_folders import image_bytes, image_folder, pack, packed_samples
 
 from streamload import StreamLoader
 from streamload.pack.sources.loading import fault_of
-from streamload.pack.sources.source import IMAGE_FIELDS, numbered_labels, safe_key
-from streamload.pack.sources.table import TableColumns, read_table
+from streamload.pack.sources.source import numbered_labels
 
 
 @pytest.fixture
@@ -71,19 +70,6 @@ def test_one_label_that_is_no_whole_number_among_them_is_refused_by_its_line(
     classes = sorted(["11", odd, "2"])
     assert json.loads((tmp_path / "dest" / "classes.json").read_text())["classes"] == classes
     assert packed_samples(tmp_path / "dest")["deep/b"]["cls"] == b"%d" % classes.index(odd)
-
-
-def test_targets_of_a_regression_are_no_classes(photos: Path, tmp_path: Path) -> None:
-    (photos / "t.csv").write_text("path,y\na.jpg,0.0\ndeep/b.png,0.5\n../other/c.jpg,1e-3\n")
-    status, _, err = pack(photos / "t.csv", tmp_path / "dest")
-    assert status == 2
-    assert "line 2: the label is '0.0'" in err
-    assert "as in regression, are written with streamload.ShardWriter" in err
-
-
-def test_names_that_look_like_numbers_with_a_zero_before_them_are_names() -> None:
-    assert numbered_labels(["001", "002", "010"], str) == ([0, 1, 2], ("001", "002", "010"))
-    assert numbered_labels([7, 8], str, as_names=True) == ([0, 1], ("7", "8"))
 
 
 def test_columns_can_be_named(photos: Path, tmp_path: Path) -> None:
@@ -267,20 +253,6 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     assert "--resize is for images" in pack(data, tmp_path / "other", "--resize", 8)[2]
 
 
-@pytest.mark.parametrize(
-    ("path", "key"),
-    [
-        ("/data/a.jpg", "data/a"),
-        ("../../a.b/c.d.jpg", "a.b/c_d"),
-        ("./x/./y.JPEG", "x/y"),
-        ("..", "_"),
-        ("__a/__b.jpg", "x__a/x__b"),
-    ],
-)
-def test_keys_of_paths_from_anywhere(path: str, key: str) -> None:
-    assert safe_key(path, IMAGE_FIELDS) == key
-
-
 def test_one_id_under_two_names_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(3))
     (tmp_path / "labels.csv").write_text("id,label\na.npy,0\na.pt,1\n")
@@ -305,14 +277,3 @@ def test_labels_of_more_than_64_bits_are_refused(tmp_path: Path, label: int) -> 
     status, _, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "labels.json")
     assert status == 2
     assert f"the label {label} is too large" in err
-
-
-def test_only_ends_of_lines_end_a_line_of_a_table(tmp_path: Path) -> None:
-    names = ["a\u2028b", "a\x85b", "a\x0bb", "a\x0cb"]
-    (tmp_path / "t.csv").write_text("path,label\r\n" + "".join(f"{name},0\r\n" for name in names), newline="")
-    lines = [json.dumps({"path": name, "label": 0}, ensure_ascii=False, indent=0) for name in names]
-    (tmp_path / "t.jsonl").write_text("".join(line.replace("\n", "\r") + "\n" for line in lines), newline="")
-    for table in ("t.csv", "t.jsonl"):
-        rows = read_table(str(tmp_path / table), TableColumns()).rows
-        assert [row.path for row in rows] == names
-    assert [row.line for row in rows] == [1, 2, 3, 4]

@@ -99,16 +99,6 @@ def test_stats_of_compressed_shards_count_the_same_samples(dataset: Path, tmp_pa
     assert (found["fields"], found["labels"]) == (expected["fields"], expected["labels"])
 
 
-def test_stats_as_text(dataset: Path) -> None:
-    status, out, _ = run(streamload.app, "stats", dataset)
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert status == 0
-    assert lines[0].startswith("3 shards with 3 to 25 samples each; 53 samples, ")
-    assert "txt 27 729 B 27 B 1 B 53 B" in lines
-    assert "0 30" in lines
-    assert lines[-1] == "and 4 more labels"
-
-
 def test_stats_of_labels_that_are_no_numbers_say_so(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "data", max_count=2) as writer:
         for number, label in enumerate((b"1", b"1", b"cat", b"2")):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import struct
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamload import StreamLoader
-from streamload.pack import work
-from streamload.write.shard_file import ShardFile
 
 
 def depths() -> bytes:
@@ -158,34 +155,6 @@ def test_folders_named_as_splits_are_splits(tmp_path: Path) -> None:
     status, _, err = pack(tmp_path / "source", tmp_path / "dest")
     assert (status, "train, val are taken as splits" in err) == (0, True)
     assert [sorted(packed_samples(tmp_path / "dest" / name)) for name in ("train", "val")] == [list("0123"), list("01")]
-
-
-def test_a_stopped_run_is_resumed_with_the_same_bytes_unless_a_member_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, dest = pairs(tmp_path / "source"), tmp_path / "dest"
-    real, calls = work.keep, []
-
-    def interrupted(*finished: object) -> None:
-        calls.append(finished)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        real(*finished)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(work, "keep", interrupted)
-        assert pack(source, dest, "--max-count", 3)[0] == 130
-    before = os.stat(source / "5.txt").st_mtime_ns
-    os.utime(source / "5.txt", ns=(1, 1))
-    status, _, err = pack(source, dest, "--max-count", 3, "--resume")
-    assert (status, "1 file changed since, such as" in err) == (2, True)
-    os.utime(source / "5.txt", ns=(before, before))
-    packed: list[str] = []
-    monkeypatch.setattr(work, "ShardFile", lambda path: packed.append(path) or ShardFile(path))
-    assert pack(source, dest, "--max-count", 3, "--resume")[0] == 0
-    assert [os.path.basename(path) for path in packed] == ["shard-000002.tar", "shard-000003.tar"]
-    assert pack(source, tmp_path / "whole", "--max-count", 3, "--workers", 2)[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
 
 
 def test_images_beside_captions_are_resized(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from image_folders import files_below, images, pack, run, without_options
 
 from streamload.cli import main as streamload
-from streamload.cli import shardify
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_writer import write_index
 from streamload.index.indexed_shards import IndexedShard
@@ -97,14 +95,6 @@ def test_index_drops_shards_that_were_taken_away_and_says_so(dataset: Path) -> N
     assert list_shards(dataset).counts == (5, 2)
     assert run(streamload.app, "verify", dataset)[0] == 0
     assert "note" not in run(streamload.app, "index", dataset)[2]
-
-
-def test_index_elsewhere_keeps_what_it_has_of_other_folders(dataset: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    assert run(streamload.app, "index", dataset, "--output", elsewhere)[0] == 0
-    (dataset / "shard-000001.tar").unlink()
-    assert "note" not in run(streamload.app, "index", dataset / "shard-000000.tar", "--output", elsewhere)[2]
-    assert len(json.loads((elsewhere / "index.json").read_text())["shards"]["name"]) == 3
 
 
 def test_verify_finds_nothing_in_what_is_whole(dataset: Path) -> None:
@@ -194,9 +184,3 @@ def test_ctrl_c_before_a_command_has_begun_is_one_line(command: str, imported: s
 def test_the_commands_start_without_torch() -> None:
     program = "import streamload.cli.main, streamload.cli.shardify, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
-
-
-@pytest.mark.parametrize("command", ["index", "ls", "verify", "stats", "bench"])
-def test_the_usage_line_is_that_of_manuals(command: str) -> None:
-    assert f"{command} [OPTIONS] URLS...\n" in run(streamload.app, command, "--help")[1]
-    assert "Usage: shardify [OPTIONS] SOURCE DEST\n" in run(shardify.app, "--help")[1]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,7 @@ import webdataset
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
-from streamload import ShardWriter, StreamLoader
+from streamload import ShardWriter
 from streamload.errors import StorageError
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
@@ -92,13 +89,6 @@ def test_the_same_bytes_as_in_a_local_folder(bucket: Bucket, tmp_path: Path) -> 
     assert found == [f"{number:03d}" for number in range(10)]
 
 
-def test_a_loader_reads_it(bucket: Bucket) -> None:
-    write(f"{bucket.url}/part-%06d.tar", storage_options=bucket.options)
-    with StreamLoader(bucket.url, 4, fields=("cls",), storage_options=bucket.options, num_workers=0) as loader:
-        assert len(loader) == 3
-        assert [value for (batch,) in loader for value in batch.tolist()] == list(range(10))
-
-
 def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Bucket) -> None:
     write(bucket.url, storage_options=bucket.options)
     write(bucket.url, 2, prefix="other", storage_options=bucket.options)
@@ -115,14 +105,6 @@ def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Bucket) -> None
     ]
     assert len([name for name in after if name.startswith(".streamload/tables-")]) == 1
     assert list_shards(bucket.url, storages=Storages(bucket.options)).counts == (2, 3, 1)
-
-
-def test_entries_of_shards_that_were_deleted_by_hand_do_not_stay(bucket: Bucket) -> None:
-    write(bucket.url, storage_options=bucket.options)
-    for name in [name for name in bucket.files() if name.endswith(".tar")]:
-        bucket.filesystem.rm(f"{bucket.path}/{name}")
-    write(bucket.url, 2, storage_options=bucket.options)
-    assert [entry.name for entry in bucket.index().shards] == ["shard-000000.tar"]
 
 
 def test_an_exception_publishes_no_index_and_no_unfinished_shard(bucket: Bucket) -> None:
@@ -176,16 +158,6 @@ def test_an_upload_that_arrives_cut_is_found(monkeypatch: pytest.MonkeyPatch) ->
     memory.rm("/cut", recursive=True)
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the file has a name where it cannot be reopened")
-def test_what_is_being_written_has_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(KeyError), ShardWriter("memory://unnamed/x") as writer:
-        writer.write({"__key__": "0", "bin": bytes(4 << 20)})
-        assert os.listdir(tmp_path) == []
-        raise KeyError
-    assert fsspec.filesystem("memory").find("/unnamed") == []
-
-
 def test_a_filesystem_of_the_users(tmp_path: Path) -> None:
     write(tmp_path / "train/x-%03d.tar", filesystem=fsspec.filesystem("file", skip_instance_cache=True))
     assert list_shards(tmp_path / "train").counts == (3, 3, 3, 1)
@@ -202,23 +174,3 @@ def test_a_place_without_a_bucket_is_refused(folder: str) -> None:
 def test_a_web_server_is_refused(nginx: WebServer) -> None:
     with pytest.raises(StorageError, match="web server cannot be written to"):
         ShardWriter(f"{nginx.url}/train")
-
-
-def test_an_upload_that_fails_is_raised_by_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = threading.Event()
-
-    def fail(storage: FilesystemStorage, url: str, source: bytes | str) -> None:
-        tried.set()
-        raise StorageError("the bucket takes nothing more", url=url)
-
-    monkeypatch.setattr(FilesystemStorage, "write", fail)
-    with pytest.raises(StorageError, match="takes nothing more"):
-        with ShardWriter("memory://early/x", max_bytes=1 << 20) as writer:
-            for number in range(2):
-                writer.write({"__key__": str(number), "bin": bytes(600_000)})
-            assert tried.wait(30)
-            for number in range(2, 10_000):  # all of these fit into the second shard
-                writer.write({"__key__": str(number), "bin": b""})
-                time.sleep(0.001)
-                assert len(writer.shards) == 1
-                assert number < 300, "no write raised it"

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from written_shards import SAMPLES, STORED, digest, names_in, read_back, same_tables, scanned, write
 
@@ -75,12 +74,6 @@ def test_a_refused_sample_leaves_the_writer_as_it_was(tmp_path: Path, sample: An
             writer.write(sample)
         writer.write(SAMPLES[1])
     assert read_back(writer.shards) == STORED[:2]
-
-
-def test_what_cannot_be_encoded_is_named_by_sample_too(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path) as writer, pytest.raises(TypeError, match="field 'txt'") as caught:
-        writer.write({"__key__": "k", "txt": object()})
-    assert caught.value.__notes__ == ["in sample 'k'"]
 
 
 def test_a_key_comes_once_in_a_shard(tmp_path: Path) -> None:
@@ -236,14 +229,6 @@ def test_the_bound_in_bytes_may_have_a_unit(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "no", max_bytes="1 elephant")
 
 
-def test_bounds_are_taken_from_numpy(tmp_path: Path) -> None:
-    two: Any = np.int64(2)
-    with ShardWriter(tmp_path, max_count=two, max_bytes=two * 100_000) as writer:
-        for number in range(3):
-            writer.write({"__key__": str(number), "cls": number})
-    assert len(writer.shards) == 2
-
-
 def test_a_file_in_place_of_the_folder_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError):
@@ -256,18 +241,6 @@ def test_many_fields_are_refused_before_the_shard_breaks(tmp_path: Path) -> None
             writer.write({"__key__": "a", **{f"f{n}": b"" for n in range(65_537)}})
         writer.write(SAMPLES[0])
     assert read_back(writer.shards) == STORED[:1]
-
-
-def test_a_writer_that_was_given_nothing_says_so(shard_folder: Path) -> None:
-    with ShardWriter(shard_folder) as writer:
-        writer.write({"__key__": "old", "cls": 1})
-    with pytest.warns(
-        UserWarning, match="no sample was written, so the shards in .* to be overwritten are there still"
-    ) as seen:
-        with ShardWriter(shard_folder, overwrite=True):
-            pass
-    assert seen[0].filename == __file__
-    assert [path.name for path in sorted(shard_folder.glob("*.tar"))] == ["shard-000000.tar"]
 
 
 @pytest.mark.parametrize(("keyword", "meant"), [("maxcount", "max_count"), ("maxbytes", "max_bytes")])

@@ -93,14 +93,6 @@ def test_a_filesystem_that_always_breaks_keeps_nothing_half_written(tmp_path: Pa
     assert len(filesystem.written) == 10
 
 
-def test_of_a_filesystem_that_removes_nothing_one_file_stays_at_most(tmp_path: Path) -> None:
-    filesystem, target = BreakingFilesystem(100, keeps=True), tmp_path / "out" / "a.tar"
-    with pytest.raises(TransientStorageError):
-        Storages(filesystem=filesystem, retries=Retries(SOON)).for_url(str(target)).write(str(target), b"new")
-    (left,) = os.listdir(target.parent)
-    assert left.endswith(".tmp")
-
-
 @pytest.fixture
 def uploads() -> Iterator[UploadServer]:
     with UploadServer() as server:
