@@ -40,7 +40,7 @@ def trace_json(events: Iterable[Event]) -> str:
     lines: dict[str, int] = {}
     shown = []
     for event, track in _on_tracks(ordered):
-        number = lines.setdefault(track, _order_of(track) * 10_000 + len(lines))
+        number = lines.setdefault(track, (1 + _TRACKS.index(track.split(maxsplit=1)[0])) * 10_000 + len(lines))
         shown.append(
             {
                 "name": event.kind,
@@ -54,10 +54,6 @@ def trace_json(events: Iterable[Event]) -> str:
             }
         )
     return json.dumps({"traceEvents": [*_names(lines), *shown], "displayTimeUnit": "ms"}, separators=(",", ":"))
-
-
-def _order_of(track: str) -> int:
-    return 1 + _TRACKS.index(track.split(maxsplit=1)[0])
 
 
 def _names(lines: Mapping[str, int]) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from streamload.pack.output import print_document, print_line, shown_bytes
 from streamload.pack.reading import Reader, tables
 from streamload.statistics import Statistics
 from streamload.storage.storages import Storages
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.table import MISSING
 from streamload.text import counted
 
 
@@ -170,7 +170,7 @@ def usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[s
     ((_, table),) = tables(first, IndexLookup(index, storages), Reader(storages, 1))
     images = sorted(filter(is_image, table.fields))
     others = [(name,) for name in table.fields if name not in images]
-    found = [group for group in (tuple(images), *others) if group and _in_every_sample(table, group)]
+    found = [group for group in (tuple(images), *others) if group and (table.column(group) != MISSING).all()]
     if not found:
         raise UsageError("the samples of the first shard have no field in common; choose some with --fields")
     return tuple(";".join(group) for group in found)
@@ -209,10 +209,6 @@ def _bench_lines(result: _Result, what: str) -> Iterator[str]:
         f"of {counted(result.passes, 'pass')} and {result.seconds:.1f} s; the first batch is not counted"
     )
     yield f"limited by {result.statistics.verdict}"
-
-
-def _in_every_sample(table: ShardTable, alternatives: Sequence[str]) -> bool:
-    return bool((table.column(alternatives) != MISSING).all())
 
 
 def _measure(loader: streamload.StreamLoader, limits: _Limits, started: float) -> _Result:

@@ -92,7 +92,7 @@ def verify_command(
                     if pool is None
                     else _undecodable_on_nodes(whole, decoding, pool, progress.advance)
                 )
-        unchecked = _without_checksums(shards, lookup)
+        unchecked = sum(not is_compressed(url) and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
         if as_document:
             counts = {"shards": len(shards), "samples": samples, "shards_without_checksums": unchecked}
             print_document(counts | {"faults": found.kept})
@@ -289,11 +289,6 @@ def _missing_shards(shards: Sequence[str], lookup: IndexLookup, storages: Storag
                 "`streamload index`",
                 url=f"{folder}/{name}",
             )
-
-
-def _without_checksums(shards: Sequence[str], lookup: IndexLookup) -> int:
-    """How many of these shards have checksums of their content neither in an index nor in their compression."""
-    return sum(not is_compressed(url) and lookup.of_folder(folder_and_name(url)[0]) is None for url in shards)
 
 
 def _undecodable_on_nodes(

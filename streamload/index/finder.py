@@ -14,7 +14,6 @@ from urllib.parse import quote
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError, without_secrets
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.index_lookup import IndexLookup
-from streamload.index.indexed_shards import IndexedShard
 from streamload.index.shard_names import (
     WEB,
     folder_and_name,
@@ -237,7 +236,7 @@ class Finder:
                 continue
             entry = self._indexes.entry_of(folder, name) if self._indexes is not None else None
             if entry is not None:
-                found[url] = _indexed(url, entry)
+                found[url] = ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
             else:
                 by_folder.setdefault(folder, []).append(url)
         alone = {
@@ -326,10 +325,6 @@ class Finder:
 
 def _quoted(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) and name.isascii() else quote(name)
-
-
-def _indexed(url: str, entry: IndexedShard) -> ShardInfo:
-    return ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
 
 
 def _no_shards(storage: Storage, folder: str, error: StorageError) -> StorageError:

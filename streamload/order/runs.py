@@ -289,7 +289,7 @@ class SampledSequence:
         if self._shard_ends is not None or not self._counts.complete:
             return
         self._shard_ends = np.cumsum(self._counts.values)
-        shards, _ = self.locate(self._numbers_at_all())
+        shards, _ = self.locate(np.arange(len(self._numbers)))
         used, from_behind = np.unique(shards[::-1], return_index=True)
         ends = len(shards) - from_behind
         by_end = np.argsort(ends)
@@ -325,9 +325,6 @@ class SampledSequence:
     def uniforms(self, _first: int, count: int) -> NDArray[np.float64]:
         """Nothing is shuffled."""
         return np.zeros(count)
-
-    def _numbers_at_all(self) -> IntArray:
-        return np.arange(len(self._numbers))
 
 
 SampleSequence = ShardSequence | RunSequence | SampledSequence

@@ -113,7 +113,8 @@ class RemoteStaging(Staging):
 
     def publish(self, parts: Sequence[Part], classes: Sequence[str] | None) -> None:
         """See `Staging.publish`: wait for the uploads, and write `classes.json` and the indexes."""
-        self._finish_uploads()
+        while self._uploads:
+            self._uploads.popleft().result()
         content = classes_content(classes)
         for part in parts:
             folder = self._folder(part.name)
@@ -170,10 +171,6 @@ class RemoteStaging(Staging):
         clear(self.folder)  # first, since a run with records can be resumed
         self._records.remove()
         super().finish()
-
-    def _finish_uploads(self) -> None:
-        while self._uploads:
-            self._uploads.popleft().result()
 
     def _remove_earlier(self) -> None:
         """Mark the folders as unfinished, and remove the index entries and then the shards of an earlier dataset."""

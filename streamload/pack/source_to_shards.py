@@ -89,7 +89,8 @@ def source_to_shards(
         )
     if found.in_memory:
         options = replace(options, workers=1)
-    _report_notes(found)
+    for note in found.notes:
+        say(f"note: {note}")
     splits = list(options.fractions or found.parts or [""])
     remembered = _remembered(source, options)
     if not check_destination(place, splits, start, remembered):
@@ -182,12 +183,6 @@ def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
         names = ("simplejpeg", "opencv-python-headless", "pillow", "numpy")
         remembered |= {name: version(name) for name in names}
     return remembered
-
-
-def _report_notes(source: Source) -> None:
-    """Print what was skipped, and what looks like a mistake."""
-    for note in source.notes:
-        say(f"note: {note}")
 
 
 def _report_faults(faults: Sequence[Fault]) -> None:
