@@ -40,7 +40,6 @@ from streamload.trainer.checks import (
 from streamload.trainer.connection import Connection, FeederProcess
 from streamload.trainer.device import Cuda
 from streamload.trainer.feeder_client import FeederClient, call_feeder, named_places
-from streamload.trainer.in_process_feeder import InProcessFeeder
 from streamload.trainer.scan_progress import ScanProgress
 from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import found_rank
@@ -396,6 +395,8 @@ class FeederLink:
             self._client.close()
             return self._start_elsewhere(configure)
         if job is not None and self._needs_no_process():
+            from streamload.trainer.in_process_feeder import InProcessFeeder  # with the scheduler and the decoders
+
             return InProcessFeeder(configure, self.listing, job, _progress())
         process = self._client.find_running()
         if process is None:
