@@ -17,7 +17,7 @@ from streamload.decode.job_pickle import pickle_job
 from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.decode.user_code import check_takes_one
-from streamload.feeder.scheduler import PipelineSettings
+from streamload.feeder.messages import PipelineSettings
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.fetch_options import Fetching

@@ -78,6 +78,7 @@ TORCH_IN_FUNCTIONS = {
 }
 STARTERS = {"streamload.workers.launch"}
 IMPORTS_LATE = {
+    "streamload.trainer.feeder_link",
     "streamload.pack",
     "streamload.feeder.start",
     "streamload.workers.worker_start",

@@ -19,8 +19,7 @@ from streamload.cluster.actor import FeederActor, Program
 from streamload.cluster.ray_cluster import Versions, connect
 from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
-from streamload.feeder.epoch import ReadyBatch
-from streamload.feeder.messages import Call, Configure, Failed, Ready
+from streamload.feeder.messages import Call, Configure, Failed, Ready, ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.order.epoch_start import EpochStart
 from streamload.order.share import Share

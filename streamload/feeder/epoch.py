@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
 from streamload.decode.failure import Attempt
 from streamload.decode.missing_field import with_fields
-from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask, StoredValues
-from streamload.feeder.scheduler import PipelineSettings, Resources, RowBatch, RowBatcher, Scheduler
+from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask
+from streamload.feeder.messages import FailedRow, Part, PipelineSettings, ReadyBatch
+from streamload.feeder.scheduler import Resources, RowBatch, RowBatcher, Scheduler
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
 from streamload.order.epoch_start import EpochStart
@@ -34,52 +34,6 @@ _MESSAGES_PER_WINDOW = 5
 
 _MOST_UNACKNOWLEDGED = 64
 """Half of the slots kept for a trainer that has not released them yet."""
-
-
-class FailedRow(NamedTuple):
-    """A failed row, and the sample it was made of."""
-
-    failure: RowFailure
-    url: str
-    key: str
-
-
-class Part(NamedTuple):
-    """Rows of a batch that one task made, and their values of unlike sizes; see `PieceDone`."""
-
-    rows: int
-    values: StoredValues | None
-
-
-class ReadyBatch(NamedTuple):
-    """A batch for the trainer.
-
-    Attributes:
-        slot: where it lies.
-        size_bytes: how much of the slot it uses.
-        layout: a cloudpickle of its layout.
-        rows: how many rows it has; None where a `collate_fn` made it and its layout has none.
-        parts: in the order of their rows.
-        failed: the rows that failed, in order. In a batch of rows their places hold copies of other rows.
-        dropped_already: the failed rows have been removed from the batch.
-        end: the position in the epoch's order after its last sample.
-        extra: it only replaces empty batches before it; its samples are delivered at their own turn as well.
-    """
-
-    slot: int
-    size_bytes: int
-    layout: bytes | None
-    rows: int | None
-    parts: tuple[Part, ...]
-    failed: tuple[FailedRow, ...]
-    dropped_already: bool
-    end: int
-    extra: bool = False
-
-    @property
-    def nothing_left(self) -> bool:
-        """Whether every sample of it has failed."""
-        return len(self.failed) >= sum(part.rows for part in self.parts)
 
 
 class OrphanedTasks:

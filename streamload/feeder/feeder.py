@@ -18,7 +18,7 @@ from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import without_secrets
 from streamload.feeder.calls import COUNT_SAMPLES
-from streamload.feeder.epoch import Epoch, Epochs, OrphanedTasks, ReadyBatch
+from streamload.feeder.epoch import Epoch, Epochs, OrphanedTasks
 from streamload.feeder.messages import (
     AbandonEpoch,
     Acknowledge,
@@ -27,6 +27,7 @@ from streamload.feeder.messages import (
     Configure,
     Failed,
     Ready,
+    ReadyBatch,
     Scanning,
     Send,
     Tracing,

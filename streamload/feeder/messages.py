@@ -5,18 +5,85 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamload.decode.tasks import Failure
+from streamload.decode.tasks import Failure, RowFailure, StoredValues
 
 if TYPE_CHECKING:  # most of these are imported only with what makes the feeders
-    from streamload.feeder.epoch import ReadyBatch
-    from streamload.feeder.scheduler import PipelineSettings
     from streamload.fetch.fetch_options import Fetching
     from streamload.index.listing import Listing
+    from streamload.order.options import OrderOptions
     from streamload.totals import Totals
     from streamload.trace import Event
 
 Send = Callable[[Any, Sequence[int]], None]
 """Sends the trainer a message, with descriptors."""
+
+
+class PipelineSettings(NamedTuple):
+    """The settings of every epoch of a loader.
+
+    Attributes:
+        order: the order and its division into batches.
+        fields: the wanted fields, or None for all.
+        verify: check the bytes against the index's checksums.
+        whole_batches: every batch is made by one task, as a `collate_fn` needs it.
+        prefetch_batches: at least so many batches may be in flight or waiting for the loop.
+        fills_up: another batch replaces one in which every sample has failed.
+        expansion_room_bytes: what one worker may hold of values that have expanded; None without a bound.
+    """
+
+    order: OrderOptions
+    fields: tuple[str, ...] | None
+    verify: bool
+    whole_batches: bool
+    prefetch_batches: int
+    fills_up: bool = False
+    expansion_room_bytes: int | None = None
+
+
+class FailedRow(NamedTuple):
+    """A failed row, and the sample it was made of."""
+
+    failure: RowFailure
+    url: str
+    key: str
+
+
+class Part(NamedTuple):
+    """Rows of a batch that one task made, and their values of unlike sizes; see `PieceDone`."""
+
+    rows: int
+    values: StoredValues | None
+
+
+class ReadyBatch(NamedTuple):
+    """A batch for the trainer.
+
+    Attributes:
+        slot: where it lies.
+        size_bytes: how much of the slot it uses.
+        layout: a cloudpickle of its layout.
+        rows: how many rows it has; None where a `collate_fn` made it and its layout has none.
+        parts: in the order of their rows.
+        failed: the rows that failed, in order. In a batch of rows their places hold copies of other rows.
+        dropped_already: the failed rows have been removed from the batch.
+        end: the position in the epoch's order after its last sample.
+        extra: it only replaces empty batches before it; its samples are delivered at their own turn as well.
+    """
+
+    slot: int
+    size_bytes: int
+    layout: bytes | None
+    rows: int | None
+    parts: tuple[Part, ...]
+    failed: tuple[FailedRow, ...]
+    dropped_already: bool
+    end: int
+    extra: bool = False
+
+    @property
+    def nothing_left(self) -> bool:
+        """Whether every sample of it has failed."""
+        return len(self.failed) >= sum(part.rows for part in self.parts)
 
 
 class Call(NamedTuple):

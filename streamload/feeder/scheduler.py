@@ -13,6 +13,7 @@ from streamload.decode.tasks import Piece, PieceDone, RowsDone, RowTask, ScanTas
 from streamload.errors import StreamloadError
 from streamload.feeder.batcher import Batcher, OpenBatch
 from streamload.feeder.lookahead import MAX_RUN_ROWS, Lookahead
+from streamload.feeder.messages import PipelineSettings
 from streamload.feeder.planned import PlannedRows
 from streamload.feeder.scans import Scans
 from streamload.fetch.prerequisites import Prerequisites
@@ -48,28 +49,6 @@ _ROOM_FACTOR = 1.5
 _LEAST_ROOM_BYTES = 4096
 """The room for the values of unlike sizes of one part of a batch: so much more than the largest until now took. Where
 they take more nevertheless, the batch is made again as a whole. Room that is not used takes no memory."""
-
-
-class PipelineSettings(NamedTuple):
-    """The settings of every epoch of a loader.
-
-    Attributes:
-        order: the order and its division into batches.
-        fields: the wanted fields, or None for all.
-        verify: check the bytes against the index's checksums.
-        whole_batches: every batch is made by one task, as a `collate_fn` needs it.
-        prefetch_batches: at least so many batches may be in flight or waiting for the loop.
-        fills_up: another batch replaces one in which every sample has failed.
-        expansion_room_bytes: what one worker may hold of values that have expanded; None without a bound.
-    """
-
-    order: OrderOptions
-    fields: tuple[str, ...] | None
-    verify: bool
-    whole_batches: bool
-    prefetch_batches: int
-    fills_up: bool = False
-    expansion_room_bytes: int | None = None
 
 
 @dataclass(slots=True)

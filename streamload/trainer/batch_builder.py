@@ -14,7 +14,7 @@ from streamload.decode.failure import sample_error
 from streamload.decode.tasks import OnError, RowFailure
 from streamload.decode.values import load_values
 from streamload.errors import SampleError
-from streamload.feeder.epoch import Part, ReadyBatch
+from streamload.feeder.messages import Part, ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.trainer.skipped_members import SkippedMembers
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError
-from streamload.feeder.epoch import ReadyBatch
-from streamload.feeder.messages import Failed, Ready
+from streamload.feeder.messages import Failed, Ready, ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.order.epoch_start import EpochStart
 from streamload.statistics import Meter

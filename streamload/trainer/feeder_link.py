@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
-from streamload.feeder.messages import Configure, Tracing
-from streamload.feeder.scheduler import PipelineSettings
+from streamload.feeder.messages import Configure, PipelineSettings, Tracing
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.index.labels import Labels
 from streamload.index.listing import Listing, joined_listing
