@@ -242,8 +242,8 @@ class Options:
 
     @property
     def fills_up(self) -> bool:
-        """Whether another batch comes in the place of one of which every sample has failed."""
-        return self.on_error != "raise"
+        """Whether another batch replaces one of which every sample failed; with pad=False it is left out."""
+        return self.pad and self.on_error != "raise"
 
     @property
     def _whole_batches(self) -> bool:

@@ -165,11 +165,12 @@ def test_with_replace_and_a_collate_fn(shards: str) -> None:
         assert values(loader)[:4] == [[0, 0], [2, 3], [6, 7], [6, 7]]
 
 
-def test_pad_changes_nothing_about_that(shards: str) -> None:
-    common: dict[str, Any] = {**_OPTIONS, "shuffle": False, "transform": {"cls": fails(lambda v: v < 4)}}
-    for pad in (True, False):
-        with StreamLoader(shards, 2, **common, pad=pad) as loader:
-            assert values(loader)[:4] == [[4, 5], [4, 5], [4, 5], [6, 7]]
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_without_pad_no_sample_comes_twice(shards: str, on_error: str) -> None:
+    common: dict[str, Any] = {**_OPTIONS, "shuffle": False, "pad": False, "transform": {"cls": fails(lambda v: v < 4)}}
+    with StreamLoader(shards, 2, **{**common, "on_error": on_error}) as loader:
+        assert sum(values(loader), []) == list(range(4, 61))
+        assert len(loader.skipped) == 4
 
 
 def test_where_everything_fails_it_is_said_and_nothing_is_tried_for_ever(shards: str) -> None:

@@ -29,16 +29,19 @@ class BatchBuilder:
 
     Args:
         on_error: "raise", "skip" or "replace".
+        fills_up: another batch replaces one in which every sample failed; else that one is left out.
 
     Attributes:
+        fills_up: the same.
         skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
         skipped_members: counts members of shards that are no part of a sample, and warns of some.
     """
 
-    def __init__(self, on_error: OnError) -> None:
+    def __init__(self, on_error: OnError, *, fills_up: bool) -> None:
         self._on_error = on_error
+        self.fills_up = fills_up
         self._layouts: dict[bytes, Layout] = {}
         self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
         self.n_skipped = 0

@@ -104,8 +104,8 @@ class Filling:
         self._noted: set[int] = set()
         self._source: tuple[ReadyBatch, Bytes, Sequence[int]] | None = None
 
-    def put(self, batch: ReadyBatch, memory: Bytes) -> None:
-        """Take in the next batch, when there is nothing to `take`.
+    def put(self, batch: ReadyBatch, memory: Bytes) -> bool:
+        """Take in the next batch, when there is nothing to `take`; return False if it is left out.
 
         Args:
             batch: as announced.
@@ -117,10 +117,13 @@ class Filling:
         chosen = self._batch_builder.judge(batch, noted=batch.extra or batch.end in self._noted)
         if batch.failed:
             self._noted.add(batch.end)
+        if not chosen and not self._batch_builder.fills_up:
+            return False
         if not batch.extra:
             self._ends.append(batch.end)
         if chosen and self._ends:
             self._source = batch, memory, chosen
+        return True
 
     def take(self) -> Filled | None:
         """The next batch for the loop, or None where another one has to be put in first."""
@@ -376,7 +379,9 @@ class EpochIterator(Iterator[Any]):
             return False
         ready = self._pending.popleft()
         self.connection.note_taken(1, self._acknowledge_after)
-        self._filling.put(ready, self.connection.lease(ready.slot))
+        memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
+        if not self._filling.put(ready, memory):
+            self._cursor.position = ready.end
         return True
 
     def _look_ahead(self) -> None:
