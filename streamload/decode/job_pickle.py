@@ -16,8 +16,8 @@ import os
 import random
 import sys
 import threading
+from abc import ABCMeta
 from collections.abc import Mapping
-from enum import EnumMeta
 from importlib import import_module
 from itertools import accumulate
 from pkgutil import resolve_name
@@ -211,7 +211,8 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
             found.record_function(value)
         if value.__module__ not in found.own or not _is_importable(value):
             return reduced
-        if isinstance(value, EnumMeta) or not self._travels(value):
+        has_own_rules = isinstance(value, type) and type(value) not in (type, ABCMeta)  # enums, ctypes structures
+        if has_own_rules or not self._travels(value):
             return NotImplemented  # by its name
         _, arguments, (attributes, slots), *rest = reduced
         if isinstance(value, type):
