@@ -85,9 +85,10 @@ def by_field(argument: str, functions: Mapping[str, T], normal: Callable[[str], 
     return {name: functions[key] for name, key in keys.items()}
 
 
+# Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`).
 _ALIKE = 0.77
-"""Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`)."""
 
+# Keywords of earlier versions, each with what to do instead.
 _RETIRED = {
     "feeders": "pass RayFeeders(...) as num_workers=",
     "in_order": "leave it out; batches come in order",
@@ -101,7 +102,6 @@ _RETIRED = {
     "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
     "timeout": "leave it out; the log says what a batch waits for, and storage requests have time limits of their own",
 }
-"""Keywords of earlier versions, each with what to do instead."""
 
 _PAGE = "docs/coming-from.md says what takes the place of other loaders' arguments and methods"
 

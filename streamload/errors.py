@@ -14,24 +14,24 @@ from typing import Any
 
 from streamload.text import printable
 
+# User and password before a host, and whatever stands there in a web address: that may be a token. What stands alone
+# there elsewhere names something, as the container in `abfs://container@account/`.
 _LOGIN = re.compile(
     r"(?<=://)(?:(?<=http://)|(?<=https://))[^/?#\s]+@"
     r"|(?<=://)(?!\[)[^/?#\s:]*:(?!:|\d+(?:[/?#]|\Z))(?:[^/?#\s]*@|[^?#\s]*?@)",
     re.IGNORECASE,
 )
-"""User and password before a host, and whatever stands there in a web address: that may be a token. What stands alone
-there elsewhere names something, as the container in `abfs://container@account/`."""
 
 _QUERY = re.compile(r"\?([^#\s]*)")
 _SECRET_NAME = re.compile(
     r"x-(?:amz|goog)-|token|secret|passw|pwd|signature|credential|auth(?!or)|session|jwt|hmac|hdn(?:ea|tl|ts)|ticket|"
     r"api[-_]?key|access[-_]?(?:key|id)|key-pair-id|\A(?:code|key|sig|sign|sas)\Z"
 )
+# Parameters that belong to a signature only beside it: S3 and Cloud Storage in their older form, CloudFront; Azure.
 _BESIDE_SIGNATURE = {
     "signature": re.compile("expires|policy"),
     "sig": re.compile("s[eiprstv]|s(?:dd|es|ip|pr|rt|cid|aoid|uoid)|sk(?:[estv]|oid|tid)"),
 }
-"""Parameters that belong to a signature only beside it: S3 and Cloud Storage in their older form, CloudFront; Azure."""
 
 
 def without_secrets(text: str) -> str:

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 _MOUNTS = "sys/fs/cgroup"
+# Version 1 writes "no limit" as the largest multiple of a page.
 _NO_LIMIT = 1 << 60
-"""Version 1 writes "no limit" as the largest multiple of a page."""
 
 
 class _MemoryFiles(NamedTuple):
@@ -27,8 +27,8 @@ class _MemoryFiles(NamedTuple):
 _MEMORY_V1 = _MemoryFiles(
     ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
 )
+# Above `memory.high` a cgroup is throttled until it has freed memory.
 _MEMORY_V2 = _MemoryFiles(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
-"""Above `memory.high` a cgroup is throttled until it has freed memory."""
 
 
 def processor_quota(root: str = "/") -> int | None:

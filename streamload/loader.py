@@ -40,6 +40,7 @@ from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.skipped_members import NothingLeft
 from streamload.workers.launchers import check_found_rank, goes_by_found_rank
 
+# Keywords of torch's DataLoader, with those values that ask for nothing else than what is done anyway.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "batch_sampler": (None,),
     "feeders": (None,),
@@ -53,7 +54,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "shuffle": (None,),
     "timeout": (0, 0.0),
 }
-"""Keywords of torch's DataLoader, with those values that ask for nothing else than what is done anyway."""
 
 
 class StreamLoader(NamedClasses):

@@ -18,8 +18,8 @@ from streamload.workers.launchers import processors_of_rank
 
 _SHORT_S = 2.0
 _FEW_BATCHES = 20
+# Until then, filling the pipeline is so much of a run that nothing can be said of the rest.
 _SHORT_WITH_FEW_BATCHES_S = 10.0
-"""Until then, filling the pipeline is so much of a run that nothing can be said of the rest."""
 
 _SMALL_WAIT = 0.05
 

@@ -50,8 +50,8 @@ from streamload.trainer.connection import with_another_feeder
 from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
 from streamload.trainer.skipped_members import SkippedMembers
 
+# Local shards that stay open; a process may have 1,024 files open at most by default.
 _OPEN_SHARDS = 64
-"""Local shards that stay open; a process may have 1,024 files open at most by default."""
 
 _TABLES_AT_ONCE = 32
 
@@ -295,8 +295,8 @@ def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, i
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
+# Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass.
 _NOT_PICKLED = ("_options", "_listing", "_ends", "_selected", "_job", "_access", "_makers", "labels")
-"""Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass."""
 
 
 class TarDataset(NamedClasses, Dataset[Any]):

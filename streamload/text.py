@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 _MOST_LISTED = 20
+# Control characters but for tabs and line feeds, line separators, changes of direction, and what is no UTF-8.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for tabs and line feeds, line separators, changes of direction, and what is no UTF-8."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from streamload.errors import without_secrets
 
+# From top to bottom: what is made, who makes it, and what it is made of.
 _TRACKS = ("loop", "worker", "connection")
-"""From top to bottom: what is made, who makes it, and what it is made of."""
 
 
 class Event(NamedTuple):

@@ -48,7 +48,7 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
-MOST_LINES_OF_CODE = 36_300
+MOST_LINES_OF_CODE = 29_900
 """Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""
@@ -62,7 +62,7 @@ CHANGES_MORE = {
 """Classes that do not keep this rule yet, and how many they have at most."""
 KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
-ASKS_LOCAL_YET = 27
+ASKS_LOCAL_YET = 24
 """Places elsewhere that still ask."""
 SINGLE_PROTOCOLS_YET = 10
 """Protocols that a single class implements, until they are gone."""

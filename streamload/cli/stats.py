@@ -32,8 +32,8 @@ from streamload.workers.launchers import available_processors
 
 _LABELS_SHOWN = 20
 _BATCH = 64
+# By channel: the number of pixels, the sums of their values and of the squares of these, the least, the greatest.
 _NO_PIXELS = np.array([[0] * 3, [0] * 3, [0] * 3, [255] * 3, [0] * 3])
-"""By channel: the number of pixels, the sums of their values and of the squares of these, the least, the greatest."""
 
 
 def stats_command(

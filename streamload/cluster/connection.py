@@ -29,8 +29,8 @@ from streamload.workers.launch import program_arguments
 
 _log = logging.getLogger("streamload")
 
+# Calls for batches that wait in each actor, so that it need not wait for the trainer.
 _CALLS_AHEAD = 2
-"""Calls for batches that wait in each actor, so that it need not wait for the trainer."""
 
 
 @dataclass(slots=True, eq=False)

@@ -53,8 +53,8 @@ from streamload.tar.table import MISSING
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
 
+# How deep samples are compared; the limit also ends with samples that contain themselves.
 _LEVELS = 6
-"""How deep samples are compared; the limit also ends with samples that contain themselves."""
 
 
 def difference_between(rows: Rows) -> str:
@@ -188,11 +188,11 @@ def _outline(value: Any, levels: int) -> str:
     return "None" if value is None else type(value).__name__
 
 
+# Raised for rows that differ, that hold classes only torch knows, or that are nested too deeply.
 _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
-"""Raised for rows that differ, that hold classes only torch knows, or that are nested too deeply."""
 
+# Separates the random numbers of a `collate_fn` from those of the batch's first sample.
 _COLLATE_STREAM = 1 << 40
-"""Separates the random numbers of a `collate_fn` from those of the batch's first sample."""
 
 
 class BatchMaker:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from streamload.decode.row_table import by_shard
 
+# Larger rows are copied one by one; smaller ones by one indexing operation for each shard.
 _ROW_BY_ROW_BYTES = 1024
-"""Larger rows are copied one by one; smaller ones by one indexing operation for each shard."""
 
 
 def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:

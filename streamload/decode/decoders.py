@@ -446,8 +446,8 @@ _BY_KIND: dict[Kind, Decoder] = {
     Kind.MSGPACK: _decode_msgpack,
     Kind.CBOR: _decode_cbor,
 }
+# The decoders that also take `limit_bytes`.
 _EXPANDING_BY_KIND: dict[Kind, Callable[..., Any]] = {Kind.ARRAYS: decode_npz, Kind.TORCH: _decode_torch}
-"""The decoders that also take `limit_bytes`."""
 
 _BY_EXTENSION = {extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND}
 _EXPANDING = {extension: _EXPANDING_BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _EXPANDING_BY_KIND}

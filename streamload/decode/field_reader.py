@@ -135,14 +135,14 @@ def _kind(field: str) -> Kind | None:
 
 _ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
+# With fewer rows in each shard, reading them one by one is faster than shard by shard.
 _VIEWS_PER_SHARD = 2
-"""With fewer rows in each shard, reading them one by one is faster than shard by shard."""
 
+# Larger fields are not copied to one place before they are read: for each the copy costs more than a read saves.
 _GATHERED_BYTES = 1024
-"""Larger fields are not copied to one place before they are read: for each the copy costs more than a read saves."""
 
+# Larger fields are read one by one, which costs little beside copying them and counts no pages around them.
 _VIEWED_BYTES = 32 << 10
-"""Larger fields are read one by one, which costs little beside copying them and counts no pages around them."""
 
 ABSENT: Any = type("Absent", (), {})()
 """The value in a column of a field that a sample lacks."""

@@ -33,8 +33,8 @@ from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
 _log = logging.getLogger("streamload")
+# Of a value of a module: a larger one is that of the worker's import, else each worker would get a copy.
 _MAX_VALUE_BYTES = 16 << 20
-"""Of a value of a module: a larger one is that of the worker's import, else each worker would get a copy."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")

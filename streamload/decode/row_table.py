@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from streamload.order.distinct import distinct
 
+# Longer tables are packed when they are sent: what does not fit into a socket's buffer waits there until the worker
+# reads it, which it does only when it has nothing else to do, and then it waits for the sender.
 _PACKED_ROWS = 256
-"""Longer tables are packed when they are sent: what does not fit into a socket's buffer waits there until the worker
-reads it, which it does only when it has nothing else to do, and then it waits for the sender."""
 
+# NumPy sorts 16-bit integers by radix, in a fraction of the time.
 _SORTED_BY_RADIX = np.iinfo(np.uint16).max
-"""NumPy sorts 16-bit integers by radix, in a fraction of the time."""
 
 
 class ColumnKind(NamedTuple):

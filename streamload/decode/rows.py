@@ -110,8 +110,8 @@ class _Transformed:
         return [function for functions in self.functions for function in functions.values()]
 
 
+# Smaller values of decoders are copied to their batch together, which takes less time for each.
 _COPIED_TOGETHER_BYTES = 4 << 10
-"""Smaller values of decoders are copied to their batch together, which takes less time for each."""
 
 Places = Callable[[int | str], list[NDArray[Any]] | None]
 """For a value that rows are made of (its number in a tuple, its key in a dict) the memory of each batch, writable, with

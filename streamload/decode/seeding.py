@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from numpy import random as numpy_random  # otherwise NumPy loads it at its first use, and each worker for itself
 
+# Where the global generators are: the module, and the attribute in it.
 _GENERATORS = (
     "random:_inst",
     "numpy.random.mtrand:_rand",
     "numpy.random.mtrand:_rand._bit_generator",
     "torch:default_generator",
 )
-"""Where the global generators are: the module, and the attribute in it."""
 
 
 class RowRandomness(Protocol):

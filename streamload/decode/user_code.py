@@ -20,12 +20,12 @@ PROGRAM_ERRORS = (
 )
 """Exceptions of user code that count as mistakes in the program, not in the data; `on_error` does not apply."""
 
+# Built-in functions of a single value. Others, such as `sum`, `list` and `bytes`, take the next item from what they
+# are given, which may be drawn only then, or call it.
 _DRAW_NOTHING: tuple[object, ...] = (
     *(abs, bool, complex, float, int, len, memoryview, str, type),
     *(ascii, bin, chr, format, hash, hex, id, oct, ord, repr),
 )
-"""Built-in functions of a single value. Others, such as `sum`, `list` and `bytes`, take the next item from what they
-are given, which may be drawn only then, or call it."""
 
 _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply"}

@@ -23,11 +23,11 @@ from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
 _LENGTH_BYTES = 8
+# Values that are smaller on average are copied all at once: that takes fewer calls.
 _SMALL_BYTES = 512
-"""Values that are smaller on average are copied all at once: that takes fewer calls."""
 
+# Writes values to the memory of their column's data, at their offsets in it.
 _Write = Callable[[memoryview, Sequence[int]], None]
-"""Writes values to the memory of their column's data, at their offsets in it."""
 
 
 class ValueBlock:

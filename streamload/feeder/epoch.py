@@ -29,11 +29,11 @@ from streamload.fetch.parts import parts_of_rows, shard_and_number
 from streamload.order.epoch_start import EpochStart
 from streamload.totals import Totals
 
+# How often the trainer acknowledges, while it takes as many batches as may be outstanding.
 _MESSAGES_PER_WINDOW = 5
-"""How often the trainer acknowledges, while it takes as many batches as may be outstanding."""
 
+# Half of the slots kept for a trainer that has not released them yet.
 _MOST_UNACKNOWLEDGED = 64
-"""Half of the slots kept for a trainer that has not released them yet."""
 
 
 class OrphanedTasks:

@@ -58,8 +58,8 @@ from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event
 from streamload.workers.protocol import Pool, WorkerActivity
 
+# Totals go with batches, and a message with them takes a hundredth of a millisecond more.
 _SENT_EVERY_S = 0.02
-"""Totals go with batches, and a message with them takes a hundredth of a millisecond more."""
 
 _Reason = Literal["work", "memory", "network", "scan"]
 
@@ -232,13 +232,13 @@ def _of_transfers(counts: TransferCounts) -> dict[str, float]:
     }
 
 
+# Of a shard, before the first answer has stated a size.
 _FIRST_GUESS_PARTS = 4
-"""Of a shard, before the first answer has stated a size."""
 
 
+# Of a shard: its turn, where its next scan begins, its size, how often its parts have come or gone, and whether the
+# first shard comes before its rest.
 _State = tuple[int, int, int | None, int, bool]
-"""Of a shard: its turn, where its next scan begins, its size, how often its parts have come or gone, and whether the
-first shard comes before its rest."""
 
 
 class ScanFeed:

@@ -24,8 +24,8 @@ MAX_RUN_ROWS = 16_384
 _MOST_LOOKAHEAD_ROWS = 1 << 17
 _LOCAL_SCANS_AHEAD = 4
 _TABLES_AHEAD = 8
+# Shards whose first parts are kept for rows that a scan will find; thousands may wait to be scanned.
 _KEPT_AHEAD = 64
-"""Shards whose first parts are kept for rows that a scan will find; thousands may wait to be scanned."""
 
 
 class Lookahead:

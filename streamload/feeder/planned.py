@@ -92,8 +92,8 @@ def locate(
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 
 
+# Tables of so few samples are joined: NumPy takes as long for one of them as for many together.
 _FEW_SAMPLES = 64
-"""Tables of so few samples are joined: NumPy takes as long for one of them as for many together."""
 
 
 class _Group(NamedTuple):

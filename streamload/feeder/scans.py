@@ -19,9 +19,9 @@ from streamload.workers.protocol import Pool
 SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 """The most shards of one task, and their bytes: some milliseconds, so that all workers share what is waiting."""
 
+# So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own. Of
+# a compressed one, whose size is not known, what has come is scanned at once, so that it can be freed.
 _ARRIVING_BYTES = 4 * PART_BYTES
-"""So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own. Of
-a compressed one, whose size is not known, what has come is scanned at once, so that it can be freed."""
 
 
 @dataclass(slots=True)

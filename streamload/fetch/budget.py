@@ -24,8 +24,8 @@ from streamload.limits import (
 from streamload.text import counted
 
 _GUESS_BYTES = 4 << 30
+# What an error calls enough is a little more than what was counted, since samples differ in size.
 _MARGIN = 1.05
-"""What an error calls enough is a little more than what was counted, since samples differ in size."""
 _STEPS_FOR_A_MEAN = 4
 
 

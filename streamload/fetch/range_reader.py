@@ -14,8 +14,8 @@ from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
+# So many bytes that nobody requested are fetched sooner than another request is made.
 _GAP_BYTES = 128 << 10
-"""So many bytes that nobody requested are fetched sooner than another request is made."""
 
 
 class ByteRange(NamedTuple):

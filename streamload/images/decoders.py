@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 _WIDE_BITS = 16
+# The largest number in the pixels of PNG with fewer than 8 bits, which Pillow scales to 255.
 _LEVELS = {"L;2": 3, "L;4": 15}
-"""The largest number in the pixels of PNG with fewer than 8 bits, which Pillow scales to 255."""
 
 
 def unchanged(data: bytes) -> NDArray[Any]:

@@ -26,15 +26,13 @@ Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lan
 _INTERPOLATIONS = ("nearest", "box", "bilinear", "bicubic", "lanczos")
 _MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # RGBX, as RGBA would be weighted by its alpha while resampling
 _CHANNEL_DTYPES = (np.uint8, np.uint16)
+# Beside uint8; each value of these is a float32 too, as which Pillow resamples it.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
-"""Beside uint8; each value of these is a float32 too, as which Pillow resamples it."""
 _TRIES = 10
+# How much larger than the result a box must stay when the JPEG's own transform shrinks it. That transform is another
+# filter than the one requested, which shows least where the latter has most left to do. With 2.5 photographs and
+# textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1 by up to 6.
 _LEAST_SHRINKING = 2.5
-"""How much larger than the result a box must stay when the JPEG's own transform shrinks it.
-
-That transform is another filter than the one requested, which shows least where the latter has most left to do. With
-2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1 by up to 6.
-"""
 
 
 class Box(NamedTuple):

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 Image = NDArray[np.uint8]
 
 _MAGIC = b"\xff\xd8\xff"
+# Eighths at which the inverse transform shrinks cheaply; 5/8 to 7/8 cost more than the whole. 1/8 is left out: it
+# takes the mean of each block from values that were not cut to black and white, which shows.
 _EXACT_SCALES = (2, 3, 4)
-"""Eighths at which the inverse transform shrinks cheaply; 5/8 to 7/8 cost more than the whole.
-
-1/8 is left out: it takes the mean of each block from values that were not cut to black and white, which shows.
-"""
 
 _BLOCK = 8
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)

@@ -39,8 +39,8 @@ KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has.
 
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
+# What a condition may name without columns of metadata, besides `size.<field>` and `"<field>"`.
 _BUILT_IN = ("key", "label", "class_name", "fraction")
-"""What a condition may name without columns of metadata, besides `size.<field>` and `"<field>"`."""
 
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
 _OF_SAMPLES = "column:"

@@ -75,8 +75,8 @@ class InfoRequests:
 
 _log = logging.getLogger("streamload")
 
+# The name of an uncompressed shard.
 _PLAIN_NAME = re.compile(r"[\w-]+\.tar")
-"""The name of an uncompressed shard."""
 
 
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
@@ -340,8 +340,8 @@ def _no_shards(storage: Storage, folder: str, error: StorageError) -> StorageErr
     )
 
 
+# Subfolders: remotely each costs a request, and an ImageFolder may have thousands.
 _MOST_LOOKED_INTO = 16
-"""Subfolders: remotely each costs a request, and an ImageFolder may have thousands."""
 
 
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:

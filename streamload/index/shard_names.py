@@ -53,8 +53,8 @@ def refuse_unknown_compression(url: str) -> None:
         )
 
 
+# What `normpath` changes of an absolute path is at such places.
 _UNTIDY = re.compile(r"//|/\.|/\Z")
-"""What `normpath` changes of an absolute path is at such places."""
 
 
 def refuse_repetitions(found: Sequence[str]) -> None:

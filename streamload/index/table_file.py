@@ -16,15 +16,15 @@ from streamload.errors import DatasetIndexError
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
+# The version of the layout; a table of another version is refused.
 _TABLE_FORMAT = 2
-"""The version of the layout; a table of another version is refused."""
 
 MAX_COUNT = 1 << 48
 """No shard has more bytes or samples; so the sums over all shards of a dataset fit into 63 bits."""
 
 _MAGIC = b"slt\n"
+# Magic, format, flags, the shard's bytes; the numbers of members, samples, bytes of keys, bytes of JSON.
 _HEADER = struct.Struct("<4sHHQQQQQ")
-"""Magic, format, flags, the shard's bytes; the numbers of members, samples, bytes of keys, bytes of JSON."""
 
 _CRC32, _LABELS = 1, 2
 _ALIGNMENT = 8

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from streamload.memory.mapped import Bytes
 
+# Reading as many unwanted bytes takes no longer than another call: both take a microsecond or two.
 _GAP_BYTES = 16 << 10
-"""Reading as many unwanted bytes takes no longer than another call: both take a microsecond or two."""
 
+# Before the first place, since numbers are read with some bytes before them.
 _LEAD_BYTES = 64
-"""Before the first place, since numbers are read with some bytes before them."""
 
 
 def read_fully(descriptor: int, target: memoryview, start: int) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+# Samples that are looked at together; what is made for them stays in the processor's cache.
 _CHUNK = 1 << 16
-"""Samples that are looked at together; what is made for them stays in the processor's cache."""
 
+# How many standard deviations lie between where a bound is expected and where it is still looked for.
 _SPREAD = 8.0
-"""How many standard deviations lie between where a bound is expected and where it is still looked for."""
 
 IntArray = NDArray[np.int64]
 Words = Callable[[int, NDArray[np.unsignedinteger]], NDArray[np.uint64]]

@@ -25,11 +25,11 @@ from streamload.order.share import WHOLE, Share, slice_of_rank
 from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
 from streamload.text import counted
 
+# How many outputs of a streamed lane are final before they are requested, beyond the next batch.
 _MOST_NUMBERS_AHEAD = 65_536
-"""How many outputs of a streamed lane are final before they are requested, beyond the next batch."""
 
+# Of so many batches the lanes are looked at to foresee shards; most often all batches of a rank are of the same.
 _BATCHES_WITH_KNOWN_LANES = 16
-"""Of so many batches the lanes are looked at to foresee shards; most often all batches of a rank are of the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,13 +17,13 @@ from streamload.order.randomness import CounterDraws, as_uniforms
 
 IntArray = NDArray[np.int64]
 
+# Samples whose draws are summed up together.
 _BLOCK = 32
-"""Samples whose draws are summed up together."""
 
 _PIECE = _BLOCK << 14
 
+# Draws that are looked up together, so that what is made for them stays in the processor's cache.
 _ROWS_AT_ONCE = 4_096
-"""Draws that are looked up together, so that what is made for them stays in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,8 @@ from streamload.storage.protocol import RangeBody, same_etag
 from streamload.storage.retry_policy import Retries
 from streamload.text import counted
 
+# In a row: some proxies send a whole file now and then, and servers without ranges always do.
 _TRIES_OF_WHOLE_ANSWERS = 5
-"""In a row: some proxies send a whole file now and then, and servers without ranges always do."""
 
 
 class RangeStorage(Protocol):

@@ -42,8 +42,8 @@ _KEYS = (
 _FILESYSTEMS = ("ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
 _DENIED = "access is denied"
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
+# Says nothing of what went wrong, whatever words are in it: aiohttp's texts have the setting `ssl` there.
 _ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
-"""Says nothing of what went wrong, whatever words are in it: aiohttp's texts have the setting `ssl` there."""
 
 _BROKE_OFF = re.compile(r"unexpected_?eof|handshake eof|reset by peer|connection ?reset|timed ?out", re.IGNORECASE)
 _NO_TLS = re.compile(

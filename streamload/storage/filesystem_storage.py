@@ -61,11 +61,11 @@ def _nanoseconds(time: object) -> int:
     return round(time * 1_000_000) * 1000 if isinstance(time, int | float) else 0
 
 
+# Protocols where a file appears while it is written, so that it has to be written under another name.
 _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
-"""Protocols where a file appears while it is written, so that it has to be written under another name."""
 
+# Between two empty pieces of a range that is being read.
 _PROGRESS_S = 5.0
-"""Between two empty pieces of a range that is being read."""
 
 _Result = TypeVar("_Result")
 
@@ -359,8 +359,8 @@ async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundEr
     return ShardNotFoundError(f"no such shard: {advice}", url=error.url)
 
 
+# Folders in each other; more of them are a link that leads back to where it lies.
 _DEEPEST = 32
-"""Folders in each other; more of them are a link that leads back to where it lies."""
 
 
 async def find_matches(opened: OpenFilesystem, path: str, *, folders: bool) -> Sequence[ShardInfo]:

@@ -78,8 +78,8 @@ def why_not_opened(exc: OSError) -> str:
 
 
 _ROOT = 0
+# With one slash too, which is what `pathlib` leaves of two.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
-"""With one slash too, which is what `pathlib` leaves of two."""
 
 
 def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:

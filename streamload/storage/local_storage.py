@@ -18,8 +18,8 @@ from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
 from streamload.storage.protocol import UNKNOWN_BYTES, RangeBody, ShardInfo, is_pattern, protocol_of
 
 _FILE_SCHEME = re.compile(r"file:", re.IGNORECASE)
+# A question mark is a pattern here as in any other url, and `#` a letter of a name.
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNORECASE | re.DOTALL)
-"""A question mark is a pattern here as in any other url, and `#` a letter of a name."""
 
 _CHUNK_BYTES = 1 << 20
 

@@ -166,13 +166,13 @@ def _s3_store(stores: Any, place: ObjectPlace, config: ObjectConfig, options: di
 Credentials = Callable[[], dict[str, Any]]
 """Gives credentials as obstore takes them; called again after a while."""
 
+# Where obstore finds credentials itself.
 _VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-"""Where obstore finds credentials itself."""
 
 _RENEWED_AFTER = timedelta(minutes=10)
 
@@ -444,8 +444,8 @@ def body_error(url: str, exc: Exception) -> StorageError:
 
 
 _SIGNED_FOR = timedelta(hours=1)
+# A server may close its connection with a refusal, which the next request meets.
 _TRIES_OF_NAMING = 3
-"""A server may close its connection with a refusal, which the next request meets."""
 
 _LISTED_AT_ONCE = 1000
 _used_by: list[int] = []

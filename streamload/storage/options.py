@@ -24,16 +24,17 @@ RETRY: dict[str, Any] = {
 NO_RETRY: dict[str, Any] = RETRY | {"max_retries": 0}
 """For reading and listing, where the caller must see each failure to send fewer requests when throttled."""
 
+# No retries of its own, which take up to 15 s before ours: what s3fs fails to write is written again whole. And a
+# connection for each request: of 10, its default, copies of whole files would leave none to ask for the next one.
 _BOTOCORE: dict[str, Any] = {
     "retries": {"max_attempts": 0},
     "max_pool_connections": MOST_REQUESTS + SMALL_REQUESTS,
 }
-"""No retries of its own, which take up to 15 s before ours: what s3fs fails to write is written again whole. And a
-connection for each request: of 10, its default, copies of whole files would leave none to ask for the next one."""
 
 CLIENT_OPTIONS: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_timeout": "10s"}
 """Timeouts on progress; the default of 30 s for a whole request would end slow bodies that still progress."""
 
+# What fsspec's filesystems and their clients call obstore's settings; all other names are obstore's own.
 _ALIASES: dict[str, dict[str, str]] = {
     "s3": {
         "key": "access_key_id",
@@ -51,16 +52,15 @@ _ALIASES: dict[str, dict[str, str]] = {
     },
     "http": {},
 }
-"""What fsspec's filesystems and their clients call obstore's settings; all other names are obstore's own."""
 
+# What fsspec passes on with each request to a web server.
 _OF_AIOHTTP = {"allow_redirects", "cookies", "max_redirects", "params", "proxy", "proxy_auth", "proxy_headers", "ssl"}
-"""What fsspec passes on with each request to a web server."""
 
+# What both libraries can be given, and is none of obstore's settings.
 _BESIDE = {"s3": {"profile"}, "gs": {"project"}, "az": set[str](), "http": {"headers", *_OF_AIOHTTP}}
-"""What both libraries can be given, and is none of obstore's settings."""
 
+# What its filesystems take beyond the arguments that they name.
 _FSSPEC_KEYWORDS = frozenset(["use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "auth"])
-"""What its filesystems take beyond the arguments that they name."""
 
 _STORES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 _FAMILY = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "https": "http"}

@@ -16,8 +16,8 @@ from streamload.storage.urls import chain_links
 UNKNOWN_BYTES = -1
 """The size of a shard where only a request for that shard would give it."""
 
+# What was changed more recently may be changed again within the second; and some servers always say that it is now.
 _RESOLVED_S = 60.0
-"""What was changed more recently may be changed again within the second; and some servers always say that it is now."""
 
 _GLOB = re.compile(r"[*?\[]")
 _IPV6_HOST = re.compile(r"://(?:[^/]*@)?\[[^\[\]/]*\]")

@@ -14,15 +14,15 @@ from streamload.errors import StorageError, TransientStorageError, without_secre
 from streamload.storage.errors import NoConnectionError
 from streamload.storage.protocol import place_of
 
+# Where nothing has ever answered, the address is wrong more often than not.
 _TRIES_TO_CONNECT = 3
-"""Where nothing has ever answered, the address is wrong more often than not."""
 
+# A request that took too long for itself is made once more: nothing shows whether it got on, as the listing of a
+# large bucket does.
 _LEAST_TRIES = 2
-"""A request that took too long for itself is made once more: nothing shows whether it got on, as the listing of a large
-bucket does."""
 
+# Not the global generator: where everything runs in the caller's process, that one is the user's.
 _JITTER = random.SystemRandom()
-"""Not the global generator: where everything runs in the caller's process, that one is the user's."""
 
 _log = logging.getLogger("streamload")
 

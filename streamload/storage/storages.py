@@ -20,8 +20,8 @@ from streamload.storage.urls import CACHING, chain_links
 _OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
 _IN_MEMORY = frozenset(("memory",))
 _WEB = ("http", "https")
+# Protocols of filesystems that don't say which urls they know, and of the one that finds another by the url.
 _TAKES_ALL = frozenset(("abstract", "generic"))
-"""Protocols of filesystems that don't say which urls they know, and of the one that finds another by the url."""
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 

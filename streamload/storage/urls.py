@@ -21,22 +21,22 @@ MAX_URLS = 10_000_000
 """More urls than this are taken for a slip of the pen, and refused before they fill the memory."""
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
+# Protocols of fsspec whose files lie in what stands behind the `::`.
 _ARCHIVES = frozenset(("zip", "tar", "libarchive"))
-"""Protocols of fsspec whose files lie in what stands behind the `::`."""
 
 CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
 """Protocols of fsspec that keep copies of files, which are refused: `cache_dir` does that."""
 
+# Protocols of fsspec that stand alone before a `::`.
 _WRAPPERS = frozenset(("dir", *CACHING, *_ARCHIVES))
-"""Protocols of fsspec that stand alone before a `::`."""
 
+# Separates urls, and the links of a chain; what stands in brackets is part of an IPv6 address.
 _LINK = re.compile(r"::(?![^\[\]/]*\])")
-"""Separates urls, and the links of a chain; what stands in brackets is part of an IPv6 address."""
 
 _WORD = re.compile(r"[A-Za-z]\w*")
 
+# What stands for itself and does nothing, as most of the urls in long lists do: found out in one step.
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
-"""What stands for itself and does nothing, as most of the urls in long lists do: found out in one step."""
 
 _CHARACTER_RANGE = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\Z")
 _INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")

@@ -27,8 +27,8 @@ from streamload.tar.header_chain import RECORD_BYTES, ArchivePart, TarMembers, r
 from streamload.tar.table import MISSING, ShardTable
 
 _META = re.compile(rb"__[^/]*__($|/)")
+# Fields that loaders add to a sample, `__key__` for example, and that no member may replace.
 _RESERVED = re.compile(rb"__[^/]*__")
-"""Fields that loaders add to a sample, `__key__` for example, and that no member may replace."""
 
 _MOST_FIELDS = 1 << 16
 MOST_KEY_BYTES = 256 << 20
@@ -228,8 +228,8 @@ LABEL_FIELD = "cls"
 _INTEGER = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _MOST_LABEL_BYTES = 64
 
+# From this mean distance on, headers are read one by one and payloads are not read.
 _FAR_APART_BYTES = 256 << 10
-"""From this mean distance on, headers are read one by one and payloads are not read."""
 
 Gather = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Bytes, NDArray[np.int64]]]
 """Gives the bytes at some (offsets, sizes) of a shard, and where each of them begins in the result."""

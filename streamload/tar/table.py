@@ -16,8 +16,8 @@ MISSING = -1
 """The offset and the size of a field that a sample does not have."""
 
 
+# Of one sample in so many, or fewer, keys are cut one by one: cutting all of them takes longer.
 _FAR_APART = 16
-"""Of one sample in so many, or fewer, keys are cut one by one: cutting all of them takes longer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

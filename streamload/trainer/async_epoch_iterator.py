@@ -13,8 +13,8 @@ from streamload.trainer.epoch_iterator import EpochIterator
 
 _GRACE_S = 0.7
 
+# How often a batch that is waited for is looked for where another thread would have put it.
 _LOOK_UP_S = 1.0
-"""How often a batch that is waited for is looked for where another thread would have put it."""
 
 
 class AsyncEpochIterator(AsyncIterator[Any]):

@@ -27,8 +27,8 @@ from streamload.tar.scan import LABEL_FIELD
 from streamload.text import listed
 from streamload.warn_at_caller import warn_at_caller
 
+# Parts of a field's name that say that it belongs to the picture of another one.
 _MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
-"""Parts of a field's name that say that it belongs to the picture of another one."""
 
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:

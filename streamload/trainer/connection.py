@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _GRACE_S = 0.7
 _FEEDER = "streamload.feeder.start"
 
+# How often a call that waits looks whether another thread has received its answer.
 _LOOK_UP_S = 0.05
-"""How often a call that waits looks whether another thread has received its answer."""
 
 _Result = TypeVar("_Result")
 

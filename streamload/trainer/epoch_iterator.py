@@ -28,8 +28,8 @@ _log = logging.getLogger("streamload")
 
 WAIT_LOGGED_EVERY_S = 60.0
 
+# How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it.
 _LOOK_UP_S = 1.0
-"""How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it."""
 
 
 @dataclass(slots=True)

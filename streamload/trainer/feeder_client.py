@@ -32,8 +32,8 @@ from streamload.trainer.connection import Connection, FeederProcess, with_anothe
 
 _log = logging.getLogger("streamload")
 _numbers = itertools.count()
+# How long a feeder may take to say what holds it up.
 _ANSWER_S = 3.0
-"""How long a feeder may take to say what holds it up."""
 
 
 def call_feeder(connect: Callable[[], Connection], function: str, *arguments: Any) -> Any:

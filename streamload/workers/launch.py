@@ -34,8 +34,8 @@ _STACK_SIGNAL = signal.SIGUSR2
 STACK_S = 0.2
 """How long a process may take to write its stack after `request_stack`."""
 
+# How often it is looked whether a fork has ended.
 _LOOK_UP_S = 0.002
-"""How often it is looked whether a fork has ended."""
 
 
 class Fork:

@@ -29,16 +29,16 @@ class _Launcher(NamedTuple):
     tasks_here: str
 
 
+# Those that may bind each task to processors of its own. Within a Slurm job mpirun's processes are started by srun,
+# so what mpirun says goes first.
 _BINDING_LAUNCHERS = (
     _Launcher("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     _Launcher("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
     _Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-"""Those that may bind each task to processors of its own. Within a Slurm job mpirun's processes are started by srun, so
-what mpirun says goes first."""
 
+# Ranks on this machine by torchrun and DeepSpeed, whose ranks all inherit the launcher's processors.
 _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-"""Ranks on this machine by torchrun and DeepSpeed, whose ranks all inherit the launcher's processors."""
 
 _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
 

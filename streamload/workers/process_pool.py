@@ -47,13 +47,13 @@ _MAX_FAILED_STARTS = 3
 _MAX_FAILED_RESTARTS = 30
 _DEATHS_OF_A_ROW = 2
 _DEATHS_OF_A_TASK = 3
+# Or four for each worker: all may die at once where memory runs out.
 _MOST_DEATHS_IN_A_ROW = 16
-"""Or four for each worker: all may die at once where memory runs out."""
 _GRACE_S = 0.3
+# A worker that has closed its socket is exiting; if it were killed then, the reason would be lost.
 _GRACE_OF_THE_LOST_S = 2.0
-"""A worker that has closed its socket is exiting; if it were killed then, the reason would be lost."""
+# A task takes a tenth of that; a new worker takes as long to start, or longer where the user's code imports much.
 _GRACE_OF_THE_UNWANTED_S = 1.0
-"""A task takes a tenth of that; a new worker takes as long to start, or longer where the user's code imports much."""
 
 
 class FatalRows:

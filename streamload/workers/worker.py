@@ -27,8 +27,8 @@ from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.workers.launch import PROGRESS_BYTES, write_stack_on_request
 from streamload.workers.task_runner import TaskRunner
 
+# Free memory that a worker keeps: users' functions make some hundred kilobytes for each row, and free them.
 _KEPT_BYTES = 32 << 20
-"""Free memory that a worker keeps: users' functions make some hundred kilobytes for each row, and free them."""
 
 
 class _Worker:

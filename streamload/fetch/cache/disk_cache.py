@@ -110,8 +110,8 @@ def files_to_evict(
 
 _log = logging.getLogger("streamload")
 
+# How long to wait for the folder's lock before a shard is read without the cache.
 _LOCK_WAIT_S = 1.0
-"""How long to wait for the folder's lock before a shard is read without the cache."""
 _OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _UNREADABLE = (errno.EIO, errno.ESTALE)
 

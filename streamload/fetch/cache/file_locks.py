@@ -19,8 +19,8 @@ from contextlib import contextmanager
 LOCKS_BYTES = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 """Whether a lock is on one byte; otherwise it is on the whole file."""
 
+# Linux's `struct flock`: type, whence, start, length, process.
 _FLOCK = struct.Struct("@hhqqi4x")
-"""Linux's `struct flock`: type, whence, start, length, process."""
 
 _HELD_BY_ANOTHER = (errno.EAGAIN, errno.EACCES)
 _RETRY_S = 0.002

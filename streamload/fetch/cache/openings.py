@@ -19,8 +19,8 @@ _Done = TypeVar("_Done")
 
 _log = logging.getLogger("streamload")
 
+# Files that are read and compared at the same time; the threads are for the disk's other work too.
 _AT_ONCE = 2
-"""Files that are read and compared at the same time; the threads are for the disk's other work too."""
 
 
 class CacheOpenings:

@@ -21,8 +21,8 @@ from streamload.pack.sources.stems import samples_by_stem, share_stems, stem_of
 from streamload.pack.sources.table import TableColumns, files_of_table
 from streamload.pack.sources.table_file import TABLE_EXTENSIONS
 
+# What alone makes no folder of samples: tables of them, archives, programs.
 _NO_SAMPLES = (*TABLE_EXTENSIONS, ".tar", ".zip", ".gz", ".md", ".py", ".npz", ".html")
-"""What alone makes no folder of samples: tables of them, archives, programs."""
 _LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
 
 

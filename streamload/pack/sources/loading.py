@@ -204,12 +204,12 @@ class _DamagedError(Exception):
     """Pillow refused an image."""
 
 
+# By the last extension of a field that is no image.
 _CHECKS = {
     "npy": _fault_of_npy,
     **dict.fromkeys(("pt", "pth"), _fault_of_torch),
     **dict.fromkeys(("json", "jsn"), _fault_of_json),
 }
-"""By the last extension of a field that is no image."""
 
 
 ANY_SIZE = -1

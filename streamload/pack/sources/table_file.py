@@ -17,8 +17,8 @@ TABLE_EXTENSIONS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _JSON_LINES = (".jsonl", ".ndjson")
 _ROWS_TOGETHER = 1024
 
+# The number of a line in its file (of a parquet, of a row), from 1, and its values by column.
 _Record = tuple[int, dict[str, Any]]
-"""The number of a line in its file (of a parquet, of a row), from 1, and its values by column."""
 
 
 def open_table(path: str) -> tuple[list[str], Callable[[Sequence[str]], Iterable[_Record]]]:
