@@ -6,8 +6,7 @@ any part of a shard); and streamload's cache itself, on a disk. Rates are of byt
 has nothing to hit.
 
 Where one machine reads all shards, each is used once an epoch, so no cache can hit more bytes than it has room for at
-the epoch's start: the bound is the share of the data that fits. Where the machine is one of two, the shards that fall
-to it are others each epoch, and the bound is higher, because some of what fits is not needed for several epochs.
+the epoch's start: the bound is the share of the data that fits.
 Run it with
 
     python benchmarks/bench_cache.py
@@ -22,7 +21,7 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,33 +37,26 @@ ORDER = OrderOptions(seed=0, shuffle=True, window=0, lanes=1, batch_size=1, drop
 
 @dataclass(frozen=True)
 class Shards:
-    """Shards to read: a name for the table, the size of each in bytes, and how many machines share them."""
+    """Shards to read: a name for the table, and the size of each in bytes."""
 
     name: str
     sizes: tuple[int, ...]
-    machines: int = 1
 
     @property
     def room(self) -> int:
         """Half of the data, but room for the largest."""
         return max(sum(self.sizes) // 2, *self.sizes)
 
-    @property
-    def options(self) -> OrderOptions:
-        return replace(ORDER, lanes=self.machines)
-
     def order(self, epoch: int) -> list[int]:
-        """What the first machine reads, which with several machines must be equal shards: whole ones then."""
-        everything = shards_in_order(self.options, len(self.sizes), epoch).tolist()
-        return everything[: len(everything) // self.machines]
+        """The shards in the order of an epoch."""
+        return shards_in_order(ORDER, len(self.sizes), epoch).tolist()
 
     def identity(self, shard: int) -> ShardIdentity:
         return ShardIdentity(f"s3://bucket/{shard:06d}.tar", "etag", self.sizes[shard])
 
 
-def equal(number: int, size: int, machines: int = 1) -> Shards:
-    name = f"{number} equal" + (f", one of {machines} machines" if machines > 1 else "")
-    return Shards(name, (size,) * number, machines)
+def equal(number: int, size: int) -> Shards:
+    return Shards(f"{number} equal", (size,) * number)
 
 
 def uneven(number: int, size: int, seed: int = 1) -> Shards:
@@ -78,7 +70,7 @@ def epochs_of(shards: Shards, n_epochs: int) -> Iterator[tuple[OrderNextUse, lis
     numbers = numbers_by_key(shards.identity(shard).url for shard in range(len(shards.sizes)))
     counts = np.array(shards.sizes)
     for epoch in range(n_epochs):
-        yield OrderNextUse(numbers, shards.options, counts, epoch, lanes=[0]), shards.order(epoch)
+        yield OrderNextUse(numbers, ORDER, counts, epoch), shards.order(epoch)
 
 
 def simulate_next_use(shards: Shards, n_epochs: int) -> Iterator[int]:
@@ -204,8 +196,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     n_epochs = parser.parse_args().epochs
-    small = [equal(64, 256 << 10), uneven(64, 256 << 10), equal(64, 256 << 10, machines=2)]
-    kinds = [equal(200, 1 << 20), uneven(200, 1 << 20), equal(200, 1 << 20, machines=2), *small]
+    small = [equal(64, 256 << 10), uneven(64, 256 << 10)]
+    kinds = [equal(200, 1 << 20), uneven(200, 1 << 20), *small]
     print(table(kinds, n_epochs, on_disk=frozenset(shards.name for shards in small)))
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     batch_size = arguments.global_batch_size // dist.get_world_size()
     options = {"fields": ("cls",), "transform": {"cls": raise_on_bad} if arguments.raise_on_bad else None}
-    with StreamLoader(arguments.shards, batch_size, shuffle=True, **options, **arguments.options) as loader:
+    with StreamLoader(arguments.shards, batch_size, **{"shuffle": True, **options, **arguments.options}) as loader:
         record(arguments, loader)
     dist.destroy_process_group()
 

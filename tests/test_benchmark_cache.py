@@ -22,12 +22,9 @@ def bench_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["bench_cache"]
 
 
-@pytest.mark.parametrize("kind", ["equal", "uneven", "one of two machines"])
+@pytest.mark.parametrize("kind", ["equal", "uneven"])
 def test_the_hit_rates(bench_cache: Any, kind: str) -> None:
-    if kind == "uneven":
-        shards = bench_cache.uneven(24, 100_000)
-    else:
-        shards = bench_cache.equal(24, 100_000, machines=2 if kind == "one of two machines" else 1)
+    shards = {"equal": bench_cache.equal, "uneven": bench_cache.uneven}[kind](24, 100_000)
     simulated, lru, bound, on_disk = (list(cache(shards, EPOCHS)) for cache in bench_cache.CACHES.values())
     assert on_disk == simulated
     assert sum(simulated) > 1.5 * sum(lru)

@@ -207,7 +207,8 @@ def _merged(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     least, greatest = found["samples_per_shard"].values()
     shards, samples = counted(found["shards"], "shard"), counted(found["samples"], "sample")
-    yield f"{shards} with {least:,} to {greatest:,} samples each; {samples}, {shown_bytes(found['bytes'])}"
+    size = shown_bytes(found["bytes"])
+    yield f"{shards} with {least:,} to {counted(greatest, 'sample')} each; {samples}, {size}"
     yield ""
     rows: list[tuple[str, ...]] = [("FIELD", "SAMPLES", "BYTES", "MEAN", "MIN", "MAX")]
     for name, field in found["fields"].items():
