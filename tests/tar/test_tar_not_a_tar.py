@@ -63,6 +63,7 @@ NO_SHARDS = [
         (*NO_SHARDS[2], 1),
         *(exhaustive((*case, 1)) for case in (NO_SHARDS[1], *NO_SHARDS[3:])),
     ],
+    ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else None,  # archives hold the time
 )
 def test_what_is_no_shard_says_what_it_is(
     tmp_path: Path, name: str, content: bytes, said: str, num_workers: int
