@@ -34,7 +34,7 @@ from streamload.trainer.async_epoch_iterator import AsyncEpochIterator, end_of_p
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Cuda, device_for
-from streamload.trainer.epoch_iterator import Cursor, EpochIterator
+from streamload.trainer.epoch_iterator import Cursor, EpochIterator, one_thread
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.skipped_members import NothingLeft
@@ -67,8 +67,8 @@ class StreamLoader(NamedClasses):
     closed, also where a pass is left early (`break`, an exception in the loop's body): then the rest of its epoch is
     given up, and the next pass is the next epoch. An error of the loader's own, and Ctrl-C while a batch is waited for,
     end them; the next pass starts others. One that dies is replaced, and the epoch goes on with the same batches. In
-    the process that iterates, no thread is started. Within an event loop, `async for` and `async with` do the same, and
-    other coroutines run meanwhile.
+    the process that iterates, no thread is started, and one thread at a time may use a loader. Within an event loop,
+    `async for` and `async with` do the same, and other coroutines run meanwhile.
 
     Args:
         urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`), globs or `::`, one or a
@@ -199,7 +199,7 @@ class StreamLoader(NamedClasses):
         self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(options.on_error, fills_up=options.fills_up)
         self._nothing_left = NothingLeft(options.drop_last, options.batch_size, self._batch_builder.skipped_members)
-        self._cursor, self._beginning, self._meter = Cursor(), RLock(), Meter(self._options.workers)
+        self._cursor, self._in_use, self._meter = Cursor(), RLock(), Meter(self._options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None
 
     @property
@@ -297,7 +297,7 @@ class StreamLoader(NamedClasses):
 
         Raises:
             LoaderClosedError: the loader was closed.
-            RuntimeError: the rank that was found is not right: see `check_found_rank`.
+            RuntimeError: another thread uses the loader; or the rank that was found is wrong (see `check_found_rank`).
         """
         return self._begin()
 
@@ -315,7 +315,7 @@ class StreamLoader(NamedClasses):
         return AsyncEpochIterator(self._begin())
 
     def _begin(self) -> EpochIterator:
-        with self._beginning:  # several threads may do so at once: the pass of the last one stays
+        with one_thread(self._in_use):
             return self._begin_iterator()
 
     def _begin_iterator(self) -> EpochIterator:
@@ -337,9 +337,10 @@ class StreamLoader(NamedClasses):
             self._batch_builder,
             self._cursor,
             self._meter,
-            begin_again=lambda start, check: self._link.begin(start, self._lanes, check=check),
+            begin_again=lambda start: self._link.begin(start, self._lanes),
             last_position=self._last_position,
             on_nothing=self._explain_nothing,
+            in_use=self._in_use,
             move=self._move,
         )
         self._iterator = weakref.ref(begun)
@@ -484,12 +485,12 @@ class StreamLoader(NamedClasses):
 
     def _known_counts(self) -> tuple[int, ...]:
         """The samples of each shard; waits until they are known."""
-        with self._beginning:  # of several threads one calls, and the others find the answer
-            if self._counts is None:
+        if self._counts is None:
+            with one_thread(self._in_use):
                 counts = self._link.count(self._lanes, in_pass=self._cursor.state == "running")
                 self._sampling.check_counts(counts)
                 self._counts = counts
-            return self._counts
+        return self._counts
 
     def _last_position(self, start: EpochStart) -> float:
         return self._sampling.last_position(start, self._counts, self._link.settings(self._lanes).order)

@@ -264,59 +264,53 @@ def test_a_transform_that_hangs_holds_up_neither_who_leaves_nor_the_next_pass(so
         assert loader.statistics().restarted_workers == 0, "none has died"
 
 
-def test_a_pass_in_which_another_thread_waits_ends_with_its_processes(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def held_up(value: int) -> int:
-        while not flag.exists():
+class HeldUp:
+    """A function of a value that waits for a file."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __call__(self, value: int) -> int:
+        while not self.flag.exists():
             time.sleep(0.005)
         return value
 
-    flag, raised = tmp_path / "go on", []
+
+@EVERYWHERE
+def test_one_thread_at_a_time_uses_a_loader(tmp_path: Path, workers: int) -> None:
+    """A second one is refused, and the first goes on."""
+    unindexed, flag, got = write_numbers(tmp_path / "shards", [25, 35], index=False), tmp_path / "go on", list[int]()
+
+    with make(unindexed, workers, transform={"cls": HeldUp(flag)}) as loader:
+        batches = iter(loader)
+        waiting = threading.Thread(target=lambda: got.extend(numbers(batches)))
+        waiting.start()
+        time.sleep(0.1)
+        for use in (lambda: next(batches), lambda: iter(loader), lambda: len(loader)):
+            with pytest.raises(RuntimeError, match="another thread uses this loader"):
+                use()
+        flag.touch()
+        waiting.join()
+        assert len(loader) == 6
+    assert sorted(got) == list(range(TOTAL))
+
+
+def test_a_loader_that_is_closed_while_another_thread_waits(source: str, tmp_path: Path) -> None:
+    raised = []
 
     def wait() -> None:
-        try:
+        with pytest.raises(LoaderClosedError, match="the loader was closed") as error:
             next(batches)
-        except LoaderClosedError as error:
-            raised.append(error)
+        raised.append(error)
 
-    with make(source, transform={"cls": held_up}) as loader:
+    with make(source, transform={"cls": HeldUp(tmp_path / "never")}) as loader:
         batches = iter(loader)
         waiting = threading.Thread(target=wait)
         waiting.start()
         time.sleep(0.1)
-        with monkeypatch.context() as patched:
-            patched.setattr(Channel, "receive_now", lambda _: pytest.fail("two threads read from one channel"))
-            following = iter(loader)
-        flag.touch()
+        loader.close()
         waiting.join()
-        assert len(raised) == 1
-        assert sorted(numbers(following)) == list(range(TOTAL))
-
-
-@EVERYWHERE
-def test_threads_that_begin_passes_at_once(source: str, workers: int) -> None:
-    """The pass of one of them stays; the other's is over, as it is where one thread begins another pass."""
-    together, ended = threading.Barrier(2), list[type[Exception] | None]()
-
-    def loop() -> None:
-        together.wait()
-        try:
-            numbers(loader)
-        except LoaderClosedError as error:
-            ended.append(type(error))
-        else:
-            ended.append(None)
-
-    for _ in range(2):
-        with make(source, workers) as loader:
-            threads = [threading.Thread(target=loop) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    assert len(ended) == 4
-    assert ended.count(None) >= 2, "one may have come to its end before the other began"
+    assert len(raised) == 1
 
 
 def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(
@@ -337,40 +331,3 @@ def test_a_pass_that_is_found_to_be_garbage_while_something_is_sent(
             del cycle
             assert len(loader) == TOTAL // 10
         assert numbers(loader) == epochs[3]
-
-
-@EVERYWHERE
-def test_threads_that_call_len_at_once(tmp_path: Path, workers: int) -> None:
-    """One of them has the shards scanned, and the others find the answer."""
-    unindexed, found = write_numbers(tmp_path / "shards", [25, 35], index=False), list[int]()
-    with make(unindexed, workers) as loader:
-        threads = [threading.Thread(target=lambda: found.append(len(loader))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == [6, 6, 6]
-
-
-@EVERYWHERE
-def test_len_in_one_thread_while_another_runs_an_epoch(tmp_path: Path, workers: int) -> None:
-    """Each of both waits for messages of the feeder, and may receive those of the other."""
-    unindexed, found, lengths = write_numbers(tmp_path / "shards", [25, 35], index=False), list[int](), list[int]()
-
-    def slowly(sample: int) -> int:
-        time.sleep(0.01)
-        return sample
-
-    def run_epoch() -> None:
-        found.extend(numbers(loader))
-
-    with make(unindexed, workers, transform={"cls": slowly}) as loader:
-        threads = [threading.Thread(target=run_epoch), threading.Thread(target=lambda: lengths.append(len(loader)))]
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert not any(thread.is_alive() for thread in threads)
-    assert lengths == [6]
-    assert sorted(found) == list(range(TOTAL))

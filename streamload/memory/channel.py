@@ -12,7 +12,6 @@ import contextlib
 import errno
 import os
 import pickle
-import select
 import socket
 import struct
 import traceback
@@ -187,19 +186,6 @@ class Channel:
             if not data:
                 raise EOFError("the other end of the channel is gone")
         return taken
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until there may be a message, which may be only a part of one; False where nothing comes in time.
-
-        Raises:
-            OSError: the channel is closed.
-        """
-        poll = select.poll()
-        try:
-            poll.register(self._socket, select.POLLIN)
-        except ValueError as exc:
-            raise OSError(errno.EBADF, "the channel is closed") from exc
-        return bool(poll.poll(timeout_s * 1000))
 
     def fileno(self) -> int:
         """The socket's descriptor: readable when there may be a message."""

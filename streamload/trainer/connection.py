@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from threading import Lock, RLock
+from threading import Lock
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _GRACE_S = 0.7
 _FEEDER = "streamload.feeder.start"
-
-# How often a call that waits looks whether another thread has received its answer.
-_LOOK_UP_S = 0.05
 
 _Result = TypeVar("_Result")
 
@@ -104,7 +101,7 @@ class Connection(Protocol):
         """
 
     def call(self, call: Call, timeout_s: float = math.inf, /) -> Answer:
-        """Send a call, and wait for its answer. Another thread may receive messages meanwhile: none is lost to either.
+        """Send a call, and wait for its answer. Messages that come before it are kept for `receive`.
 
         Raises:
             TimeoutError: it did not come in time.
@@ -178,7 +175,7 @@ class FeederProcess:
         self._worker: CallerWorker | None = None
         self._child = child = launch(_FEEDER, workers)
         self._channel = Channel(child.socket)
-        self._receiving = RLock()
+        self._receiving = Lock()
         self._owner = os.getpid()
         self._end = weakref.finalize(self, _end, child, self._channel, self._receiving, self._slots, self._owner)
 
@@ -220,29 +217,24 @@ class FeederProcess:
         """Do a task that the feeder has sent, if there is one."""
         if self._worker is None:
             return False
-        with self._receiving:
-            done = self._worker.step()
+        done = self._worker.step()
         if done is not None:
             self.send(done)
         return done is not None
 
     def _wait(self, deadline_s: float | None) -> None:
         """Put what arrives next into the inbox."""
-        with self._receiving:
-            if not self._inbox:  # else another thread has put it there meanwhile
-                left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic())
-                self._open(*self._receive_within(left_s))
-
-    def _receive_within(self, timeout_s: float | None) -> tuple[Any, list[int]]:
-        """What arrives next. Errors of `_open` do not belong here: they say nothing about the feeder."""
+        left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic())
         try:
-            return self._channel.receive(timeout_s)
+            with self._receiving:
+                message, descriptors = self._channel.receive(left_s)
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
             self._raise_broken(error)
+        self._open(message, descriptors)
 
-    def _raise_broken(self, error: EOFError | OSError | None) -> NoReturn:
+    def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
         """Say why nothing can be received."""
         if self.death is None and (self.closed or self._end_requested):
             raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
@@ -263,36 +255,25 @@ class FeederProcess:
         return message
 
     def _arrive_now(self) -> bool:
-        """Put what is here into the inbox; False where there is nothing, or where another thread waits for it."""
-        if not self._receiving.acquire(blocking=False):
-            return False
+        """Put what is here into the inbox; False where there is nothing."""
         try:
-            arrived = self._receive_if_here()
-            if arrived is not None:
-                self._open(*arrived)
-        finally:
-            self._receiving.release()
-        return arrived is not None
-
-    def _receive_if_here(self) -> tuple[Any, list[int]] | None:
-        try:
-            return self._channel.receive_now()
+            with self._receiving:
+                arrived = self._channel.receive_now()
         except (EOFError, OSError) as error:
             self._raise_broken(error)
+        if arrived is not None:
+            self._open(*arrived)
+        return arrived is not None
 
     def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
-        """Send a call, and wait for its answer: for a message at a time, so that another thread gets its own."""
+        """Send a call, and wait for its answer."""
         self._inbox.expect(call.number)
-        deadline_s = monotonic() + timeout_s
+        deadline_s = None if math.isinf(timeout_s) else monotonic() + timeout_s
         try:
             self.send(call)
             while (answer := self._inbox.answer(call.number)) is None:
-                if monotonic() > deadline_s:
-                    raise TimeoutError
-                if self.closed or self.death is not None:
-                    self._raise_broken(None)
-                if not self._work() and not self._arrive_now():
-                    self._wait_for_more()
+                if not self._work():
+                    self._wait(deadline_s)
             return answer
         finally:
             self._inbox.forget(call.number)
@@ -305,13 +286,6 @@ class FeederProcess:
         if self._child.is_stopped:
             return f"{name} is stopped, by a signal (SIGSTOP) or a debugger"
         return f"{name} does not answer:\n{self._child.stack(requested)}"
-
-    def _wait_for_more(self) -> None:
-        """Wait a little for what arrives next, and receive none of it."""
-        try:
-            self._channel.wait(_LOOK_UP_S)
-        except OSError as error:
-            self._raise_broken(error)
 
     def _open(self, message: Any, descriptors: list[int]) -> None:
         """Map the slots that come with a message, and put it into the inbox, or into the log if it is for that."""
@@ -421,7 +395,7 @@ def _log_the_rest(channel: Channel) -> None:
                 message.handle_if_enabled()
 
 
-def _end(child: Child, channel: Channel, receiving: RLock, slots: SlotReader, owner: int) -> None:
+def _end(child: Child, channel: Channel, receiving: Lock, slots: SlotReader, owner: int) -> None:
     if os.getpid() == owner:
         if receiving.acquire(blocking=False):  # else another thread waits there, and two would tear messages apart
             try:

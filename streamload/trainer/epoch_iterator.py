@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Event, RLock, current_thread, main_thread
 from time import perf_counter
@@ -28,8 +29,22 @@ _log = logging.getLogger("streamload")
 
 WAIT_LOGGED_EVERY_S = 60.0
 
-# How often a pass that waits looks whether another thread has ended it, or has put back a message that is for it.
+# How often a pass that waits looks whether another thread has ended it.
 _LOOK_UP_S = 1.0
+
+
+@contextmanager
+def one_thread(in_use: RLock) -> Iterator[None]:
+    """Hold a loader for a block. Raises RuntimeError if another thread holds it."""
+    if not in_use.acquire(blocking=False):
+        raise RuntimeError(
+            "another thread uses this loader: a loader, and each pass over it, is for one thread at a time. Let one "
+            "thread take the batches and hand them on"
+        )
+    try:
+        yield
+    finally:
+        in_use.release()
 
 
 @dataclass(slots=True)
@@ -159,12 +174,13 @@ class EpochIterator(Iterator[Any]):
     Args:
         start: which epoch, and from where.
         connection: to a feeder that was sent its `EpochStart`.
-        begin_again: connects to another feeder and requests the epoch there, unless the check it is given raises.
+        begin_again: connects to another feeder and requests the epoch there.
         batch_builder: builds the batches.
         cursor: kept up to date for the loader.
         meter: adds up.
         last_position: returns the position behind the last batch; infinite if that is not known.
         on_nothing: called when the epoch is over and this pass has given no batch.
+        in_use: held by the thread that uses the loader.
         move: begins to move a batch to a device, one ahead of the loop if it is there already; or None.
 
     Attributes:
@@ -182,9 +198,10 @@ class EpochIterator(Iterator[Any]):
         cursor: Cursor,
         meter: Meter,
         *,
-        begin_again: Callable[[EpochStart, Callable[[], None]], Connection],
+        begin_again: Callable[[EpochStart], Connection],
         last_position: Callable[[EpochStart], float],
         on_nothing: Callable[[EpochStart], None],
+        in_use: RLock,
         move: Callable[[Any], Moving] | None = None,
     ) -> None:
         self._start = start
@@ -211,7 +228,7 @@ class EpochIterator(Iterator[Any]):
         self._skipped_before = batch_builder.n_skipped
         self._why = ""
         self._over: Literal["no", "finished", "closed"] = "no"
-        self._turns = RLock()
+        self._in_use = in_use
         self._in_turn = False
         cursor.state = "running"
 
@@ -232,9 +249,10 @@ class EpochIterator(Iterator[Any]):
         Raises:
             StopIteration: the epoch is over, or the user has closed the pass.
             LoaderClosedError: the pass was ended by another one, or with its loader.
+            RuntimeError: another thread uses the loader, or this process is a fork of the one that began the pass.
             StreamloadError, TimeoutError: no batch can be given; the next pass goes on from where the loop stands.
         """
-        with self._turns:  # several threads may share a pass: each batch goes to one of them
+        with one_thread(self._in_use):
             self._in_turn = True
             try:
                 return self._turn(receive)
@@ -244,10 +262,11 @@ class EpochIterator(Iterator[Any]):
     def _turn(self, receive: Callable[[], Any]) -> tuple[Any] | None:
         if self._over == "finished":
             raise StopIteration
+        self._refuse_closed()
         if self.connection.closed and self.connection.death is None:
-            self.stop("it was begun by another process, of which this one is a fork")
-        if self._over == "closed":
-            raise LoaderClosedError(f"this pass is over: {self._why}")
+            raise RuntimeError(
+                "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
+            )
         requested_at = self._note_requested()
         try:
             batch = self._next_of_any_feeder(receive)
@@ -257,8 +276,8 @@ class EpochIterator(Iterator[Any]):
                 self._on_nothing(self._start)
             raise
         except BaseException as error:
-            if self._is_cut_off_by_exit():
-                Event().wait()  # for the end, as daemon threads do in C code: nobody is left to notify
+            if self.connection.closed and current_thread().daemon and not main_thread().is_alive():
+                Event().wait()  # for the interpreter's end, as daemon threads do in C code: nobody is left to notify
             if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
                 raise LoaderClosedError(f"this pass is over: {self._why}") from error
             # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
@@ -296,7 +315,6 @@ class EpochIterator(Iterator[Any]):
                 raise StopIteration
             if (message := receive()) is None:
                 return None
-            self._refuse_anothers(message)
             self._handle(message)
         self._feeder_died = False
         return batch
@@ -306,7 +324,7 @@ class EpochIterator(Iterator[Any]):
         self._drop_ungiven()
         self._all_came = False
         self._start = replace(self._start, position=self._cursor.position)
-        self.connection = self._begin_again(self._start, self._refuse_closed)
+        self.connection = self._begin_again(self._start)
 
     def is_unused(self) -> bool:
         """Return True as long as the loop has requested no batch."""
@@ -323,23 +341,12 @@ class EpochIterator(Iterator[Any]):
         self._filling.clear()
         self._ahead = self._error_ahead = None
 
-    def _refuse_anothers(self, message: Any) -> None:
-        """Leave a message to the pass that another thread has begun meanwhile."""
-        if self._is_closed():
-            self.connection.put_back([message])
-        self._refuse_closed()
-
     def _refuse_closed(self) -> None:
         if self._is_closed():
             raise LoaderClosedError(f"this pass is over: {self._why}")
 
     def _is_closed(self) -> bool:
         return self._over == "closed"
-
-    def _is_cut_off_by_exit(self) -> bool:
-        """Whether this is a daemon thread whose connection the interpreter has closed, as it ends."""
-        ends = current_thread().daemon and not main_thread().is_alive()
-        return ends and self.connection.closed and not self._is_closed()
 
     def _note_requested(self) -> float:
         if self._requested_at is None:
@@ -496,7 +503,7 @@ class EpochIterator(Iterator[Any]):
         """
         if self._over != "no":
             return
-        if not self._turns.acquire(blocking=False):
+        if not self._in_use.acquire(blocking=False):
             self._end_processes(why)
             return
         try:
@@ -511,7 +518,7 @@ class EpochIterator(Iterator[Any]):
             else:
                 self._abandon(why)
         finally:
-            self._turns.release()
+            self._in_use.release()
 
     def _abandon(self, why: str) -> None:
         """What was announced is put back for the next pass to release: this may run in the middle of anything."""

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import cached_property, partial
-from threading import RLock
 from typing import Any, cast
 
 import numpy as np
@@ -100,7 +99,6 @@ class FeederClient:
         is_here: whether functions are called in this process.
         start: the same.
         process: the feeder's process that was started last, which may be closed; None where there is none.
-        starting: held while a feeder is started.
     """
 
     def __init__(
@@ -116,7 +114,6 @@ class FeederClient:
         self.start = start
         self._calls = Calls()
         self.process: FeederProcess | None = None
-        self.starting = RLock()
 
     def connect(self) -> FeederProcess | Calls:
         """Whoever answers calls now; another one than before where the feeder's process had ended.
@@ -126,12 +123,11 @@ class FeederClient:
         """
         if self.is_here:
             return self._calls
-        with self.starting:
-            process = self.find_running()
-            if process is None:
-                self.storages.check(self._places)
-                process = self.process = self.start()
-            return process
+        process = self.find_running()
+        if process is None:
+            self.storages.check(self._places)
+            process = self.process = self.start()
+        return process
 
     def find_running(self) -> FeederProcess | None:
         """The feeder's process, or None where another one has to be started; one that has died is cleared away."""

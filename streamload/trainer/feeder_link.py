@@ -101,27 +101,22 @@ class FeederLink:
         sampling = None if self._sampling is None else self._sampling.sampling
         return settings._replace(order=replace(settings.order, sampling=sampling))
 
-    def begin(
-        self, start: EpochStart, lanes: int, *, at_once: bool = True, check: Callable[[], None] = lambda: None
-    ) -> Connection:
+    def begin(self, start: EpochStart, lanes: int, *, at_once: bool = True) -> Connection:
         """Request an epoch from a configured feeder, and return the connection to it.
 
         Args:
             start: of the epoch.
             lanes: of the order.
             at_once: False where the feeder has begun it by itself: then it is requested with the next message.
-            check: raises where the epoch is no longer wanted. What another thread begins comes before it, or after all.
 
         Raises:
             StreamloadError: as `connect`.
         """
-        with self._client.starting:
-            check()
-            connection = self.connect(lanes)
-            if self.traces:
-                connection.send_later(Tracing(on=True))
-            (connection.send if at_once else connection.send_later)(start)
-            return connection
+        connection = self.connect(lanes)
+        if self.traces:
+            connection.send_later(Tracing(on=True))
+        (connection.send if at_once else connection.send_later)(start)
+        return connection
 
     def trace(self, *, on: bool) -> None:
         """Have the feeder note events for a trace, or no more: the running one, and those after it."""
@@ -139,15 +134,14 @@ class FeederLink:
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
-        with self._client.starting:
-            if self._connection is None or (self._connection.closed and self._connection.death is None):
-                self._check_classes()
-                self._configured = self._configuration(lanes)
-                self._connection = self._start(*self._configured)
-            elif self._connection.death is not None:  # what has changed since then is for the next pass
-                assert self._configured is not None
-                self._connection = self._start(*self._configured)
-            connection = self._connection
+        if self._connection is None or (self._connection.closed and self._connection.death is None):
+            self._check_classes()
+            self._configured = self._configuration(lanes)
+            self._connection = self._start(*self._configured)
+        elif self._connection.death is not None:  # what has changed since then is for the next pass
+            assert self._configured is not None
+            self._connection = self._start(*self._configured)
+        connection = self._connection
         if self._closed:  # by another thread meanwhile
             connection.close()
             raise LoaderClosedError("the loader was closed; make a new one")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from threading import RLock
 from typing import Any
 
 from streamload.decode.tasks import Job
@@ -97,7 +96,6 @@ class InProcessFeeder:
     def __init__(self, configure: Configure, listing: Listing, job: Job, progress: ScanProgress) -> None:
         self._slots = slots = HeapSlots()
         self._inbox = inbox = Inbox(progress)
-        self._working = RLock()
         self._worker = worker = CallerWorker(job, slots)
 
         def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
@@ -123,10 +121,9 @@ class InProcessFeeder:
 
     def send(self, message: Any) -> None:
         """Send the feeder a message."""
-        with self._working:
-            if isinstance(message, EpochStart):
-                self._worker.begin(message.number)
-            self._feeder.handle(message)
+        if isinstance(message, EpochStart):
+            self._worker.begin(message.number)
+        self._feeder.handle(message)
 
     send_later = send
 
@@ -136,9 +133,7 @@ class InProcessFeeder:
     def receive(self, _timeout_s: float | None, /) -> Any:
         """The feeder's next message, after as much work as that takes; it never waits."""
         while (message := self._inbox.take()) is None:
-            with self._working:
-                if not self._inbox:  # else another thread has worked for it meanwhile
-                    self._work()
+            self._work()
         return message
 
     def call(self, call: Call, _timeout_s: float = math.inf) -> Answer:
@@ -147,9 +142,7 @@ class InProcessFeeder:
         try:
             self.send(call)
             while (answer := self._inbox.answer(call.number)) is None:
-                with self._working:
-                    if self._inbox.answer(call.number) is None:
-                        self._work()
+                self._work()
             return answer
         finally:
             self._inbox.forget(call.number)
@@ -176,8 +169,7 @@ class InProcessFeeder:
 
     def note_taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
         """Acknowledge so many batches. At once, because it costs a call only."""
-        with self._working:
-            self._feeder.handle(Acknowledge(batches, ()))
+        self._feeder.handle(Acknowledge(batches, ()))
 
     def flush(self) -> None:
         """Do nothing: every message is sent at once."""

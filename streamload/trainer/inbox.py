@@ -1,7 +1,4 @@
-"""What has come from a feeder and was not taken yet: messages for whoever runs the epoch, answers for whoever called.
-
-An epoch and a call may wait in two threads. Whichever thread receives a message puts it here for the other.
-"""
+"""What has come from a feeder and was not taken yet: messages of the epoch, and answers to calls."""
 
 from __future__ import annotations
 
