@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import LoaderStateError
-from streamload.index.labels import Labels
+from streamload.index.columns import Labels
 from streamload.order.epoch_start import EpochStart
 from streamload.order.options import MAX_SAMPLES, OrderOptions, full_batches_and_last_rows
 from streamload.order.sampling import Mixed, Sampled, Sampling, Stretched, Weighted

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +26,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
+_MOST_INT64 = (1 << 63) - 1
 _EQUALITIES = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -77,7 +80,7 @@ class Expression:
         count = len(next(iter(columns.values())))
         try:
             with np.errstate(invalid="ignore", divide="ignore"):
-                met = self._condition(self._tree, columns)
+                met, _ = self._condition(self._tree, columns)
         except (TypeError, ValueError) as error:
             raise type(error)(f"where={self._text!r} does not fit the columns: {error}") from None
         return np.broadcast_to(np.asarray(met, np.bool_), (count,)).copy()
@@ -132,39 +135,47 @@ class Expression:
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def _condition(self, node: ast.expr, columns: Mapping[str, NDArray[Any]]) -> Any:
+    def _condition(self, node: ast.expr, columns: Mapping[str, NDArray[Any]]) -> tuple[Any, Any]:
+        """Return where a condition is true, and where it is false; it is neither for a missing number."""
         match node:
             case ast.BoolOp(op=operation, values=values):
-                joined = np.logical_and if isinstance(operation, ast.And) else np.logical_or
-                return joined.reduce([np.asarray(self._condition(each, columns), np.bool_) for each in values])
+                true, false = zip(*(self._condition(each, columns) for each in values), strict=True)
+                if isinstance(operation, ast.And):
+                    return reduce(operator.and_, true), reduce(operator.or_, false)
+                return reduce(operator.or_, true), reduce(operator.and_, false)
             case ast.UnaryOp(operand=operand):
-                return np.logical_not(self._condition(operand, columns))
+                return self._condition(operand, columns)[::-1]
             case ast.Constant(value=str(field)):
-                return columns[f"{PRESENT}{field}"]
+                present = columns[f"{PRESENT}{field}"]
+                return present, ~present
             case ast.Compare(left=left, ops=ops, comparators=others):
                 return self._compared(left, ops, others, columns)
         values = self._value(node, columns)
         if values.dtype != np.bool_:
             raise TypeError(f"`{ast.unparse(node)}` is no condition, since it has numbers or strings; compare it")
-        return values
+        return values, ~values
 
     def _compared(
         self, left: ast.expr, ops: list[ast.cmpop], others: list[ast.expr], columns: Mapping[str, NDArray[Any]]
-    ) -> Any:
-        met: Any = True
+    ) -> tuple[Any, Any]:
+        true: Any = True
+        false: Any = False
         value = self._value(left, columns)
         for operation, other in zip(ops, others, strict=True):
             if isinstance(operation, ast.In | ast.NotIn):
                 assert isinstance(other, ast.Tuple | ast.List | ast.Set)
                 listed = [_constant(each) for each in other.elts]
                 self._check_alike(other, value, *listed)
-                met &= np.isin(value, listed, invert=isinstance(operation, ast.NotIn)) & ~_is_missing(value)
-                continue
-            following = self._value(other, columns)
-            self._check_alike(other, value, following)
-            met &= _COMPARISONS[type(operation)](value, following) & ~_is_missing(value) & ~_is_missing(following)
+                met = np.isin(value, listed, invert=isinstance(operation, ast.NotIn))
+                missing, following = _is_missing(value), value
+            else:
+                following = self._value(other, columns)
+                self._check_alike(other, value, following)
+                met = _COMPARISONS[type(operation)](value, following)
+                missing = _is_missing(value) | _is_missing(following)
+            true, false = true & met & ~missing, false | (~met & ~missing)
             value = following
-        return met
+        return true, false
 
     @staticmethod
     def _check_alike(node: ast.expr, value: Any, *others: Any) -> None:
@@ -178,7 +189,8 @@ class Expression:
             case ast.UnaryOp(operand=operand):
                 return -self._value(operand, columns)
             case ast.Constant(value=value):
-                return np.asarray(value)
+                assert isinstance(value, int | float | str), "it was checked"
+                return np.asarray(_storable(value))
         name = _name(node)
         assert name is not None
         return columns[name]
@@ -212,13 +224,23 @@ def _is_constant(node: ast.expr) -> bool:
     return isinstance(inside, ast.Constant) and isinstance(inside.value, int | float | str)
 
 
-def _constant(node: ast.expr) -> int | float | str:
-    value: int | float | str = ast.literal_eval(node)
-    return value
+def _constant(node: ast.expr) -> float | str:
+    value: float | str = ast.literal_eval(node)
+    return _storable(value)
+
+
+def _storable(value: float | str) -> float | str:
+    """Return a constant as an array can hold it: an integer beyond 64 bits as the nearest float."""
+    if not isinstance(value, int) or -_MOST_INT64 <= value <= _MOST_INT64:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_missing(value: Any) -> Any:
-    """Where there is no number, which meets no comparison, not even `!=`."""
+    """Return where a number is missing, for which a comparison is neither true nor false."""
     array = np.asarray(value)
     return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)
 
