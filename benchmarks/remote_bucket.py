@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from streamload import ShardWriter
-from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex
+from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.index_writer import write_index
+from streamload.index.listing import IndexLookup
 
 sys.path.append(os.fspath(Path(__file__).resolve().parents[1] / "tests"))  # the same server that the tests use
 
@@ -73,14 +74,15 @@ def bucket_of(
     number = len(shards) if number is None else number
     folder = os.path.dirname(shards[0])
     files = {f"real/{os.path.basename(path)}": Path(path).read_bytes() for path in set(shards)} | dict(others or {})
-    index = DatasetIndex.load(Path(folder, INDEX_FOLDER))
-    tables = {os.path.basename(path): index.table(os.path.basename(path)) for path in set(shards)}
+    lookup = IndexLookup()
+    index = lookup.of_folder(folder)
+    tables = {name: lookup.table_of(folder, name) for name in map(os.path.basename, set(shards))}
     originals = [os.path.basename(shards[place % len(shards)]) for place in range(number)]
     names = [f"train-{place:06d}.tar" for place in range(number)]
     named = list(zip(names, originals, strict=True))
     with TemporaryDirectory(prefix="streamload-bench-") as written:
         entries = [(index.shard(original)._replace(name=name), tables[original]) for name, original in named]
-        write_index(written, entries, durable=False)
+        write_index(written, entries)
         files |= {f"data/{INDEX_FOLDER}/{path.name}": path.read_bytes() for path in Path(written).iterdir()}
     names_of = {f"{folder}/{name}": f"real/{original}" for folder in ("data", "bare") for name, original in named}
     with FaultServer(files, aliases=names_of | dict(aliases or {})) as server:

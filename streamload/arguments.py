@@ -56,25 +56,29 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+def normal_name(name: str) -> str:
+    """Return a field or an extension as shards spell it: `.JPG` is `jpg`."""
+    return name.strip().lower().lstrip(".")
+
+
 def alternatives(entry: str) -> list[str]:
-    """The fields that an entry of `fields=` or a key of `decode=` or `transform=` names: two in `"jpg; png"`."""
-    return [name.strip() for name in entry.split(";")]
+    """Return the fields in an entry of `fields=` or a key of `decode=` or `transform=`: two in `"JPG; .png"`."""
+    return list(map(normal_name, entry.split(";")))
 
 
-def by_field(argument: str, functions: Mapping[str, T], normal: Callable[[str], str] = str) -> dict[str, T]:
-    """The function of each field that the keys of a mapping name.
+def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
+    """Return the function of each field that the keys of a mapping name.
 
     Args:
         argument: what the user calls the mapping, for the message.
         functions: by `"jpg"` or `"jpg;png"`.
-        normal: gives one spelling for all of a field.
 
     Raises:
         ValueError: two keys name the same field, or a key has an empty name.
     """
     keys: dict[str, str] = {}
     for key in functions:
-        for name in map(normal, alternatives(key)):
+        for name in alternatives(key):
             if not name:
                 raise ValueError(f"{argument} has a function for {key!r}, where the name of a field is empty")
             if keys.setdefault(name, key) != key:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from streamload.arguments import alternatives, by_field, parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.decoders import may_expand, normal_name
+from streamload.decode.decoders import may_expand
 from streamload.decode.failure import Attempt
 from streamload.decode.job_pickle import pickle_job
 from streamload.decode.missing_field import those_there_are
@@ -324,7 +324,7 @@ class Options:
                 raise TypeError(f"{name}={function!r} must be a function, or None")
         if isinstance(self.decode, Mapping):
             _check_mapping("decode", self.decode, "an extension")
-            by_field("decode", self.decode, normal_name)
+            by_field("decode", self.decode)
         elif not isinstance(self.decode, bool):
             raise TypeError(f"decode={self.decode!r} must be True, False or a mapping from extensions to functions")
         if isinstance(self.transform, Mapping):

@@ -17,7 +17,7 @@ import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils import data as torch_data
 
 from streamload.arguments import advises, no_attribute
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
@@ -30,10 +30,11 @@ from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import RowFailure, ShardOpened, Transform
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError, without_secrets
 from streamload.feeder.planned import PlannedRows, locate
+from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
+from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
-from streamload.index.tables import Tables
 from streamload.loader import StreamLoader
 from streamload.memory.mapped import Bytes
 from streamload.options import Options
@@ -125,8 +126,9 @@ class RandomAccess:
         self.process_id = os.getpid()
         self._listing = listing
         self._client = client
-        self._storages = storages = client.storages
-        self._tables = Tables(listing, storages=storages)
+        self._storages = client.storages
+        self._tables = Dataset(listing, client.storages)
+        self._remote = fetched_shards(listing, client.storages)
         self._open: OrderedDict[int, OpenShards] = OrderedDict()
         self._reader: object = None
         self._lock = threading.Lock()
@@ -165,7 +167,7 @@ class RandomAccess:
         with self._lock:
             for shard, table in self._all_tables():
                 labels = table.labels
-                if labels is None and self._is_local(shard):
+                if labels is None and shard not in self._remote:
                     labels = labels_of(table, partial(self._gathered, shard))
                 if labels is None:
                     raise DatasetIndexError(
@@ -192,7 +194,7 @@ class RandomAccess:
             self._have_tables(shards)
             planned = locate(block, self._tables, fields, verify=verify)
             read_shards = planned.table.read_shards()
-            opened = {shard: self._opened(shard) for shard in read_shards if self._is_local(shard)}
+            opened = {shard: self._opened(shard) for shard in read_shards if shard not in self._remote}
             wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(read_shards) else []
             read = dict(zip(wanted, self._read_remotely("read_ranges", wanted), strict=True)) if wanted else {}
         return planned, RowBytes(self._listing, opened, read)
@@ -203,7 +205,7 @@ class RandomAccess:
             self._have_tables([failure.shard])
             table = self._tables.find_joined(failure.shard)
             assert table is not None, "it was found or scanned"
-        failure = with_fields(failure, table, fields, self._tables.sidecar_fields)
+        failure = with_fields(failure, table, fields, frozenset(self._listing.sidecar_fields))
         return sample_error(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
@@ -224,7 +226,7 @@ class RandomAccess:
 
     def _have_tables(self, shards: Sequence[int]) -> None:
         """Load the tables of remote indexes, and scan shards that no index knows."""
-        missing = [shard for shard in self._tables.with_sidecars(shards) if self._tables.is_remote(shard)]
+        missing = [] if self._client.is_here else self._tables.hold(self._tables.with_sidecars(shards))
         tables = self._read_remotely("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
             assert table is not None, "a shard that an index knows has a table there"
@@ -250,9 +252,6 @@ class RandomAccess:
         table = self._tables.find(shard)
         assert table is not None, "it was scanned"
         return table
-
-    def _is_local(self, shard: int) -> bool:
-        return self._storages.is_local(self._tables.url(shard))
 
     def _opened(self, shard: int) -> OpenShards:
         """A local shard, open."""
@@ -299,7 +298,7 @@ _SEEDS = (1 << 63) - 1
 _NOT_PICKLED = ("_options", "_listing", "_ends", "_selected", "_job", "_access", "_makers", "labels")
 
 
-class TarDataset(NamedClasses, Dataset[Any]):
+class TarDataset(NamedClasses, torch_data.Dataset[Any]):
     """The samples of tar shards (WebDataset's format) by their number: a map-style dataset.
 
     Sample i is the i-th of the shards laid end to end, in the order of their listing, which is the order of
@@ -543,13 +542,14 @@ def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
 
 
 def _check_access_at_random(listing: Listing, options: Options) -> None:
-    for shard, index in zip(listing.numbered, (*listing.index_of, *listing.sidecars.index_of), strict=True):
+    remote = fetched_shards(listing, options.storages)
+    for number, shard in enumerate(listing.numbered):
         if compression_of(shard.url) is not None:
             raise ValueError(
                 f"urls names {without_secrets(shard.url)!r}, which is compressed as a whole and can only be read from "
                 "its start; decompress it (or compress its members instead), or use StreamLoader"
             )
-        if index is None and not options.storages.is_local(shard.url):
+        if number in remote and shard.index_folder is None:
             raise DatasetIndexError(
                 "reading samples of a remote shard by their number needs an index; make one with `streamload index`",
                 url=shard.url,

@@ -1,4 +1,4 @@
-"""An index of local shards, as `streamload index` writes it."""
+"""An index of local shards: as `streamload index` writes it, and as it is read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex
+from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard
 from streamload.index.index_writer import write_index
-from streamload.index.indexed_shards import IndexedShard
+from streamload.index.listing import IndexLookup
 from streamload.tar.scan import scan_file
+from streamload.tar.table import ShardTable
 
 
 def index_shards(paths: Sequence[str | os.PathLike[str]], folder: str | None = None) -> DatasetIndex:
@@ -20,3 +21,18 @@ def index_shards(paths: Sequence[str | os.PathLike[str]], folder: str | None = N
             table = scan_file(file.fileno(), status.st_size, str(path), crc32=True, labels=True)
         entries.append((IndexedShard.of(path.name, table, status.st_mtime_ns), table))
     return write_index(folder or str(Path(paths[0]).parent / INDEX_FOLDER), entries)
+
+
+def read_index(folder: str | os.PathLike[str]) -> DatasetIndex:
+    """The index in its own folder."""
+    index = IndexLookup(folder).of_folder("")
+    assert index is not None
+    return index
+
+
+def table_in(index: DatasetIndex, name: str) -> ShardTable:
+    """The table of one shard in a local index."""
+    entry = index.shard(name)
+    with open(index.table_url(entry), "rb") as file:
+        file.seek(entry.place.start)
+        return index.table_of(entry, file.read(entry.place.bytes))

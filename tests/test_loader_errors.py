@@ -574,5 +574,5 @@ def test_braces_of_a_bucket_reach_the_listing_as_they_are_written(tmp_path: Path
     options: dict[str, Any] = {"num_workers": 0, "storage_options": rclone_s3.options}
     with StreamLoader(f"s3://{bucket.name}/\\{{a,b\\}}.tar", 3, **options) as loader:
         assert len(list(loader)) == 1
-    with pytest.raises(ShardNotFoundError, match=r"\{0\.\.3\}.tar' names 4 shards, and 1 of them exist"):
+    with pytest.raises(ShardNotFoundError, match=r"no such shard: .*/1\.tar"):
         StreamLoader(f"s3://{bucket.name}/{{0..3}}.tar", 3, **options)

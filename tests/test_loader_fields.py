@@ -38,9 +38,10 @@ def test_keys_and_urls_may_stand_among_the_fields(source: str, workers: int) -> 
         assert [batch[0] for batch in loader] == [keys, ("dir/k3", "dir/k4", "dir/k5")]
 
 
-def test_blanks_around_alternatives_mean_nothing(source: str) -> None:
-    options: dict[str, Any] = {"decode": {"npy; seg.npy": len}, "transform": {" seg.npy ;npy": float}}
-    with StreamLoader(source, 6, fields=("npy; seg.npy ", "txt ; bin?"), num_workers=0, **options) as loader:
+@pytest.mark.parametrize("fields", [("npy; seg.npy ", "txt ; bin?"), (".NPY;Seg.npy", ".TXT;BIN?")])
+def test_blanks_dots_and_case_mean_nothing(source: str, fields: tuple[str, ...]) -> None:
+    options: dict[str, Any] = {"decode": {"npy; SEG.npy": len}, "transform": {" .seg.npy ;NPY": float}}
+    with StreamLoader(source, 6, fields=fields, num_workers=0, **options) as loader:
         sizes, absent = next(iter(loader))
     assert sizes.tolist() == [144] * 6
     assert absent == (None,) * 6

@@ -58,8 +58,8 @@ def test_a_loop_that_pauses_while_many_batches_are_ready(source: str) -> None:
 
 def test_tables_from_an_index_that_do_not_all_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_numbers(tmp_path / "many", [100] * 20)
-    monkeypatch.setattr("streamload.index.tables.LEAST_TABLES_BYTES", 20_000)
-    monkeypatch.setattr("streamload.index.tables.MOST_TABLES_BYTES", 20_000)
+    monkeypatch.setattr("streamload.index.dataset.LEAST_TABLES_BYTES", 20_000)
+    monkeypatch.setattr("streamload.index.dataset.MOST_TABLES_BYTES", 20_000)
     with StreamLoader(source, 50, True, fields=("cls",), num_workers=0) as loader:
         for _ in range(2):
             assert sorted(number for (labels,) in loader for number in labels.tolist()) == list(range(2000))

@@ -62,7 +62,7 @@ CHANGES_MORE = {
 """Classes that do not keep this rule yet, and how many they have at most."""
 KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
-ASKS_LOCAL_YET = 24
+ASKS_LOCAL_YET = 6
 """Places elsewhere that still ask."""
 SINGLE_PROTOCOLS_YET = 10
 """Protocols that a single class implements, until they are gone."""

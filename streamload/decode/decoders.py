@@ -21,7 +21,7 @@ from pickle import _Unpickler
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from streamload.arguments import alternatives, by_field
+from streamload.arguments import alternatives, by_field, normal_name
 from streamload.decode.array_files import (
     DECOMPRESSED_LIMIT_BYTES,
     ExpansionError,
@@ -245,20 +245,20 @@ def decoder_for(
     for name, function in decode.items():
         if not isinstance(name, str) or not callable(function):
             raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
-    return _built_in(field, by_field("decode", decode, normal_name), limit_bytes)
+    return _built_in(field, by_field("decode", decode), limit_bytes)
 
 
 def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
     """True if a field is decoded by the library itself, so that its decoder may be bypassed by a faster one."""
     if isinstance(decode, bool):
         return decode
-    names = {name for key in decode for name in key_names(key)}
+    names = {name for key in decode for name in alternatives(key)}
     return normal_name(field) not in names and _last_extension(normal_name(field)) not in names
 
 
 def applies_to(key: str, field: str) -> bool:
     """True if a decoder given for this key (fields or extensions) is used for a field."""
-    names, field = key_names(key), normal_name(field)
+    names, field = alternatives(key), normal_name(field)
     return any(not {each, _last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
 
 
@@ -278,16 +278,6 @@ def is_image(field: str) -> bool:
 def is_array(field: str) -> bool:
     """True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
     return KIND_OF.get(_last_extension(normal_name(field))) is Kind.ARRAY
-
-
-def key_names(key: str) -> list[str]:
-    """The fields or extensions that a key of `decode=` names, in the spelling of the shards."""
-    return [normal_name(name) for name in alternatives(key)]
-
-
-def normal_name(name: str) -> str:
-    """A field or an extension in the spelling of the shards."""
-    return name.lower().lstrip(".")
 
 
 def _last_extension(field: str) -> str:

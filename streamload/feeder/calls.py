@@ -10,10 +10,8 @@ from typing import Any
 
 from streamload.fetch.range_reader import ByteRange, RangeReader
 from streamload.index.class_names import read_class_names
-from streamload.index.columns import read_columns
-from streamload.index.finder import look_at
-from streamload.index.labels import read_labels
-from streamload.index.listing import Listing, list_shards
+from streamload.index.columns import read_columns, read_labels
+from streamload.index.listing import Listing, list_shards, shard_sizes
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
@@ -38,7 +36,7 @@ class Calls:
         self._reader: RangeReader | None = None
         self.functions: Mapping[str, Callable[..., Any]] = {
             "list_shards": list_shards,
-            "look_at": look_at,
+            "look_at": shard_sizes,
             "read_class_names": read_class_names,
             "read_columns": read_columns,
             "read_labels": read_labels,

@@ -37,16 +37,16 @@ from streamload.feeder.scheduler import Learned, Resources, RowBatcher
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetch_options import Fetching
-from streamload.fetch.fetched_listing import fetched_shards
+from streamload.fetch.fetched_listing import fetched_shards, waits_for_index
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.transfers import TransferCounts
 from streamload.fetch.window import Turns
+from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.tables import Tables
 from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
@@ -360,7 +360,7 @@ class ScanFeed:
 _SHOWN_WORKERS = 2
 
 
-async def what_holds_up(pool: Pool, tables: Tables, prerequisites: Prerequisites | None) -> str:
+async def what_holds_up(pool: Pool, tables: Dataset, prerequisites: Prerequisites | None) -> str:
     """What the next batch waits for now; empty where nothing shows."""
     busy = await pool.inspect()
     if busy:
@@ -370,14 +370,14 @@ async def what_holds_up(pool: Pool, tables: Tables, prerequisites: Prerequisites
     return "" if prerequisites is None else _fetching(prerequisites)
 
 
-def _doing(worker: WorkerActivity, tables: Tables) -> str:
+def _doing(worker: WorkerActivity, tables: Dataset) -> str:
     if worker.stopped:
         return f"{worker.name} is stopped, by a signal (SIGSTOP) or a debugger, {_work(worker, tables)}"
     stack = f":\n{worker.stack}" if worker.stack else ""
     return f"{worker.name} is at work, {_work(worker, tables)}{stack}"
 
 
-def _work(worker: WorkerActivity, tables: Tables) -> str:
+def _work(worker: WorkerActivity, tables: Dataset) -> str:
     task = worker.task
     if task is None:
         return "still starting: it imports the modules that the user's functions need"
@@ -447,9 +447,9 @@ class Feeder:
         self._totals = Totals()
         self._counting: int | None = None  # the number of the call that waits for all counts
         self._reported_s = 0.0
-        self.tables = Tables(
+        self.tables = Dataset(
             listing,
-            storages=configure.fetching.storages,
+            configure.fetching.storages,
             indexes=indexes,
             budget_bytes=configure.fetching.budget_bytes,
         )
@@ -669,7 +669,7 @@ class Feeder:
     def _make_prerequisites(self, fetching: Fetching, listing: Listing) -> Prerequisites | None:
         """What fetches shards, if there are any that need that."""
         fetched = fetched_shards(listing, fetching.storages)
-        if not fetched and not any(map(self.tables.is_remote, range(len(listing.shards)))):
+        if not fetched and not waits_for_index(listing, fetching.storages):
             return None
         folder = fetching.cache_folder
         fetcher = Fetcher(

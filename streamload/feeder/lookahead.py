@@ -13,7 +13,7 @@ from streamload.feeder.scans import SCANNED_TOGETHER, Scans
 from streamload.fetch.epoch_needs import EpochNeeds
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.window import Turns
-from streamload.index.tables import Tables
+from streamload.index.dataset import Dataset
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.workers.protocol import Pool
@@ -54,7 +54,7 @@ class Lookahead:
         fields: tuple[str, ...] | None,
         *,
         verify: bool,
-        tables: Tables,
+        tables: Dataset,
         scans: Scans,
         pool: Pool,
         prerequisites: Prerequisites | None,

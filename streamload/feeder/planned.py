@@ -14,7 +14,7 @@ from streamload.decode.row_table import Column, ColumnKind, RowTable, by_shard
 from streamload.decode.tasks import SAMPLE_NAMES
 from streamload.errors import DatasetIndexError
 from streamload.fetch.parts import parts_of_batches
-from streamload.index.tables import Tables
+from streamload.index.dataset import Dataset
 from streamload.order.plan import RowBlock
 from streamload.tar.table import MISSING, ShardTable, joined_tables
 
@@ -47,7 +47,7 @@ class PlannedRows:
 
 def locate(
     block: RowBlock,
-    tables: Tables,
+    tables: Dataset,
     fields: tuple[str, ...] | None,
     *,
     verify: bool,
@@ -71,7 +71,7 @@ def locate(
         names = tuple(sorted({name for group in groups for name in group.table.fields}))
     else:
         names = tuple(name for name in fields if name not in SAMPLE_NAMES)
-    elsewhere = tables.sidecar_fields
+    elsewhere = frozenset(tables.listing.sidecar_fields)
     located = RowTable.empty(len(block.shard), tuple(_kind(name, elsewhere, verify=verify) for name in names))
     located.values[:, 0], located.values[:, 1] = block.shard, block.sample
     located.values[:, 2] = 0 if block.repeat is None else block.repeat
@@ -92,7 +92,7 @@ def locate(
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 
 
-# Tables of so few samples are joined: NumPy takes as long for one of them as for many together.
+# Dataset of so few samples are joined: NumPy takes as long for one of them as for many together.
 _FEW_SAMPLES = 64
 
 
@@ -111,14 +111,14 @@ class _Group(NamedTuple):
     samples: NDArray[np.int64]
     rows: NDArray[np.int64]
 
-    def members(self, tables: Tables, alternatives: Sequence[str]) -> NDArray[np.int64]:
+    def members(self, tables: Dataset, alternatives: Sequence[str]) -> NDArray[np.int64]:
         """For each row the number of the member, or MISSING."""
         if len(self.shards) == 1:
             return tables.column(self.shards[0], self.table, alternatives)[self.samples]
         return self.table.column(alternatives)[self.samples]
 
 
-def _groups(block: RowBlock, tables: Tables) -> list[_Group]:
+def _groups(block: RowBlock, tables: Dataset) -> list[_Group]:
     groups: list[_Group] = []
     small: dict[tuple[tuple[str, ...], bool], list[_Group]] = {}
     for shard, rows in by_shard(block.shard):
@@ -158,7 +158,7 @@ def _kind(name: str, elsewhere: Collection[str], *, verify: bool) -> ColumnKind:
     return ColumnKind(name, alternatives, has_which=len(alternatives) > 1, has_crc32=verify, has_shard=in_sidecar)
 
 
-def _table(tables: Tables, shard: int) -> ShardTable:
+def _table(tables: Dataset, shard: int) -> ShardTable:
     table = tables.find_joined(shard)
     assert table is not None, "a shard was planned before it was scanned"
     return table

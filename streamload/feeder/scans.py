@@ -13,7 +13,7 @@ from streamload.errors import StreamloadError
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.index.tables import Tables
+from streamload.index.dataset import Dataset
 from streamload.workers.protocol import Pool
 
 SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
@@ -56,7 +56,7 @@ class Scans:
         numbers: the numbers of tasks, unique within a pool.
     """
 
-    def __init__(self, tables: Tables, *, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, tables: Dataset, *, fetcher: Fetcher | None = None) -> None:
         self._tables = tables
         self._fetcher = fetcher
         self._waiting: deque[int] = deque()
@@ -184,9 +184,9 @@ class Scans:
     def _next_whole(self) -> tuple[int, ...]:
         """The next shards to scan as a whole, by one task: several small ones, since a task has a cost of its own."""
         shards = [self._waiting.popleft()]
-        left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listed_bytes(shards[0])
+        left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listing.shard(shards[0]).bytes
         while self._waiting and len(shards) < SCANNED_TOGETHER:
-            left_bytes -= self._tables.listed_bytes(self._waiting[0])
+            left_bytes -= self._tables.listing.shard(self._waiting[0]).bytes
             if left_bytes < 0:
                 break
             shards.append(self._waiting.popleft())

@@ -18,7 +18,7 @@ from streamload.feeder.planned import PlannedRows
 from streamload.feeder.scans import Scans
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.window import Turns
-from streamload.index.tables import Tables
+from streamload.index.dataset import Dataset
 from streamload.limits import BATCHES_OF_LOOP, SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
 from streamload.memory.slots import ALIGNMENT_BYTES, Slots, round_up
 from streamload.memory.unnamed import descriptor_limit
@@ -278,7 +278,7 @@ class Resources(NamedTuple):
         turns: of the rank's batches in the order of need.
     """
 
-    tables: Tables
+    tables: Dataset
     scans: Scans
     pool: Pool
     slots: Slots
@@ -604,7 +604,7 @@ def _plan_rows(
     )
 
 
-def _plan(order: OrderOptions, tables: Tables, start: EpochStart) -> EpochPlan:
+def _plan(order: OrderOptions, tables: Dataset, start: EpochStart) -> EpochPlan:
     where = start.epoch, start.rank, start.world_size
     if isinstance(order.sampling, Mixed):
         return MixturePlan(order, tables.counts, *where, start=start.position, share=start.share)

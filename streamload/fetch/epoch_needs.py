@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
 from streamload.fetch.window import Turns
-from streamload.index.tables import Tables
+from streamload.index.dataset import Dataset
 from streamload.limits import GUESSED_PARTS, GUESSED_PARTS_SHARE
 from streamload.order.distinct import distinct
 from streamload.order.plan import EpochPlan, RowBlock
@@ -46,7 +46,7 @@ class EpochNeeds:
         turns: of the rank's batches, over all its epochs.
     """
 
-    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Tables, turns: Turns | None = None) -> None:
+    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Dataset, turns: Turns | None = None) -> None:
         self._fetcher = fetcher
         self._window = fetcher.window
         self._plan = plan
@@ -189,7 +189,7 @@ class EpochNeeds:
 
     def _unpassed(self, shard: int) -> list[tuple[int, int]]:
         """The samples of a shard or sidecar that later rows may hold, as stretches `[start, end)`."""
-        return self._tables.stretches(shard, self._plan.unpassed(self._tables.owner(shard)))
+        return self._tables.stretches(shard, self._plan.unpassed(self._tables.listing.owner(shard)))
 
 
 def _extent(table: ShardTable) -> _Extent:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from streamload.index.listing import Listing
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
+
+
+def is_all_local(urls: Iterable[str], storages: Storages) -> bool:
+    """Return True if urls can be read without waiting for a server."""
+    return all(map(storages.is_local, urls))
+
+
+def waits_for_index(listing: Listing, storages: Storages) -> bool:
+    """Return True if reading some index of a listing waits for a server."""
+    return not is_all_local(
+        {shard.index_folder for shard in listing.numbered if shard.index_folder is not None}, storages
+    )
 
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:

@@ -9,7 +9,7 @@ from functools import partial
 from streamload.errors import without_secrets
 from streamload.fetch.failures import Failures
 from streamload.fetch.fetcher import Fetcher
-from streamload.index.tables import Tables
+from streamload.index.dataset import Dataset
 from streamload.limits import SMALL_REQUESTS
 
 
@@ -24,7 +24,7 @@ class Prerequisites:
     """
 
     def __init__(
-        self, fetcher: Fetcher, tables: Tables, *, wake: Callable[[], None], progress: Callable[[], None]
+        self, fetcher: Fetcher, tables: Dataset, *, wake: Callable[[], None], progress: Callable[[], None]
     ) -> None:
         self.fetcher = fetcher
         self._tables = tables
@@ -42,9 +42,7 @@ class Prerequisites:
         Raises:
             DatasetIndexError, StorageError: one of them cannot be loaded.
         """
-        numbers = self._tables.with_sidecars(shards)
-        self._tables.hold(numbers)
-        missing = [shard for shard in numbers if self._tables.is_remote(shard)]
+        missing = self._tables.hold(self._tables.with_sidecars(shards))
         self._failures.check(missing)
         self.want_tables(shards)
         return not missing
@@ -53,7 +51,7 @@ class Prerequisites:
         """Have tables loaded that will be needed."""
         numbers = self._tables.with_sidecars(shards)
         new = [shard for shard in numbers if shard not in self._wanted and shard not in self._loading]
-        wanted = [shard for shard in new if self._tables.is_remote(shard) and shard not in self._failures]
+        wanted = [shard for shard in new if self._tables.needs_read(shard) and shard not in self._failures]
         self._wanted.update(dict.fromkeys(wanted))
         if wanted:
             self._wake()
@@ -72,7 +70,7 @@ class Prerequisites:
         while self._wanted and len(self._loading) < SMALL_REQUESTS:
             shard = next(iter(self._wanted))
             del self._wanted[shard]
-            if not self._tables.is_remote(shard):
+            if not self._tables.needs_read(shard):
                 continue  # it came with another
             self._loading[shard] = task = asyncio.create_task(self._load(shard))
             task.add_done_callback(partial(self._loaded, shard))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from streamload.fetch.parts import PART_BYTES
+from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
-from streamload.index.tables import Tables
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
@@ -37,7 +37,7 @@ class RangeReader:
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._listing = listing
         self._storages = storages
-        self._tables = Tables(listing, storages=storages)
+        self._tables = Dataset(listing, storages)
         self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
         self._pins: dict[int, Pin] = {}
 
@@ -45,7 +45,7 @@ class RangeReader:
         """The table of each shard; None for one that no index knows.
 
         Raises:
-            DatasetIndexError, StorageError: as `Tables.load`.
+            DatasetIndexError, StorageError: as `Dataset.load`.
         """
         return list(await asyncio.gather(*map(self._table, shards)))
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
+from streamload.index.unfinished import is_page
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.storages import Storages
 
@@ -30,15 +31,13 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
 
     def names_at(url: str) -> tuple[str, ...] | None:
         try:
-            return parse_class_names(storages.for_url(url).read_bytes(url, most_bytes=MOST_CLASSES_BYTES), url)
+            content = storages.for_url(url).read_bytes(url, most_bytes=MOST_CLASSES_BYTES)
         except ShardNotFoundError:
             return None
+        return None if is_page(content) else parse_class_names(content, url)
 
-    if all(map(storages.is_local, urls)) or len(urls) == 1:
-        contents = [names_at(url) for url in urls]
-    else:
-        with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-classes") as threads:
-            contents = list(threads.map(names_at, urls))
+    with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-classes") as threads:
+        contents = list(threads.map(names_at, urls))
     found = {url: names for url, names in zip(urls, contents, strict=True) if names is not None}
     if len(set(found.values())) > 1:
         first, names = next(iter(found.items()))

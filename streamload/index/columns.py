@@ -1,4 +1,4 @@
-"""Columns of a dataset: for each sample a value by which samples are selected, from the index or from a scan.
+"""Columns of a dataset: for each sample a value by which samples are selected or weighted.
 
 Keys, labels, sizes and which fields there are follow from the shards' tables. Further columns of metadata are kept in a
 file of the index, `columns.npz`: docs/index-format.md.
@@ -9,33 +9,32 @@ from __future__ import annotations
 import asyncio
 import difflib
 import io
-import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError
-from streamload.index.dataset_index import DatasetIndex
+from streamload.errors import DatasetIndexError, ShardNotFoundError
+from streamload.index.dataset import Dataset
+from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.streamed_table import stream_shard
-from streamload.index.table_reader import TableReader
-from streamload.index.tables import Tables
+from streamload.index.streamed_table import read_table
+from streamload.index.unfinished import is_page
 from streamload.limits import SMALL_REQUESTS
-from streamload.storage.local_storage import storage_for
+from streamload.order.groups import group_sizes
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import compression_of
 from streamload.tar.extensions import KIND_OF, Kind
-from streamload.tar.scan import LABEL_FIELD, scan_file
+from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
 
 COLUMNS_FILE = "columns.npz"
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
-"""Names of columns that no file is needed for; after the last two the field follows."""
+"""Names of columns that need no file; after the last two the field follows."""
 
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
@@ -44,56 +43,84 @@ _BUILT_IN = ("key", "label", "class_name", "fraction")
 
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
 _OF_SAMPLES = "column:"
+_UNREADABLE = (ValueError, KeyError, OSError, EOFError, zlib.error)
 
 Columns = dict[str, NDArray[Any]]
+_Result = TypeVar("_Result")
 
 
-def _crc32s(index: DatasetIndex) -> list[int]:
-    """The checksums of the tables; 0 where an old index has none."""
-    return [crc32 or 0 for crc32 in index.shards.crc32s]
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """The labels of a dataset.
 
-
-def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """The file with the columns of an index, an archive of NumPy arrays.
-
-    Args:
-        index: its shards, all of which have a table.
-        columns: for each name the values of all samples, in the order of the shards: numbers, or strings.
+    Attributes:
+        values: the labels that exist, ascending.
+        number: unsigned[N], each sample's label as a number in `values`, in the order of the listing.
     """
-    starts = np.concatenate([[0], np.cumsum(index.shards.samples, dtype=np.int64)])
-    arrays: dict[str, Any] = {
-        _SHARDS: np.array(list(index.shards.names), dtype=np.str_),
-        _CRC32: np.array(_crc32s(index), np.uint32),
-        _STARTS: starts,
-    }
-    file = io.BytesIO()
-    arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
-    np.savez(file, **arrays)
-    return file.getvalue()
+
+    values: tuple[int, ...]
+    number: NDArray[np.unsignedinteger]
+
+    def numbers_in(self, other: Labels) -> NDArray[np.unsignedinteger]:
+        """Return each sample's label, unsigned[N], as a number in the values of `other`, which has some of them.
+
+        For a label that it lacks this is any number up to their count.
+        """
+        if other is self:
+            return self.number
+        dtype = np.min_scalar_type(len(other.values))
+        numbers: NDArray[np.unsignedinteger] = np.searchsorted(other.values, self.values).astype(dtype)[self.number]
+        return numbers
+
+    def of(self, selected: NDArray[np.bool_]) -> Labels:
+        """Return those of the selected samples, bool[N]."""
+        numbers = self.number[selected]
+        occurring = np.flatnonzero(group_sizes(numbers, len(self.values)))
+        dtype = np.min_scalar_type(max(0, len(occurring) - 1))
+        values = tuple(self.values[number] for number in occurring.tolist())
+        return Labels(values, np.searchsorted(occurring, np.arange(len(self.values))).astype(dtype)[numbers])
 
 
-def unpack_columns(content: bytes | None, index: DatasetIndex) -> Columns:
-    """The columns in a file of this index; none where there is none, or it is of other shards or cannot be read."""
-    if not content:
-        return {}
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            if arrays[_SHARDS].tolist() != list(index.shards.names) or arrays[_CRC32].tolist() != _crc32s(index):
-                return {}
-            return {
-                name.removeprefix(_OF_SAMPLES): arrays[name] for name in arrays.files if name.startswith(_OF_SAMPLES)
-            }
-    except (ValueError, KeyError, OSError, EOFError, zlib.error):
-        return {}
+def read_labels(listing: Listing, storages: Storages) -> Labels:
+    """Read the labels of all samples from the index. Blocks.
+
+    Raises:
+        DatasetIndexError: a shard is in no index, or its index has no labels, is damaged or belongs to other shards.
+        StorageError: an index cannot be read.
+    """
+    for shard in listing.shards:
+        if shard.index_folder is None:
+            raise _no_labels("this shard is in no index", shard.url)
+
+    async def of_shard(dataset: Dataset, shard: int) -> Labels:
+        table = await dataset.load(shard)
+        assert table is not None, "the shard is in an index"
+        if table.labels is None and len(table):
+            raise _no_labels(
+                "the index has no labels of this shard, since not every sample in it has a whole number as cls",
+                dataset.url(shard),
+            )
+        values, number = np.unique(() if table.labels is None else table.labels, return_inverse=True)
+        # No view of the table, which would stay in memory with it.
+        return Labels(tuple(values.tolist()), number.astype(np.min_scalar_type(max(0, len(values) - 1))))
+
+    pieces = _of_shards(listing, storages, of_shard)
+    values = np.array(sorted({value for piece in pieces for value in piece.values}), np.int64)
+    dtype = np.min_scalar_type(max(0, len(values) - 1))
+    numbers = [np.searchsorted(values, piece.values).astype(dtype)[piece.number] for piece in pieces if piece.values]
+    return Labels(tuple(values.tolist()), np.concatenate([np.empty(0, dtype), *numbers]))
+
+
+def _no_labels(why: str, url: str) -> DatasetIndexError:
+    return DatasetIndexError(
+        f"weights by label need the labels that an index holds, and {why}; write the class of each sample as a field "
+        "cls, make the index with `streamload index` (or pack with shardify), or give weights= as one number a sample",
+        url=url,
+    )
 
 
 def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> tuple[Columns, NDArray[np.int64]]:
-    """Some columns of all samples. Blocks; shards that no index knows are scanned, and that is remembered.
-
-    Args:
-        listing: the shards.
-        storages: where they lie.
-        names: of the columns.
+    """Read some columns of all samples. Blocks; shards that no index knows are scanned.
 
     Returns:
         The columns, in the order of the listing, and the samples of each shard, int64[shards].
@@ -103,60 +130,50 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
         ShardFormatError: a shard is damaged.
         StorageError: a shard or an index cannot be read.
     """
-    with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
-        return thread.submit(asyncio.run, _read(listing, storages.copy(), names)).result()
-
-
-async def _read(listing: Listing, storages: Storages, names: Sequence[str]) -> tuple[Columns, NDArray[np.int64]]:
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
-    try:
-        found = await asyncio.to_thread(_stored, listing, storages, stored) if stored else {}
-        if not others and listing.counts is not None:
-            return found, np.array(listing.counts, np.int64)
-        tables = Tables(listing, storages=storages)
-        room = asyncio.Semaphore(SMALL_REQUESTS)
+    columns = _stored(listing, storages, stored) if stored else {}
+    if not others and listing.counts is not None:
+        return columns, np.array(listing.counts, np.int64)
+    fields: set[str] = set()
 
-        fields: set[str] = set()
+    async def of_shard(dataset: Dataset, shard: int) -> list[Any]:
+        table, url = await dataset.load(shard), dataset.url(shard)
+        if table is None:
+            table = await read_table(dataset.storages.for_url(url), url)
+        fields.update(table.fields)
+        return [len(table), *(_values(table, name, url) for name in others)]
 
-        async def of_shard(shard: int) -> list[Any]:
-            async with room:
-                table = await _table(tables, storages, shard)
-                fields.update(table.fields)
-                return [len(table), *(_values(table, name, tables.url(shard)) for name in others)]
-
-        counts, *values = zip(*await asyncio.gather(*map(of_shard, range(len(listing.shards)))), strict=True)
-    finally:
-        await storages.aclose()
+    counts, *values = zip(*_of_shards(listing, storages, of_shard), strict=True)
     for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in _NOT_OF_FIELDS):
         if field not in fields:
             raise DatasetIndexError(
                 f"where= asks for the field {field!r}, which no sample has; there are {listed(sorted(fields))}",
                 url=listing.shards[0].url,
             )
-    joined = {name: np.concatenate(parts) for name, parts in zip(others, values, strict=True)}
-    return {**found, **joined}, np.array(counts, np.int64)
+    columns |= {name: np.concatenate(parts) for name, parts in zip(others, values, strict=True)}
+    return columns, np.array(counts, np.int64)
 
 
-async def _table(tables: Tables, storages: Storages, shard: int) -> ShardTable:
-    table = await tables.load(shard)
-    if table is not None:
-        return table
-    url = tables.url(shard)
-    if storages.is_local(url) and compression_of(url) is None:
-        table = await asyncio.to_thread(_scan, url)
-    else:
-        table = (await stream_shard(storages.for_url(url), url, every_byte=False)).table
-    tables.add(shard, table)
-    return table
+def _of_shards(
+    listing: Listing, storages: Storages, of_shard: Callable[[Dataset, int], Awaitable[_Result]]
+) -> list[_Result]:
+    """Call a coroutine function for all shards of a dataset, some at a time, and return its results. Blocks."""
 
+    async def run() -> list[_Result]:
+        dataset, room = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS)
 
-def _scan(url: str) -> ShardTable:
-    descriptor = storage_for(url).open(url)
-    try:
-        return scan_file(descriptor, os.fstat(descriptor).st_size, url)
-    finally:
-        os.close(descriptor)
+        async def one(shard: int) -> _Result:
+            async with room:
+                return await of_shard(dataset, shard)
+
+        try:
+            return await asyncio.gather(*map(one, range(len(listing.shards))))
+        finally:
+            await dataset.storages.aclose()
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+        return thread.submit(asyncio.run, run()).result()
 
 
 def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
@@ -182,7 +199,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
 
 
 def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
-    """For each key the polynomial of its bytes at an odd number, modulo 2**64, without a string for each of them."""
+    """Return for each key the polynomial of its bytes at an odd number, modulo 2**64, without a string for each."""
     lengths = np.diff(table.key_start)
     if not len(lengths):
         return np.empty(0, np.uint64)
@@ -192,71 +209,115 @@ def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
     return np.add.reduceat(terms, table.key_start[:-1]) * (lengths > 0)
 
 
+# -- the file with columns of metadata -----------------------------------------------------------------------------
+
+
+def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the file with the columns of an index, an archive of NumPy arrays.
+
+    Args:
+        index: its shards, all of which have a table.
+        columns: for each name the values of all samples, in the order of the shards: numbers, or strings.
+    """
+    arrays: dict[str, Any] = {
+        _SHARDS: np.array([entry.name for entry in index.shards], dtype=np.str_),
+        _CRC32: np.array([entry.place.crc32 for entry in index.shards], np.uint32),
+        _STARTS: np.concatenate([[0], np.cumsum([entry.samples for entry in index.shards], dtype=np.int64)]),
+    }
+    file = io.BytesIO()
+    arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def unpack_columns(content: bytes | None, index: DatasetIndex) -> Columns:
+    """Return the columns in a file of this index; none if it is missing, of other shards or damaged."""
+    try:
+        file = _ColumnsFile(content, index)
+        return {name: file.arrays[f"{_OF_SAMPLES}{name}"] for name in file.names if file.is_of_index()}
+    except _UNREADABLE:
+        return {}
+
+
 def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
-    """Columns of metadata; those of shards that have been written since are not taken for theirs."""
-    reader = TableReader(storages)
-    folders = dict.fromkeys(folder for folder in listing.index_of if folder is not None)
-    files = {folder: _File(folder, reader) for folder in folders}
-    found: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-    for shard, folder in zip(listing.shards, listing.index_of, strict=True):
-        file = None if folder is None else files[folder]
+    """Return columns of metadata; those of shards that have been written since are refused."""
+    folders = dict.fromkeys(shard.index_folder for shard in listing.shards)
+    files = {folder: _read_file(folder, storages) for folder in folders if folder is not None}
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    for shard in listing.shards:
+        file = None if shard.index_folder is None else files[shard.index_folder]
         missing = [name for name in names if file is None or name not in file.names]
         if file is None or missing:
             raise DatasetIndexError(_no_column(missing, file), url=shard.url)
         for name in names:
-            found[name].append(file.values(shard.name, name, shard.url))
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+            values = file.values(shard.name, name)
+            if values is None:
+                raise DatasetIndexError(
+                    f"the column {name!r} has no values of this shard, which is newer; "
+                    f"{counted(len(file.places), 'shard')} have them; make them again with `streamload index` and its "
+                    "--columns",
+                    url=shard.url,
+                )
+            parts[name].append(values)
+    return {name: np.concatenate(each) for name, each in parts.items()}
 
 
-class _File:
+def _read_file(folder: str, storages: Storages) -> _ColumnsFile:
+    def read(name: str) -> bytes | None:
+        url = f"{folder}/{name}"
+        try:
+            return storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
+        except ShardNotFoundError:
+            return None
+
+    index = DatasetIndex.from_json(read(INDEX_FILE) or b"", folder)
+    try:
+        return _ColumnsFile(read(COLUMNS_FILE), index)
+    except _UNREADABLE as exc:
+        raise DatasetIndexError(
+            f"the columns cannot be read ({exc}); make them again with `streamload index` and its --columns",
+            url=f"{folder}/{COLUMNS_FILE}",
+        ) from exc
+
+
+class _ColumnsFile:
     """The columns of one index.
 
     Attributes:
-        fields: of its shards.
+        index: the index.
+        arrays: as they are stored.
         names: of the columns.
+        places: for each shard the start and end of its values, and the checksum of its table.
     """
 
-    def __init__(self, folder: str, reader: TableReader) -> None:
-        self._url = f"{folder}/{COLUMNS_FILE}"
-        self._index = reader.index(folder)
-        self.fields = self._index.fields
-        self._arrays: dict[str, NDArray[Any]] = {}
-        content = reader.read_file(folder, COLUMNS_FILE)
-        try:
-            if content:
-                with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                    self._arrays = {name: arrays[name] for name in arrays.files}
-            self.names = sorted(each.removeprefix(_OF_SAMPLES) for each in self._arrays if each.startswith(_OF_SAMPLES))
-            names = self._arrays.get(_SHARDS, np.empty(0, np.str_)).tolist()
-            starts = self._arrays.get(_STARTS, np.zeros(1, np.int64)).tolist()
-            self._places = dict(zip(names, zip(starts, starts[1:], self._crc32s(), strict=False), strict=True))
-        except (ValueError, KeyError, OSError, EOFError, zlib.error) as exc:
-            raise DatasetIndexError(
-                f"the columns cannot be read ({exc}); make them again with `streamload index` and its --columns",
-                url=self._url,
-            ) from exc
+    def __init__(self, content: bytes | None, index: DatasetIndex) -> None:
+        self.index = index
+        self.arrays: dict[str, NDArray[Any]] = {}
+        if content and not is_page(content):
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                self.arrays = {name: arrays[name] for name in arrays.files}
+        self.names = sorted(each.removeprefix(_OF_SAMPLES) for each in self.arrays if each.startswith(_OF_SAMPLES))
+        self.places: dict[str, tuple[int, int, int]] = {}
+        if self.arrays:
+            shards, starts, crc32s = (self.arrays[name].tolist() for name in (_SHARDS, _STARTS, _CRC32))
+            self.places = dict(zip(shards, zip(starts, starts[1:], crc32s, strict=False), strict=True))
 
-    def values(self, shard_name: str, name: str, url: str) -> NDArray[Any]:
-        """A column, one of `names`, of one shard."""
-        column = self._arrays[f"{_OF_SAMPLES}{name}"]
-        entry = self._index.find(shard_name)
-        start, end, crc32 = self._places.get(shard_name, (0, -1, -1))
-        if entry is None or entry.table is None or entry.table.crc32 != crc32 or end - start != entry.samples:
-            raise DatasetIndexError(
-                f"the column {name!r} has no values of this shard, which is newer; "
-                f"{counted(len(self._places), 'shard')} have them; make them again with `streamload index` and its "
-                "--columns",
-                url=url,
-            )
-        return column[start:end]
+    def is_of_index(self) -> bool:
+        """Return True if the file has values of all shards, which are as they were."""
+        names = [entry.name for entry in self.index.shards]
+        return [*self.places] == names and all(self.values(each, self.names[0]) is not None for each in names)
 
-    def _crc32s(self) -> list[int]:
-        found: list[int] = self._arrays.get(_CRC32, np.empty(0, np.uint32)).tolist()
-        return found
+    def values(self, shard_name: str, name: str) -> NDArray[Any] | None:
+        """Return a column, one of `names`, of one shard; None if the shard was written since."""
+        entry = self.index.find(shard_name)
+        start, end, crc32 = self.places.get(shard_name, (0, -1, -1))
+        if entry is None or entry.place.crc32 != crc32 or end - start != entry.samples:
+            return None
+        return self.arrays[f"{_OF_SAMPLES}{name}"][start:end]
 
 
-def _no_column(missing: Sequence[str], file: _File | None) -> str:
-    """Which column is missing, what may be meant, and what there is; `file` is None for a shard in no index."""
+def _no_column(missing: Sequence[str], file: _ColumnsFile | None) -> str:
+    """Say which column is missing, what may be meant, and what there is; `file` is None for a shard in no index."""
     hints = {name: _hint(name, file) for name in missing}
     name = next((name for name in missing if hints[name]), missing[0])
     hint, kept = (f" ({hints[name]})", "json:NAME") if hints[name] else ("", f"json:{name}")
@@ -272,13 +333,13 @@ def _no_column(missing: Sequence[str], file: _File | None) -> str:
     )
 
 
-def _fields(file: _File | None) -> tuple[str, ...]:
-    """The fields of an index; of a shard in none they are not known, so what fields are often called."""
-    return tuple(KIND_OF) if file is None else file.fields
+def _fields(file: _ColumnsFile | None) -> tuple[str, ...]:
+    """Return the fields of an index; without one, the usual names of fields."""
+    return tuple(KIND_OF) if file is None else file.index.fields
 
 
-def _place_in_json(name: str, file: _File | None) -> tuple[str, str] | None:
-    """The field that a name begins with, and the path in it; None where no field with JSON is named."""
+def _place_in_json(name: str, file: _ColumnsFile | None) -> tuple[str, str] | None:
+    """Return the field that a name begins with, and the path in it; None unless it names a field with JSON."""
     for field in _fields(file):
         path = name.removeprefix(f"{field}.")
         if path not in (name, "size") and KIND_OF.get(field.rpartition(".")[2]) is Kind.JSON:
@@ -286,8 +347,8 @@ def _place_in_json(name: str, file: _File | None) -> tuple[str, str] | None:
     return None
 
 
-def _hint(name: str, file: _File | None) -> str:
-    """What may be meant by the name of a column that is not there; empty where nothing is like it."""
+def _hint(name: str, file: _ColumnsFile | None) -> str:
+    """Return what may be meant by the name of a missing column; empty if nothing is like it."""
     fields = _fields(file)
     if name == LABEL_FIELD:
         return f"write {LABEL}, which is the integer in the field {name}"

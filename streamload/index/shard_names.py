@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from streamload.errors import without_secrets
-from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import LocalIndexFolder, remove_entries
 from streamload.storage.protocol import protocol_of
 from streamload.storage.urls import chain_links
 
-_SHARD = re.compile(r"\.(?:tar|(?i:tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst))(?:::.*)?\Z")
-_UNKNOWN_COMPRESSION = re.compile(r"\.tar\.(?:lz4|lzma|br)\Z", re.IGNORECASE)
+_SHARD = re.compile(r"\.(?:tar|tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)(?:::.*)?\Z", re.IGNORECASE)
+_UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|zip|rar)|taz|tlz)\Z", re.IGNORECASE)
 
 WEB = ("http", "https")
 """Protocols whose storages do not list."""
@@ -40,13 +38,13 @@ def shard_name(url: str) -> str:
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether a name ends as a tar archive's does, compressed or not."""
-    return _SHARD.search(name) is not None
+    """Return True if a name ends as a tar archive's does, compressed or not."""
+    return name.endswith(".tar") or _SHARD.search(name) is not None
 
 
 def refuse_unknown_compression(url: str) -> None:
     """Raise ValueError for an unsupported compression."""
-    if _UNKNOWN_COMPRESSION.search(url):
+    if not url.endswith(".tar") and _UNKNOWN_COMPRESSION.search(url):
         raise ValueError(
             f"urls names {without_secrets(url)!r}, but shards compressed this way are not supported; decompress them, "
             "or use gz, zst, xz or bz2"
@@ -140,36 +138,3 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
         )
     number = numbers[0]
     return folder or ".", ShardNaming(name[: number.start()], int(number[1] or 0), name[number.end() :])
-
-
-def remove_shards(folder: str, shards: ShardNaming) -> None:
-    """Remove all shards of a name, after their index entries, so that no entry is ever stale.
-
-    Raises:
-        OSError, StorageError: something cannot be removed.
-        DatasetIndexError: the index beside them is broken.
-    """
-    remove_local_entries(folder, shards)
-    for name in shards.existing(folder):
-        os.unlink(os.path.join(folder, name))
-
-
-def remove_stale_entries(folder: str, shards: ShardNaming) -> None:
-    """Remove the index entries of shards of a name if all of these shards were deleted by hand.
-
-    Raises:
-        StorageError: something cannot be removed.
-        DatasetIndexError: the index beside them is broken.
-    """
-    if not shards.existing(folder):
-        remove_local_entries(folder, shards)
-
-
-def remove_local_entries(folder: str, shards: ShardNaming) -> None:
-    """Remove the index entries of all shards of a name, whether or not the shards exist.
-
-    Raises:
-        StorageError: something cannot be removed.
-        DatasetIndexError: the index is broken.
-    """
-    remove_entries(LocalIndexFolder(os.path.join(folder, INDEX_FOLDER)), shards.matches)

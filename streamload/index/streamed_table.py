@@ -1,8 +1,10 @@
-"""The table of a shard that is read once from its start to its end, wherever it lies and however it is compressed."""
+"""The table of a whole shard, read from its start to its end, wherever it lies and however it is compressed."""
 
 from __future__ import annotations
 
+import asyncio
 import mmap
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,10 +15,11 @@ from numpy.typing import NDArray
 from streamload.errors import ShardFormatError
 from streamload.memory.sparse import SparseMemory
 from streamload.storage.download import Pin, download
+from streamload.storage.local_storage import LocalStorage
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
 from streamload.tar.header_chain import RECORD_BYTES
-from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_prefix
+from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_file, scan_prefix
 from streamload.tar.table import ShardTable
 
 _STEP_BYTES = 8 << 20
@@ -28,8 +31,8 @@ class ReadShard(NamedTuple):
 
     Attributes:
         bytes: its size, compressed if it is.
-        mtime_ns: when it was last changed; None where the storage has something better or nothing.
-        etag: its version, where the storage has one.
+        mtime_ns: its time of modification; None if the storage has a version or nothing.
+        etag: its version, if the storage has one.
         table: its samples.
     """
 
@@ -37,6 +40,23 @@ class ReadShard(NamedTuple):
     mtime_ns: int | None
     etag: str | None
     table: ShardTable
+
+
+async def read_table(storage: Storage, url: str) -> ShardTable:
+    """Return the table of a shard: reads the headers of a local uncompressed one, and all bytes of any other.
+
+    Raises:
+        StorageError: it cannot be read.
+        ShardFormatError: it is damaged.
+    """
+    if not isinstance(storage, LocalStorage) or compression_of(url) is not None:
+        return (await stream_shard(storage, url, every_byte=False)).table
+
+    def scan() -> ShardTable:
+        with open(storage.open(url), "rb", buffering=0) as file:
+            return scan_file(file.fileno(), os.fstat(file.fileno()).st_size, url)
+
+    return await asyncio.to_thread(scan)
 
 
 async def stream_shard(
@@ -63,7 +83,7 @@ async def stream_shard(
     pin = Pin()
     compression = compression_of(url)
     decompressor = None if compression is None else Decompressor(compression, url)
-    table = StreamedTable(url, every_byte=every_byte, record_bytes=record_bytes)
+    table = _StreamedTable(url, every_byte=every_byte, record_bytes=record_bytes)
 
     def take(_: int, piece: bytes) -> None:
         on_bytes(len(piece))
@@ -79,7 +99,7 @@ async def stream_shard(
         table.close()
 
 
-class StreamedTable:
+class _StreamedTable:
     """Takes the bytes of an uncompressed shard in their order, and finds its samples as they come."""
 
     def __init__(self, url: str, *, every_byte: bool, record_bytes: int) -> None:
@@ -107,7 +127,7 @@ class StreamedTable:
             self._scan(None)
 
     def finish(self) -> ShardTable:
-        """The table, after the last byte, as `scan_shard` makes it. Raises ShardFormatError."""
+        """Return the table, after the last byte, as `scan_shard` makes it. Raises ShardFormatError."""
         if self._available == 0:
             raise ShardFormatError("the shard is empty; fetch it again", url=self._url, offset=0)
         while self._growing.needs is not None:
@@ -136,10 +156,10 @@ class StreamedTable:
             record_bytes=self._record_bytes,
         )
         growing.add(piece)
-        found = piece.table
-        if self._every_byte and len(found):
-            self._crc32.append(crc32_of(octets, found.member_offset, found.member_size))
-            labels = labels_of(found, lambda offset, _: (octets, offset))
+        table = piece.table
+        if self._every_byte and len(table):
+            self._crc32.append(crc32_of(octets, table.member_offset, table.member_size))
+            labels = labels_of(table, lambda offset, _: (octets, offset))
             self._labels = None if labels is None or self._labels is None else [*self._labels, labels]
         self._memory.free(0, min(growing.resume, self._available))
         self._next_scan = max(growing.needs or 0, self._available + _STEP_BYTES)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError
 from streamload.tar.table import ShardTable
-from streamload.text import counted
 
 # The version of the layout; a table of another version is refused.
 _TABLE_FORMAT = 2
@@ -32,11 +31,11 @@ _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<
 
 
 class _TableError(Exception):
-    """What an index holds does not make a table; the text says why."""
+    """Bytes of an index do not make a table; the text says why."""
 
 
 def pack_table(table: ShardTable) -> bytes:
-    """The bytes of a table; they depend on nothing but the table."""
+    """Return the bytes of a table; they depend on nothing but the table."""
     about = json.dumps({"fields": table.fields, "skipped": dict(sorted(table.skipped.items()))}).encode("ascii")
     flags = (_CRC32 if table.member_crc32 is not None else 0) | (_LABELS if table.labels is not None else 0)
     counts = (len(table.member_offset), len(table), len(table.key_bytes), len(about))
@@ -56,7 +55,7 @@ def pack_table(table: ShardTable) -> bytes:
 
 
 def unpack_table(content: bytes, url: str, crc32: int | None = None, *, offset: int | None = None) -> ShardTable:
-    """The table that `pack_table` made bytes of, checked: lengths, and that everything lies within the shard.
+    """Return the table that `pack_table` packed, after checking that everything lies within the shard.
 
     Its arrays are views of the bytes.
 
@@ -80,7 +79,7 @@ def unpack_table(content: bytes, url: str, crc32: int | None = None, *, offset: 
 
 
 def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexError:
-    """The error for a file of an index of which a table cannot be made."""
+    """Return the error for a damaged file of an index."""
     return DatasetIndexError(f"{why}; rebuild the index with `streamload index`", url=url, offset=offset)
 
 
@@ -127,47 +126,31 @@ def _view(content: bytes, dtype: np.dtype[Any], count: int, start: int) -> NDArr
 
 @lru_cache(64)
 def _about(content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """The fields, and the skipped members by reason; nearly all shards of a dataset share them."""
+    """Return the fields, and the skipped members by reason; nearly all shards of a dataset share them."""
     try:
         about = json.loads(content)
-    except (ValueError, RecursionError) as exc:
-        raise _TableError(f"its fields are not JSON ({exc})") from exc
-    if not isinstance(about, dict):
-        raise _TableError("it names no fields")
-    return _checked_fields(about.get("fields")), tuple(_checked_skipped(about.get("skipped")).items())
-
-
-def _checked_fields(fields: object) -> tuple[str, ...]:
-    """The names of a table's fields; _TableError if they are none."""
+        fields, skipped = about["fields"], about["skipped"]
+    except (ValueError, TypeError, LookupError, RecursionError) as exc:
+        raise _TableError(f"its fields cannot be read ({exc})") from exc
     if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
         raise _TableError("its fields are not a list of names")
-    return tuple(fields)
-
-
-def _checked_skipped(skipped: object) -> dict[str, int]:
-    """The skipped members of a table; _TableError if they are none."""
     if not isinstance(skipped, dict) or not all(type(n) is int and 0 <= n <= MAX_COUNT for n in skipped.values()):
         raise _TableError("its skipped members are not counts by reason")
-    return skipped
+    return tuple(fields), tuple(skipped.items())
 
 
 def _check_table(table: ShardTable) -> None:
-    """Raises _TableError for a table that would point outside of its shard or of itself."""
+    """Raise _TableError for a table that would point outside of its shard or of itself.
+
+    The columns have the lengths that the header says. Edges are compared, not subtracted, since the difference of two
+    large numbers may overflow; and counted, since `any` takes ten times as long for the table of a small shard.
+    """
     members, offset, size = len(table.member_offset), table.member_offset, table.member_size
-    for name in ("member_size", "member_field", "member_crc32"):
-        array = getattr(table, name)
-        if array is not None and len(array) != members:
-            raise _TableError(f"its {name} has {counted(len(array), 'entry')} for {counted(members, 'member')}")
     starts, keys = table.sample_start, table.key_start
-    # Compared, not subtracted: the difference of two large numbers may overflow. Counted: `any` takes ten times as
-    # long for the table of a small shard.
-    if not len(starts) or starts[0] != 0 or starts[-1] != members or count_nonzero(starts[1:] <= starts[:-1]):
+    if starts[0] != 0 or starts[-1] != members or count_nonzero(starts[1:] <= starts[:-1]):
         raise _TableError(f"its sample_start does not run from 0 to {members}")
-    if not len(keys) or keys[0] != 0 or keys[-1] != len(table.key_bytes) or count_nonzero(keys[1:] < keys[:-1]):
+    if keys[0] != 0 or keys[-1] != len(table.key_bytes) or count_nonzero(keys[1:] < keys[:-1]):
         raise _TableError(f"its key_start does not run from 0 to {len(table.key_bytes)}")
-    samples = len(starts) - 1
-    if len(keys) != samples + 1 or (table.labels is not None and len(table.labels) != samples):
-        raise _TableError(f"its keys or labels are not as many as its {counted(samples, 'sample')}")
     if members:
         if count_nonzero((offset | size) < 0) or count_nonzero(size > table.shard_bytes - offset):
             raise _TableError(f"a member does not lie within the shard's {table.shard_bytes} bytes")

@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import write_index
-from streamload.index.indexed_shards import IndexedShard
-from streamload.index.shard_names import ShardNaming, remove_local_entries
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.index_writer import IndexFolder, remove_entries, write_index
+from streamload.index.shard_names import ShardNaming
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_path, mark_unfinished
 from streamload.pack.finished_options import options_content, options_path
 from streamload.pack.records import Finished
 from streamload.storage.local_files import replace_file
+from streamload.storage.local_storage import LocalStorage
 from streamload.write.shard_file import sync_folder
 
 NAMES = ShardNaming("shard-", 6, ".tar")
@@ -28,6 +28,7 @@ NAMES = ShardNaming("shard-", 6, ".tar")
 ANY_NAMES = ShardNaming("", None, ".tar")
 """Of shards that keep the names that they have in the staging folder; all shards of a folder are of the set."""
 CLASSES = "classes.json"
+_LOCAL = LocalStorage()
 _HALF_WRITTEN = re.compile(
     r"\.(classes\.json|index\.json|shardify\.json|\.streamload-unfinished\.json|tables-[0-9a-f]{16}\.bin)\.[0-9a-f]{16}\.tmp"
 )
@@ -90,21 +91,21 @@ def publish(
     # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
     for _, folder in changed:
         os.makedirs(folder, exist_ok=True)
-        mark_unfinished(folder, UnfinishedSet(naming, SHARDIFY), durable=sync)
+        mark_unfinished(_LOCAL, folder, UnfinishedSet(naming, SHARDIFY))
         if again:
             _remove_half_written(folder)
             _remove_half_written(os.path.join(folder, INDEX_FOLDER))
     for _, folder in changed:
-        remove_local_entries(folder, naming)
+        remove_entries(IndexFolder(_LOCAL, os.path.join(folder, INDEX_FOLDER)), naming.matches)
     for part, folder in changed:
         _move_shards(folder, part.shards, naming, sync)
     for part, folder in changed:
         _write_classes(os.path.join(folder, CLASSES), classes if part.shards else None, sync)
     for part, folder in changed:
-        _write_index(folder, part.shards, naming, sync)
+        _write_index(folder, part.shards, naming)
         _write_options(folder, options if part.shards else None, sync)
     for part, folder in changed:
-        mark_finished(folder, naming, durable=sync)
+        mark_finished(_LOCAL, folder, naming)
         if not part.shards:
             _remove_empty(folder)
         if sync and os.path.isdir(folder):
@@ -133,14 +134,14 @@ def _move_shards(folder: str, shards: Sequence[Finished], naming: ShardNaming, s
         sync_folder(folder)  # before the index, which refers to them
 
 
-def _write_index(folder: str, shards: Sequence[Finished], naming: ShardNaming, sync: bool) -> None:
+def _write_index(folder: str, shards: Sequence[Finished], naming: ShardNaming) -> None:
     entries = [
         (IndexedShard.of(final_name(naming, shard.path, number), shard.table), shard.table)
         for number, shard in enumerate(shards)
         if shard.table is not None
     ]
     if entries:
-        write_index(os.path.join(folder, INDEX_FOLDER), entries, durable=sync)
+        write_index(os.path.join(folder, INDEX_FOLDER), entries)
 
 
 def _write_options(folder: str, options: Mapping[str, Any] | None, sync: bool) -> None:

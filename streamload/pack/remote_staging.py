@@ -17,10 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from streamload.errors import StorageError
-from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import RemoteIndexFolder, remove_entries, update_with_tables
-from streamload.index.indexed_shards import IndexedShard
-from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_remote_finished, mark_remote_unfinished
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.index_writer import IndexFolder, remove_entries, update_with_tables
+from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.pack.finished_options import options_content, options_path
 from streamload.pack.output import shown_bytes
 from streamload.pack.publishing import CLASSES, Part, classes_content, final_name
@@ -176,7 +175,7 @@ class RemoteStaging(Staging):
         """Mark the folders as unfinished, and remove the index entries and then the shards of an earlier dataset."""
         # Each step for all parts before the next step, so that whoever reads several parts at once sees all or none.
         for split in self._splits:
-            mark_remote_unfinished(self._storage, self._folder(split), UnfinishedSet(self.run.naming, SHARDIFY))
+            mark_unfinished(self._storage, self._folder(split), UnfinishedSet(self.run.naming, SHARDIFY))
         kept = {(self._folder_of_key(key), shard.name) for key, (shard, _) in self._known.items()}
         there = {
             folder: existing_names(self._storage, folder, self.run.naming) for folder in map(self._folder, self._splits)
@@ -194,7 +193,7 @@ class RemoteStaging(Staging):
 
     def _unmark(self) -> None:
         for split in self._splits:
-            mark_remote_finished(self._storage, self._folder(split), self.run.naming)
+            mark_finished(self._storage, self._folder(split), self.run.naming)
 
     def _upload(self, part: str, key: str, name: str | None, task: str, finished: Finished) -> None:
         etag = None
@@ -207,8 +206,8 @@ class RemoteStaging(Staging):
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def _index(self, folder: str) -> RemoteIndexFolder:
-        return RemoteIndexFolder(self._storage, f"{folder}/{INDEX_FOLDER}")
+    def _index(self, folder: str) -> IndexFolder:
+        return IndexFolder(self._storage, f"{folder}/{INDEX_FOLDER}")
 
     def _folder(self, split: str) -> str:
         return f"{self.run.destination}/{split}" if split else self.run.destination

@@ -80,7 +80,8 @@ class LocalStorage:
         path = local_path(url)
         try:
             with open(open_regular(path), "rb") as file:
-                content = file.read(most_bytes + 1)
+                # Not simply so many: a buffer of that size is allocated first.
+                content = file.read(min(most_bytes, os.fstat(file.fileno()).st_size) + 1)
         except OSError as exc:
             raise _storage_error(path, exc) from None
         if len(content) > most_bytes:

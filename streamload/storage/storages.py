@@ -114,6 +114,10 @@ class Storages:
         _refuse_one_slash(url)
         return True
 
+    def costs_requests(self, url: str) -> bool:
+        """Return True if reading the url costs requests to a server, so that its index is trusted, not checked."""
+        return not self.is_local(url)
+
     def is_process_local(self, url: str) -> bool:
         """Whether only this process can read the url: `memory://`, or by a filesystem of the script's own class."""
         if self._filesystem is not None:

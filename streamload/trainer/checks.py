@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from streamload.arguments import alternatives
-from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to, is_array, is_image, key_names
+from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to, is_array, is_image
 from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
-from streamload.fetch.fetched_listing import fetched_shards
+from streamload.fetch.fetched_listing import fetched_shards, is_all_local
 from streamload.fetch.parts import PART_BYTES
 from streamload.images.decoders import palette, unchanged
 from streamload.images.joint import draws_geometry
@@ -103,7 +103,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         ValueError: says how much is needed, and the ways out.
     """
     fetched = fetched_shards(listing, options.storages)
-    if not fetched or listing.counts is None or options.cache_dir is not None or listing.sidecars.shards:
+    if not fetched or listing.counts is None or options.cache_dir is not None or listing.sidecars:
         return
     if isinstance(order.sampling, Stretched) and order.sampling.selected is not None:
         return
@@ -168,9 +168,8 @@ def _without_effect(options: Options, listings: Sequence[Listing]) -> Iterator[s
     storages = options.storages
     if options.cache_dir is not None and not any(fetched_shards(listing, storages) for listing in listings):
         yield f"cache_dir={options.cache_dir!r} has no effect: all shards are local files, read where they lie"
-    folders = {shard.folder for listing in listings for shard in listing.shards}
-    folders |= {folder for listing in listings for folder in listing.index_of if folder is not None}
-    if options.storage_options and all(storages.is_local(f"{folder}/") for folder in folders):
+    folders = {folder for listing in listings for folder in listing.folders}
+    if options.storage_options and is_all_local([f"{folder}/" for folder in folders], storages):
         yield "storage_options= has no effect: all shards are local files"
 
 
@@ -188,7 +187,7 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
         return
     requested = [name for entry in options.field_names or () for name in entry.split(";")]
     read = [name for name in dict.fromkeys(existing) if name in requested or options.field_names is None] or requested
-    given = [name for key in options.decode for name in key_names(key)]
+    given = [name for key in options.decode for name in alternatives(key)]
     unused = [name for name in given if not any(applies_to(name, field) for field in (*read, *requested))]
     if not read or not unused:
         return

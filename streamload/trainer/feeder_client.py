@@ -20,6 +20,7 @@ from streamload.decode.failure import error_from
 from streamload.errors import WorkerError
 from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
 from streamload.feeder.messages import Answer, Call
+from streamload.fetch.fetched_listing import is_all_local
 from streamload.index.columns import Columns
 from streamload.index.listing import Listing
 from streamload.options import Options
@@ -78,9 +79,7 @@ def named_places(portions: Iterable[Portion]) -> list[str]:
 
 def listing_places(listing: Listing) -> list[str]:
     """Where the shards of a listing and their indexes lie."""
-    folders = [shard.folder for shard in listing.numbered]
-    folders += [folder for folder in (*listing.index_of, *listing.sidecars.index_of) if folder is not None]
-    return [f"{folder}/" for folder in dict.fromkeys(folders)]
+    return [f"{folder}/" for folder in listing.folders]
 
 
 class FeederClient:
@@ -110,7 +109,7 @@ class FeederClient:
         self.storages = storages
         self._places = list(places)
         self.is_process_local = any(map(storages.is_process_local, self._places))
-        self.is_here = self.is_process_local or all(map(storages.is_local, self._places))
+        self.is_here = self.is_process_local or is_all_local(self._places, storages)
         self.start = start
         self._calls = Calls()
         self.process: FeederProcess | None = None

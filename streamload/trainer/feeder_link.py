@@ -19,7 +19,7 @@ from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.messages import Configure, PipelineSettings, Tracing
 from streamload.fetch.fetched_listing import fetched_shards
-from streamload.index.labels import Labels
+from streamload.index.columns import Labels
 from streamload.index.listing import Listing, joined_listing
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import descriptor_limit, naming_the_limit

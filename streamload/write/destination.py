@@ -10,44 +10,82 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from streamload.errors import StorageError, StreamloadError, without_secrets
-from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import RemoteIndexFolder, remove_entries, update_with_tables, write_index
-from streamload.index.indexed_shards import IndexedShard
-from streamload.index.shard_names import ShardNaming, remove_shards, remove_stale_entries
-from streamload.index.unfinished import (
-    SHARD_WRITER,
-    UnfinishedSet,
-    mark_finished,
-    mark_remote_finished,
-    mark_remote_unfinished,
-    mark_unfinished,
-)
-from streamload.storage.local_storage import local_path
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
+from streamload.index.index_writer import IndexFolder, remove_entries, update_with_tables
+from streamload.index.shard_names import ShardNaming
+from streamload.index.unfinished import SHARD_WRITER, UnfinishedSet, mark_finished, mark_unfinished
+from streamload.storage.local_storage import LocalStorage, local_path
 from streamload.storage.protocol import Storage, escaped, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
 
 
-class LocalFolder:
+class Destination:
+    """A folder for shards; every method may raise OSError or StreamloadError.
+
+    Attributes:
+        folder: its path or url, without a slash at the end.
+    """
+
+    def __init__(self, folder: str, storage: Storage) -> None:
+        self.folder = folder.rstrip("/") or "/"
+        self._storage = storage
+        self._index = IndexFolder(storage, f"{self.folder}/{INDEX_FOLDER}")
+
+    def existing(self, names: ShardNaming) -> list[str]:
+        """Return the existing shards of this form, sorted; one listing."""
+        return existing_names(self._storage, self.folder, names)
+
+    def clear(self, names: ShardNaming, *, shards: bool) -> None:
+        """Mark the folder as unfinished, and remove what shards of this form will replace.
+
+        Index entries are removed before their shards, so that no entry is ever stale; and if all shards were deleted
+        by hand, their entries are.
+        """
+        mark_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
+        existing = self.existing(names)
+        if shards or not existing:
+            remove_entries(self._index, names.matches)
+        for name in existing if shards else ():
+            self._storage.delete(f"{self.folder}/{name}")
+
+    def create(self, name: str) -> GrowingShard:
+        """Start a shard."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise the error of a published shard whose upload has failed."""
+
+    def finish_uploads(self) -> None:
+        """Wait until all published shards are there."""
+
+    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
+        """Add published shards to the index, when all of them are there."""
+        update_with_tables(self._index, entries)
+
+    def finish(self, names: ShardNaming) -> None:
+        """Remove the mark: all shards of this form are there."""
+        mark_finished(self._storage, self.folder, names)
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+
+
+class LocalFolder(Destination):
     """A folder of the local file system, made with the first shard, and removed again if none is published."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
+        """Raise StorageError for a file."""
+        super().__init__(folder, LocalStorage())
+        if os.path.isfile(self.folder):
+            raise StorageError("this is a file; name a folder, or a pattern such as out/%06d.tar", url=folder)
         self._made: list[str] = []
 
-    def existing(self, names: ShardNaming) -> list[str]:
-        """The shards of this form that are there, sorted."""
-        return names.existing(self.folder)
-
     def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """Remove what shards of this form will replace, and mark the folder as unfinished."""
-        mark_unfinished(self.folder, UnfinishedSet(names, SHARD_WRITER))
+        """Also remove the hidden files of writers that were killed."""
+        super().clear(names, shards=shards)
         remove_abandoned(self.folder, names.matches)
-        if shards:
-            remove_shards(self.folder, names)
-        else:
-            remove_stale_entries(self.folder, names)
 
     def create(self, name: str) -> GrowingShard:
         """Start a shard."""
@@ -58,22 +96,8 @@ class LocalFolder:
         os.makedirs(self.folder, exist_ok=True)
         return ShardFile(os.path.join(self.folder, name))
 
-    def check(self) -> None:
-        """Raise the error of a published shard whose upload has failed: what was published is there."""
-
-    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """Add published shards to the index, when all of them are there."""
-        write_index(os.path.join(self.folder, INDEX_FOLDER), entries)
-
-    def finish_uploads(self) -> None:
-        """Wait until all that was published is there."""
-
-    def finish(self, names: ShardNaming) -> None:
-        """Remove the mark: all shards of this form are there."""
-        mark_finished(self.folder, names)
-
     def close(self) -> None:
-        """Release everything. Idempotent."""
+        """Remove the folders that were made and are empty."""
         made, self._made = self._made, []
         with suppress(OSError):  # something is in it
             for folder in made:
@@ -84,14 +108,11 @@ _WEB = ("http", "https")
 _log = logging.getLogger("streamload")
 
 
-class RemoteFolder:
+class RemoteFolder(Destination):
     """A folder for shards in a bucket, or wherever else a storage can write.
 
     One upload at a time runs on a thread while the next shard is written. So up to two shards lie in the system's
     folder for temporary files, where they have no name and vanish with the process.
-
-    Attributes:
-        folder: its url, without a slash at the end.
     """
 
     def __init__(self, folder: str, storages: Storages) -> None:
@@ -101,31 +122,16 @@ class RemoteFolder:
             ValueError: no storage has this protocol, or the url is that of no folder.
             StorageError: it is a web server, which cannot be written to.
         """
-        self.folder = folder.rstrip("/")
-        if "://" in folder and not self.folder.partition("://")[2]:
+        if "://" in folder and not folder.rstrip("/").partition("://")[2]:
             raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
         if protocol_of(folder) in _WEB:
             raise StorageError(
                 "a web server cannot be written to; name a bucket or a folder", url=without_secrets(folder)
             )
-        self._storage = storages.for_url(self.folder)
-        self._index_folder = RemoteIndexFolder(self._storage, f"{self.folder}/{INDEX_FOLDER}")
+        super().__init__(folder, storages.for_url(folder.rstrip("/")))
         self._thread: ThreadPoolExecutor | None = None
         self._upload: Future[None] | None = None
         self._etags: dict[str, str | None] = {}
-
-    def existing(self, names: ShardNaming) -> list[str]:
-        """The shards of this form that are there, sorted; one listing."""
-        return existing_names(self._storage, self.folder, names)
-
-    def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """Remove what shards of this form will replace, and mark the folder as unfinished."""
-        mark_remote_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
-        existing = self.existing(names)
-        if shards or not existing:
-            remove_entries(self._index_folder, names.matches)
-        for name in existing if shards else ():
-            self._storage.delete(f"{self.folder}/{name}")
 
     def create(self, name: str) -> GrowingShard:
         """Start a shard."""
@@ -137,22 +143,17 @@ class RemoteFolder:
             self.finish_uploads()
 
     def finish_uploads(self) -> None:
-        """Wait until all that was published is there."""
+        """Wait until all published shards are there."""
         upload, self._upload = self._upload, None
         if upload is not None:
             upload.result()
 
-    def finish(self, names: ShardNaming) -> None:
-        """Remove the mark: all shards of this form are there."""
-        mark_remote_finished(self._storage, self.folder, names)
-
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """Add published shards to the index, when all of them are there. Entries get the ETags of the objects."""
-        with_etags = [(entry._replace(etag=self._etags.get(entry.name)), table) for entry, table in entries]
-        update_with_tables(self._index_folder, with_etags)
+        """Add published shards to the index, with the ETags of the objects."""
+        super().write_index([(entry._replace(etag=self._etags.get(entry.name)), table) for entry, table in entries])
 
     def close(self) -> None:
-        """Release everything. Idempotent; waits for the upload in flight."""
+        """Wait for the upload in flight, and end the thread."""
         upload, self._upload = self._upload, None
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -161,10 +162,10 @@ class RemoteFolder:
             _log.warning("a shard that was being uploaded is not in %s: %s", without_secrets(self.folder), error)
 
     def start_upload(self, shard: _UploadedShard, path: str, shard_bytes: int) -> None:
-        """Upload a file that is complete, when the upload before it is done.
+        """Upload a complete file after the upload before it is done.
 
         Raises:
-            StorageError: that one failed.
+            StorageError: the upload before it failed.
         """
         self.finish_uploads()
         if self._thread is None:
@@ -260,10 +261,6 @@ def _no_local_room(exc: OSError) -> StreamloadError:
     )
 
 
-Destination = LocalFolder | RemoteFolder
-"""A folder for shards; every method may raise OSError or StreamloadError."""
-
-
 def destination_in(folder: str, storages: Storages) -> Destination:
     """The folder to write to: local, or in the storage that its url names.
 
@@ -273,6 +270,6 @@ def destination_in(folder: str, storages: Storages) -> Destination:
     """
     if folder.endswith(":"):
         raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train-%06d.tar")
-    if not storages.is_local(folder):
+    if not isinstance(storages.for_url(folder), LocalStorage):
         return RemoteFolder(folder, storages)
-    return LocalFolder(local_path(folder) if protocol_of(folder) == "file" and folder.startswith("file:") else folder)
+    return LocalFolder(local_path(folder) if folder.startswith("file:") else folder)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamload.arguments import advises, as_python, parse_bytes
 from streamload.errors import StorageError, StreamloadError, without_secrets
-from streamload.index.indexed_shards import IndexedShard
+from streamload.index.dataset_index import IndexedShard
 from streamload.index.shard_names import destination_of
 from streamload.storage.storages import Storages
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header

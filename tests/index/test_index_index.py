@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 from crafted_tar import Archive, header
-from indexed_shards import index_shards
+from indexed_shards import index_shards, read_index, table_in
 
 from streamload.errors import DatasetIndexError, StorageError
-from streamload.index.dataset_index import DatasetIndex
+from streamload.index.dataset_index import IndexedShard
 from streamload.index.index_writer import write_index
-from streamload.index.indexed_shards import IndexedShard
+from streamload.index.listing import IndexLookup
 from streamload.index.table_file import pack_table, unpack_table
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
@@ -166,19 +166,17 @@ def test_an_index_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / ".streamload"
     entries = [entry_of("b.tar", 3), entry_of("a.tar", 2)]
     written = write_index(str(folder), entries)
-    index = DatasetIndex.load(str(folder))
-    assert index == written
-    assert index.folder == str(folder)
+    index = read_index(folder)
+    assert (index.folder, index.fields, index.shards) == (written.folder, written.fields, written.shards)
     assert index.fields == ("cls",)
     assert [shard._replace(table=None) for shard in index.shards] == [entries[1][0], entries[0][0]]
-    assert same(index.table("b.tar"), entries[0][1])
+    assert same(table_in(index, "b.tar"), entries[0][1])
     index_file, table_file = sorted(files_of(folder))
     assert (index_file, table_file[:7], table_file[-4:]) == ("index.json", "tables-", ".bin")
     document = json.loads((folder / "index.json").read_bytes())
     assert (document["format"], document["kind"]) == (2, "streamload-index")
-    for call in (index.shard, index.table):
-        with pytest.raises(DatasetIndexError, match="does not have this shard"):
-            call("c.tar")
+    with pytest.raises(DatasetIndexError, match="does not have this shard"):
+        index.shard("c.tar")
 
 
 def test_the_same_entries_make_the_same_bytes_in_any_order(tmp_path: Path) -> None:
@@ -195,21 +193,21 @@ def test_further_shards_are_added_and_known_ones_replaced(tmp_path: Path) -> Non
     write_index(folder, [entry_of("train-0.tar", 2), entry_of("train-1.tar", 2)])
     other = scan_shard(memoryview(shard_bytes(1, b"jpg")), "")
     write_index(folder, [(IndexedShard("val-0.tar", other.shard_bytes, 1, 5), other), entry_of("train-1.tar", 4)])
-    index = DatasetIndex.load(folder)
+    index = read_index(folder)
     assert [(shard.name, shard.samples) for shard in index.shards] == [
         ("train-0.tar", 2),
         ("train-1.tar", 4),
         ("val-0.tar", 1),
     ]
     assert index.fields == ("cls", "jpg")
-    assert [len(index.table(shard.name)) for shard in index.shards] == [2, 4, 1]
+    assert [len(table_in(index, shard.name)) for shard in index.shards] == [2, 4, 1]
 
 
 def test_a_broken_index_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 2)])
     (tmp_path / "index.json").write_bytes(b"{")
     write_index(str(tmp_path), [entry_of("b.tar", 2)])
-    assert [shard.name for shard in DatasetIndex.load(str(tmp_path)).shards] == ["b.tar"]
+    assert [shard.name for shard in read_index(tmp_path).shards] == ["b.tar"]
     assert "without the entries of the old one" in caplog.text
 
 
@@ -224,7 +222,7 @@ def test_names_with_a_folder_are_refused_in_both_directions(name: str, tmp_path:
     document["shards"]["name"][0] = name
     (tmp_path / "index.json").write_text(json.dumps(document))
     with pytest.raises(DatasetIndexError, match="damaged"):
-        DatasetIndex.load(str(tmp_path))
+        read_index(tmp_path)
 
 
 def _set(*path: str | int, value: Any) -> Callable[[Any], None]:
@@ -281,40 +279,40 @@ def test_damaged_lists_are_refused(damage: Callable[[Any], None], words: str, tm
     damage(document)
     (tmp_path / "index.json").write_text(json.dumps(document))
     with pytest.raises(DatasetIndexError, match=words) as caught:
-        DatasetIndex.load(str(tmp_path))
+        read_index(tmp_path)
     assert caught.value.url == str(tmp_path / "index.json")
     assert "streamload index" in caught.value.message
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_what_is_no_list_is_refused(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"<html>", b"[" * 100_000])
+def test_what_is_no_list_is_refused_as_an_index(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_bytes(content)
-    with pytest.raises(DatasetIndexError, match="streamload index"):
-        DatasetIndex.load(str(tmp_path))
-    with pytest.raises(DatasetIndexError, match="cannot be read"):
-        DatasetIndex.load(str(tmp_path / "absent"))
+    with pytest.raises(DatasetIndexError, match="not a streamload index; make one"):
+        read_index(tmp_path)
+    with pytest.raises(DatasetIndexError, match="holds no index.json"):
+        read_index(tmp_path / "absent")
 
 
 def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = write_index(str(tmp_path), [entry_of("a.tar", 1)])
+    write_index(str(tmp_path), [entry_of("a.tar", 1)])
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(os, "open", refuse)
-    for act in (lambda: index.table("a.tar"), lambda: DatasetIndex.load(str(tmp_path))):
-        with pytest.raises(DatasetIndexError, match=r"Too many open files; .*ulimit -n") as caught:
-            act()
-        assert "streamload index" not in caught.value.message
+    with pytest.raises(StorageError, match=r"Too many open files; .*ulimit -n") as caught:
+        read_index(tmp_path)
+    assert "streamload index" not in caught.value.message
 
 
 def test_pipes_in_place_of_files_are_not_waited_for(tmp_path: Path) -> None:
-    index = write_index(str(tmp_path), [entry_of("a.tar", 1)])
+    write_index(str(tmp_path), [entry_of("a.tar", 1)])
+    lookup = IndexLookup(tmp_path)
     for name in files_of(tmp_path):
         (tmp_path / name).unlink()
         os.mkfifo(tmp_path / name)
-    for act in (lambda: index.table("a.tar"), lambda: DatasetIndex.load(str(tmp_path))):
-        with pytest.raises((DatasetIndexError, StorageError), match="not a regular file"):
+    for act in (lambda: lookup.table_of("", "a.tar"), lambda: read_index(tmp_path)):
+        with pytest.raises(StorageError, match="not a regular file"):
             act()
 
 
@@ -323,18 +321,18 @@ def table_file(folder: Path) -> Path:
     return found
 
 
-def change_list(folder: Path, *path: str | int, value: Any) -> DatasetIndex:
+def change_list(folder: Path, *path: str | int, value: Any) -> IndexLookup:
     document = json.loads((folder / "index.json").read_bytes())
     _set(*path, value=value)(document)
     (folder / "index.json").write_text(json.dumps(document))
-    return DatasetIndex.load(folder)
+    return IndexLookup(folder)
 
 
 def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 2)])
-    index = change_list(tmp_path, "shards", "samples", value=[2, 1])
+    lookup = change_list(tmp_path, "shards", "samples", value=[2, 1])
     with pytest.raises(DatasetIndexError, match=r"2 samples in .* 'a.tar', and its table 1 in ") as caught:
-        index.table("a.tar")
+        lookup.table_of("", "a.tar")
     assert caught.value.url == str(table_file(tmp_path))
 
 
@@ -342,18 +340,18 @@ def test_a_damaged_or_truncated_table_file_says_which_and_spares_the_other_table
     index = write_index(str(tmp_path), [entry_of("a.tar", 3), entry_of("b.tar", 3)])
     file = table_file(tmp_path)
     whole = file.read_bytes()
-    start = index.place("b.tar").start
+    start = index.shard("b.tar").place.start
     flipped = bytearray(whole)
     flipped[start + 70] ^= 1
     for damaged in (flipped, whole[:-1], whole[: start + 10], whole[:start]):
         file.write_bytes(damaged)
-        assert len(index.table("a.tar")) == 3
+        assert len(table_in(index, "a.tar")) == 3
         with pytest.raises(DatasetIndexError, match=r"checksum .*streamload index") as caught:
-            index.table("b.tar")
+            table_in(index, "b.tar")
         assert (caught.value.url, caught.value.offset) == (str(file), start)
     file.unlink()
     with pytest.raises(DatasetIndexError, match="no such file") as caught:
-        index.table("a.tar")
+        IndexLookup(tmp_path).table_of("", "a.tar")
     assert caught.value.url == str(file)
 
 
@@ -392,7 +390,7 @@ def test_writers_at_once_lose_no_entry(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(len(names)) as writers:
         list(writers.map(write, names))
-    assert sorted(shard.name for shard in DatasetIndex.load(tmp_path).shards) == sorted(names)
+    assert sorted(shard.name for shard in read_index(tmp_path).shards) == sorted(names)
 
 
 def test_a_damaged_table_is_repaired_when_its_shard_is_indexed_again(tmp_path: Path) -> None:
@@ -403,13 +401,9 @@ def test_a_damaged_table_is_repaired_when_its_shard_is_indexed_again(tmp_path: P
     file = table_file(tmp_path / ".streamload")
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(DatasetIndexError):
-        index.table("a.tar")
+        table_in(index, "a.tar")
     index_shards([path])
     assert files_of(tmp_path / ".streamload") == before, "the same bytes each time"
-
-
-def many(count: int, **changed: int) -> list[tuple[IndexedShard, ShardTable]]:
-    return [entry_of(name, changed.get(name[:4], 1)) for name in (f"{number:04d}.tar" for number in range(count))]
 
 
 def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: Path) -> None:
@@ -420,9 +414,7 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
     def rewrite() -> None:
         try:
             for turn in range(60):
-                write_index(
-                    str(tmp_path), [entry_of(f"{number}.tar", 1 + turn % 2) for number in range(5)], durable=False
-                )
+                write_index(str(tmp_path), [entry_of(f"{number}.tar", 1 + turn % 2) for number in range(5)])
         finally:
             ended.set()
 
@@ -430,11 +422,15 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
     with ThreadPoolExecutor(1) as writer:
         done = writer.submit(rewrite)
         while not ended.is_set():
-            index = DatasetIndex.load(tmp_path)
+            lookup = IndexLookup(tmp_path)
+            index = lookup.of_folder("")
+            assert index is not None
             assert len({shard.samples for shard in index.shards}) == 1
             for shard in index.shards:
                 try:
-                    seen.add(len(index.table(shard.name)) - shard.samples)
+                    table = lookup.table_of("", shard.name)
+                    assert table is not None
+                    seen.add(len(table) - shard.samples)
                 except DatasetIndexError as exc:
                     gone.add(exc.message)
         done.result()
@@ -444,14 +440,14 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
 
 def test_a_table_larger_than_its_file_is_damage_and_takes_no_memory(tmp_path: Path) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 1)])
-    index = change_list(tmp_path, "shards", "table_bytes", value=[1 << 47, 1 << 47])
+    lookup = change_list(tmp_path, "shards", "table_bytes", value=[1 << 47, 1 << 47])
     for name in ("a.tar", "b.tar"):
         with pytest.raises(DatasetIndexError):
-            index.table(name)
+            lookup.table_of("", name)
 
 
 def test_a_name_that_is_not_utf_8_is_indexed(tmp_path: Path) -> None:
     name = os.fsdecode(b"shard-\xff.tar")
     entry, table = entry_of(name, 2)
     write_index(str(tmp_path), [(entry, table)])
-    assert same(DatasetIndex.load(tmp_path).table(name), table)
+    assert same(table_in(read_index(tmp_path), name), table)

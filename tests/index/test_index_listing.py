@@ -10,8 +10,7 @@ import pytest
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
-from streamload.index.finder import find_shards
-from streamload.index.listing import Listing, list_shards
+from streamload.index.listing import Listing, find_shards, list_shards
 from streamload.index.shard_names import ShardNaming
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
 from streamload.storage.local_storage import LocalStorage, local_path
@@ -119,18 +118,19 @@ def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path) -> None:
         list_shards(f"{tmp_path}/missing/*.tar")
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst", "a.TAR.XZ", "a.tar.bz2"])
-def test_compressed_shards_are_shards(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["a.TAR", "a.Tar", "a.tar.gz", "a.tgz", "a.tar.zst", "a.TAR.XZ", "a.tar.bz2"])
+def test_shards_are_known_by_their_ending_in_any_case(tmp_path: Path, name: str) -> None:
     (path,) = touch(tmp_path, name)
-    touch(tmp_path, "notes.gz")
+    touch(tmp_path, "notes.gz", "b.tar.md5", "b.tar.idx")
     for urls in (path, f"{tmp_path}/a*", tmp_path):
         assert names(list_shards(urls)) == [name]
 
 
-@pytest.mark.parametrize("name", ["a.tar.lz4", "a.tar.lzma", "a.TAR.br"])
+@pytest.mark.parametrize("name", ["a.tar.lz4", "a.tar.lzma", "a.TAR.br", "a.tar.Z", "a.tar.lz", "a.taz"])
 def test_compressions_that_are_not_known_are_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path, [1])
     (path,) = touch(tmp_path, name)
-    for urls in (path, f"{tmp_path}/*", f"s3://bucket/{name}"):
+    for urls in (path, f"{tmp_path}/*", tmp_path, f"s3://bucket/{name}"):
         with pytest.raises(ValueError, match="decompress them, or use gz"):
             list_shards(urls)
 
@@ -189,7 +189,7 @@ def test_an_index_gives_counts_and_fields(tmp_path: Path) -> None:
         assert names(listing) == ["shard0-000000.tar", "shard1-000000.tar", "shard2-000000.tar"]
         assert listing.counts == (3, 1, 2)
         assert listing.fields == ("txt",)
-        assert listing.index_of == (str(tmp_path / ".streamload"),) * 3
+        assert tuple(shard.index_folder for shard in listing.shards) == (str(tmp_path / ".streamload"),) * 3
     assert list_shards(tmp_path / "shard2-000000.tar").counts == (2,)
 
 
@@ -198,7 +198,7 @@ def test_a_partly_indexed_dataset_has_no_counts(tmp_path: Path) -> None:
     write(tmp_path, [1], prefix="unknown", index=False)
     listing = list_shards(f"{tmp_path}/*.tar")
     assert listing.counts is None
-    assert listing.index_of == (str(tmp_path / ".streamload"), None)
+    assert tuple(shard.index_folder for shard in listing.shards) == (str(tmp_path / ".streamload"), None)
     assert listing.fields == ("txt",)
 
 
@@ -231,7 +231,7 @@ def test_a_shard_of_another_size_is_stale(tmp_path: Path) -> None:
 def test_an_unfinished_set_without_a_shard_is_no_empty_folder(tmp_path: Path) -> None:
     write(tmp_path, [1], index=False)
     (tmp_path / "shard0-000000.tar").unlink()
-    mark_unfinished(str(tmp_path), UnfinishedSet(ShardNaming("shard-", 6, ".tar"), SHARDIFY))
+    mark_unfinished(LocalStorage(), str(tmp_path), UnfinishedSet(ShardNaming("shard-", 6, ".tar"), SHARDIFY))
     for find in (list_shards, find_shards):
         with pytest.raises(DatasetIndexError, match="shardify.*interrupted.*--resume"):
             find(tmp_path)
@@ -239,10 +239,24 @@ def test_an_unfinished_set_without_a_shard_is_no_empty_folder(tmp_path: Path) ->
 
 def test_a_broken_index_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, [1])
-    (tmp_path / ".streamload" / "index.json").write_text("{")
+    index = tmp_path / ".streamload" / "index.json"
+    index.write_bytes(index.read_bytes()[:-20])
     for urls in (tmp_path, tmp_path / "shard0-000000.tar"):
-        with pytest.raises(DatasetIndexError):
+        with pytest.raises(DatasetIndexError, match="not JSON .*rebuild the index"):
             list_shards(urls)
+
+
+@pytest.mark.parametrize("content", ["", "{", "<html>no such page</html>", '{"kind": "wids"}', "\0" * 100])
+def test_what_does_not_look_like_an_index_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    write(tmp_path, [1, 1])
+    (tmp_path / ".streamload" / "index.json").write_text(content)
+    for urls in (tmp_path, tmp_path / "*.tar"):
+        caplog.clear()
+        assert list_shards(urls).counts is None
+        assert len(caplog.messages) == 1
+        assert "not a streamload index" in caplog.text
 
 
 def test_an_index_that_lies_elsewhere(tmp_path: Path) -> None:
@@ -255,7 +269,7 @@ def test_an_index_that_lies_elsewhere(tmp_path: Path) -> None:
         listing = list_shards(tmp_path / "without", index)
         assert listing.counts == (2, 3)
         assert [shard.folder for shard in listing.shards] == [str(tmp_path / "without")] * 2
-        assert listing.index_of == (str(tmp_path / "with" / ".streamload"),) * 2
+        assert tuple(shard.index_folder for shard in listing.shards) == (str(tmp_path / "with" / ".streamload"),) * 2
     with pytest.raises(DatasetIndexError, match=r"holds no index\.json"):
         list_shards(tmp_path / "without", tmp_path / "without")
 

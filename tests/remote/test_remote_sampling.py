@@ -113,8 +113,8 @@ def test_tables_of_more_shards_at_once_than_are_kept(
     folder: Path, server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each that came took the room of one that had come before, forever."""
-    monkeypatch.setattr("streamload.index.tables.LEAST_TABLES_BYTES", 1)
-    monkeypatch.setattr("streamload.index.tables.MOST_TABLES_BYTES", 1)
+    monkeypatch.setattr("streamload.index.dataset.LEAST_TABLES_BYTES", 1)
+    monkeypatch.setattr("streamload.index.dataset.MOST_TABLES_BYTES", 1)
     server.play(Script())
     assert epochs(Place(server.url), "sampler") == epochs(local(folder), "sampler")
     assert server.report().requests < 100

@@ -8,12 +8,12 @@ from typing import Any
 
 import fsspec.asyn
 import pytest
+from indexed_shards import read_index
 from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import StorageError
-from streamload.index.dataset_index import DatasetIndex
 from streamload.order.randomness import permutation
 from streamload.storage.retry_policy import Attempts
 
@@ -89,8 +89,8 @@ def test_a_rank_loads_the_tables_of_its_own_shards_alone(tmp_path: Path) -> None
     with ShardWriter(tmp_path / "data", max_count=samples) as writer:
         for number in range(shards * samples):
             writer.write({"__key__": f"{number:08d}", "cls": number})
-    index = DatasetIndex.load(tmp_path / "data" / ".streamload")
-    starts = {index.place(name).start: number for number, name in enumerate(index.shards.names)}
+    index = read_index(tmp_path / "data" / ".streamload")
+    starts = {entry.place.start: number for number, entry in enumerate(index.shards)}
     with FaultServer(tmp_path) as server:
         for rank in (0, 3):
             server.play(Script())

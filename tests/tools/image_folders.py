@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from indexed_shards import read_index, table_in
 from PIL import Image
 from typer.testing import CliRunner
 
 from streamload.cli import shardify
-from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
 from streamload.pack.packing import PackOptions
 
@@ -89,9 +89,9 @@ def pack(*arguments: object, **limits: int) -> tuple[int, str, str]:
 
 def packed_samples(folder: Path) -> dict[str, dict[str, bytes]]:
     """Every sample of a folder by its key, read through its index."""
-    index, found = DatasetIndex.load(str(folder / ".streamload")), {}
+    index, found = read_index(folder / ".streamload"), {}
     for shard in list_shards(folder).shards:
-        data, table = Path(shard.url).read_bytes(), index.table(shard.name)
+        data, table = Path(shard.url).read_bytes(), table_in(index, shard.name)
         for sample, key in enumerate(table.keys()):
             members = range(int(table.sample_start[sample]), int(table.sample_start[sample + 1]))
             assert key not in found

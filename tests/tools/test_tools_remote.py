@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from backports import zstd
 from image_folders import files_below, images, pack, run, without_options
+from indexed_shards import read_index, table_in
 from remote_places import Place, new_place
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
 from streamload import ShardWriter, StreamLoader
 from streamload.cli import main as streamload
-from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
 from streamload.tar.scan import scan_shard
@@ -102,10 +102,10 @@ def test_compressed_shards_are_indexed_listed_verified_and_loaded(tmp_path: Path
         for path in packed.iterdir():
             shutil.copy(path, bucket.folder)
     assert run(streamload.app, "index", url, *options)[0] == 0
-    index = DatasetIndex.load(str((bucket.folder if remote else packed) / ".streamload"))
+    index = read_index((bucket.folder if remote else packed) / ".streamload")
     for entry, path in zip(index.shards, sorted(plain.glob("*.tar")), strict=True):
         assert entry.bytes == (packed / entry.name).stat().st_size
-        same(index.table(entry.name), scan_shard(memoryview(path.read_bytes()), "", crc32=True, labels=True))
+        same(table_in(index, entry.name), scan_shard(memoryview(path.read_bytes()), "", crc32=True, labels=True))
     assert run(streamload.app, "verify", url, *options)[0] == 0
     status, out, _ = run(streamload.app, "ls", url, *options)
     assert status == 0

@@ -14,11 +14,11 @@ import pytest
 import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indexed_shards import read_index, table_in
 from written_shards import STORED, read_back, same_tables, scanned, write
 
 from streamload import ShardWriter
 from streamload.errors import StorageError
-from streamload.index.dataset_index import DatasetIndex
 from streamload.tar.header_writer import member_header
 
 
@@ -28,10 +28,10 @@ def test_our_scanner_reads_it_and_the_index_says_the_same(tmp_path: Path) -> Non
     assert read_back(writer.shards) == STORED
     assert writer.samples == 6
     assert writer.bytes == sum(os.path.getsize(path) for path in writer.shards)
-    index = DatasetIndex.load(str(tmp_path / ".streamload"))
+    index = read_index(tmp_path / ".streamload")
     for path, (entry, table) in zip(writer.shards, writer.tables, strict=True):
         assert same_tables(table, scanned(path))
-        assert same_tables(index.table(entry.name), scanned(path))
+        assert same_tables(table_in(index, entry.name), scanned(path))
         assert (entry.bytes, entry.samples) == (os.path.getsize(path), len(table))
         assert table.labels is not None
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from indexed_shards import read_index, table_in
 from written_shards import SAMPLES, STORED, digest, names_in, read_back, same_tables, scanned, write
 
 from streamload import ShardWriter
 from streamload.errors import StorageError
-from streamload.index.dataset_index import DatasetIndex
 
 
 class Interruption(dict[str, Any]):
@@ -161,10 +161,10 @@ def test_overwriting_leaves_no_old_shard_and_spares_the_others(tmp_path: Path) -
     visible = [name for name in names_in(tmp_path) if not name.startswith(".")]
     assert visible == ["other-000000.tar", "shard-000000.tar", "shard-000001.tar", "shard-notes.tar"]
     assert len(names_in(tmp_path / ".streamload")) == 2, "index.json and a file with the tables"
-    index = DatasetIndex.load(str(tmp_path / ".streamload"))
+    index = read_index(tmp_path / ".streamload")
     assert sorted(shard.name for shard in index.shards) == ["other-000000.tar", "shard-000000.tar", "shard-000001.tar"]
-    assert same_tables(index.table("shard-000001.tar"), scanned(writer.shards[1]))
-    assert len(index.table("other-000000.tar")) == 1
+    assert same_tables(table_in(index, "shard-000001.tar"), scanned(writer.shards[1]))
+    assert len(table_in(index, "other-000000.tar")) == 1
 
 
 def test_overwriting_removes_nothing_before_the_first_new_shard(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_entries_of_shards_that_were_deleted_by_hand_do_not_stay_in_the_index(tm
     for path in write(tmp_path, max_count=1).shards:
         os.unlink(path)
     write(tmp_path, SAMPLES[:1])
-    assert [shard.name for shard in DatasetIndex.load(str(tmp_path / ".streamload")).shards] == ["shard-000000.tar"]
+    assert [shard.name for shard in read_index(tmp_path / ".streamload").shards] == ["shard-000000.tar"]
 
 
 def test_a_pattern_numbers_its_shards(tmp_path: Path) -> None:

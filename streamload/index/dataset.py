@@ -1,0 +1,519 @@
+"""What is known of each shard's samples: from an index, from a scan, or not yet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, without_secrets
+from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, IndexedShard
+from streamload.index.listing import Listing, Shard
+from streamload.index.table_file import index_error
+from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
+from streamload.order.layout import ShardCounts
+from streamload.storage.download import Pin, download
+from streamload.storage.storages import Storages
+from streamload.tar.header import BLOCK_BYTES
+from streamload.tar.scan import GrowingTable, ScannedPiece
+from streamload.tar.table import MISSING, ShardTable
+from streamload.text import listed
+
+_log = logging.getLogger("streamload")
+
+# Shards that are compared with each other, to find sidecars among them.
+_COMPARED_SHARDS = 1000
+
+_Group = tuple[str, str, int]
+"""Neighbouring tables in an index: its folder, the table file, and the first byte."""
+
+
+class _Place(NamedTuple):
+    """Where the table of a shard lies."""
+
+    of_index: DatasetIndex
+    entry: IndexedShard
+    group: _Group
+
+
+class Dataset:
+    """The shards of a listing, the counts of their samples, and the tables that say where samples lie.
+
+    Tables of an index are read when they are needed, many neighbours at once, and dropped when they take too much
+    memory. Tables from scans are held.
+
+    Args:
+        listing: the shards, and which index knows them.
+        storages: how indexes are read.
+        indexes: those that have been read already, by folder.
+        budget_bytes: tables from an index take a sixteenth of it, but at least 32 and at most 256 MiB, unless more
+            are needed at once.
+
+    Attributes:
+        listing: the shards.
+        storages: how they are read.
+        counts: the samples of each shard, as far as they are known; grows as tables come in.
+        skipped: how many members were skipped, by reason, in the shards scanned so far.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        storages: Storages | None = None,
+        *,
+        indexes: Mapping[str, DatasetIndex] | None = None,
+        budget_bytes: int | None = None,
+    ) -> None:
+        share_bytes = MOST_TABLES_BYTES if budget_bytes is None else budget_bytes // TABLES_SHARE
+        self.listing = listing
+        self.storages = Storages() if storages is None else storages
+        counts = listing.counts
+        self.counts = ShardCounts(len(listing.shards)) if counts is None else ShardCounts.of(counts)
+        self.skipped: dict[str, int] = {}
+        self._indexes = dict(indexes or {})
+        self._locks: dict[str | _Group, asyncio.Lock] = {}
+        self._packed: OrderedDict[_Group, bytes] = OrderedDict()
+        self._tables: OrderedDict[int, ShardTable] = OrderedDict()
+        self._most_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
+        self._held_bytes = 0
+        self._needed: frozenset[int] = frozenset()
+        self._needed_groups: frozenset[_Group] = frozenset()
+        self._columns: dict[int, tuple[ShardTable, dict[tuple[str, ...], NDArray[np.int64]]]] = {}
+        self._growing: dict[int, GrowingTable] = {}
+        self._sidecars: dict[int, list[int]] = {}
+        for number, owner in enumerate(listing.owners, start=len(listing.shards)):
+            self._sidecars.setdefault(owner, []).append(number)
+        self._joins = _Joins(listing)
+        self._first_keys: dict[tuple[str, str], int] = {}  # by folder and key
+        self._warned = False
+
+    # -- the listing -----------------------------------------------------------------------------------------------
+
+    def url(self, shard: int) -> str:
+        """Return a shard's url."""
+        return self.listing.shard(shard).url
+
+    def with_sidecars(self, shards: Iterable[int]) -> list[int]:
+        """Return the numbers of some shards and of their sidecars."""
+        if not self._sidecars:
+            return list(shards)
+        return [number for shard in shards for number in (shard, *self._sidecars.get(shard, ()))]
+
+    def is_growing(self, shard: int) -> bool:
+        """Return True while not all of a shard's samples are known; all those of a sidecar are."""
+        return shard < len(self.counts) and bool(self.counts.values[shard] < 0)
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def find(self, shard: int) -> ShardTable | None:
+        """Return a shard's table, and learn its count; None if the shard has to be scanned. Blocks unless fetched.
+
+        While pieces of a shard come in, its table has the samples of these, and its count is not known.
+
+        Raises:
+            DatasetIndexError: the index is damaged or does not belong to the shard.
+            StorageError: the index cannot be read.
+        """
+        table = self._tables.get(shard)
+        if table is not None:
+            self._tables.move_to_end(shard)
+            return table
+        listed = self.listing.shard(shard)
+        if listed.index_folder is None:
+            return None
+        place = self._place(listed)
+        if place is None or place.group not in self._packed:
+            with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+                thread.submit(asyncio.run, self._read_alone(listed)).result()
+            place = self._place(listed)
+            assert place is not None, "its index was read"
+        index, entry, group = place
+        first = entry.place.start - group[2]
+        table = index.table_of(entry, self._packed[group][first : first + entry.place.bytes])
+        self.add(shard, table)
+        return table
+
+    def find_joined(self, shard: int) -> ShardTable | None:
+        """Return what `find` does, with the fields that sidecars have of the shard's samples.
+
+        Raises:
+            DatasetIndexError: as `find`; or a sidecar has its samples in another order, or a field of the shard's.
+        """
+        table = self.find(shard)
+        if table is None or shard not in self._sidecars:
+            return table
+        others: dict[int, ShardTable] = {}
+        for number in self._sidecars[shard]:
+            other = self.find(number)
+            assert other is not None, "a sidecar has an index"
+            others[number] = other
+        return self._joins.joined(shard, table, others, whole=not self.is_growing(shard))
+
+    def at_hand(self, shard: int) -> ShardTable | None:
+        """Return a shard's table, if it is held now."""
+        return self._tables.get(shard)
+
+    def hold(self, shards: Collection[int]) -> list[int]:
+        """Keep the tables of these shards, and no longer those of the call before: all of them are needed at once.
+
+        Returns:
+            The shards whose tables must be read first.
+        """
+        missing = [shard for shard in shards if shard not in self._tables]
+        places = [self._place(self.listing.shard(shard)) for shard in missing]
+        self._needed = frozenset(shards)
+        self._needed_groups = frozenset(place.group for place in places if place is not None)
+        return [shard for shard in missing if self.needs_read(shard)]
+
+    def needs_read(self, shard: int) -> bool:
+        """Return True if an index knows a shard, and its table must be read from there first."""
+        listed = self.listing.shard(shard)
+        if listed.index_folder is None or shard in self._tables:
+            return False
+        place = self._place(listed)
+        return place is None or place.group not in self._packed
+
+    async def fetch(self, shard: int) -> None:
+        """Read what `find` needs, on the running loop: one request for neighbouring tables, whoever waits for them.
+
+        Raises:
+            DatasetIndexError: the index is damaged or does not belong to the shard.
+            StorageError: the index cannot be read.
+        """
+        listed = self.listing.shard(shard)
+        if listed.index_folder is None or not self.needs_read(shard):
+            return
+        async with self._locks.setdefault(listed.index_folder, asyncio.Lock()):
+            await self._index(listed.index_folder, self.storages)
+        place = self._place(listed)
+        assert place is not None, "its index was read"
+        async with self._locks.setdefault(place.group, asyncio.Lock()):
+            if self.needs_read(shard):
+                await self._read(listed, self.storages)
+
+    async def load(self, shard: int) -> ShardTable | None:
+        """Return what `find` does, on the running loop. Raises what `fetch` raises."""
+        await self.fetch(shard)
+        return self.find(shard)
+
+    def add(self, shard: int, table: ShardTable) -> None:
+        """Take in the table of a whole shard."""
+        if self.is_growing(shard):
+            for reason, count in table.skipped.items():
+                self.skipped[reason] = self.skipped.get(reason, 0) + count
+            self.counts.set(shard, len(table))
+        self._warn_of_sidecar(shard, table)
+        self._tables[shard] = table
+        if self.listing.shard(shard).index_folder is not None:
+            self._held_bytes += _size_bytes(table)
+            self._drop_oldest()
+
+    def add_piece(self, shard: int, piece: ScannedPiece) -> None:
+        """Take in the next piece of a shard that is scanned as its bytes come.
+
+        Raises:
+            ShardFormatError: as `GrowingTable.add`.
+            ValueError: the piece does not begin where the one before it ended.
+        """
+        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard)))
+        table = growing.add(piece)
+        if growing.ended:
+            del self._growing[shard]
+            self.add(shard, table)
+        elif self.counts.values[shard] < 0:
+            self._tables[shard] = table
+            self.counts.at_least(shard, len(table))
+
+    def next_scan(self, shard: int) -> tuple[int, int]:
+        """Return where the next scan of a shard begins, and the end of the bytes that it needs."""
+        growing = self._growing.get(shard)
+        if growing is None or growing.needs is None:
+            return 0, BLOCK_BYTES
+        return growing.resume, growing.needs
+
+    def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
+        """Return `table.column` of a shard's table, kept for the next call while the table is the same."""
+        known, columns = self._columns.get(shard, (None, {}))
+        if known is not table:
+            columns = {}
+            if shard in self._tables:
+                self._columns[shard] = table, columns
+        name = tuple(alternatives)
+        if name not in columns:
+            columns[name] = table.column(name)
+        return columns[name]
+
+    def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return where the samples `[start, end)` of a shard lie in one of its sidecars, as far as is known.
+
+        Args:
+            number: of the sidecar, or of the shard itself.
+            samples: of the shard.
+        """
+        owner = self.listing.owner(number)
+        table, other = self._tables.get(owner), self._tables.get(number)
+        if owner == number or table is None or other is None:
+            return samples
+        matched = self._joins.matched(number, table, other, whole=not self.is_growing(owner))
+        present = [rows[rows != MISSING] for rows in (matched[start:end] for start, end in samples)]
+        return [(int(rows[0]), int(rows[-1]) + 1) for rows in present if len(rows)]
+
+    # -- reading an index ------------------------------------------------------------------------------------------
+
+    def _place(self, listed: Shard) -> _Place | None:
+        """Return where the table of a shard lies, as far as its index has been read."""
+        index = self._indexes.get(listed.index_folder or "")
+        if index is None:
+            return None
+        entry = index.shard(listed.name)
+        group = index.group(entry)
+        return _Place(index, entry, (index.folder, group.file, group.start))
+
+    async def _read_alone(self, listed: Shard) -> None:
+        storages = self.storages.copy()  # connections belong to the loop that opened them
+        try:
+            await self._read(listed, storages)
+        finally:
+            await storages.aclose()
+
+    async def _read(self, listed: Shard, storages: Storages) -> None:
+        """Read the table of a shard and its neighbours.
+
+        If the file is gone, the index was written anew since it was read: then it is read once more, and must say the
+        same of the shard.
+        """
+        folder, name = listed.index_folder, listed.name
+        assert folder is not None, "an index knows it"
+        for attempt in range(2):
+            index = await self._index(folder, storages, again_for=name if attempt else None)
+            group = index.group(index.shard(name))
+            content = await _download(storages, f"{folder}/{group.file}", group.start, group.end)
+            if content is not None:
+                self._packed[folder, group.file, group.start] = content
+                self._held_bytes += len(content)
+                self._drop_oldest()
+                return
+        raise index_error("the index has no such file", f"{folder}/{group.file}")
+
+    async def _index(self, folder: str, storages: Storages, again_for: str | None = None) -> DatasetIndex:
+        """Return the list of an index, which is read if need be; or again, for a shard.
+
+        Raises:
+            DatasetIndexError: it is damaged, or says now that the shard is another.
+        """
+        old = self._indexes.get(folder)
+        if old is not None and again_for is None:
+            return old
+        url = f"{folder}/{INDEX_FILE}"
+        content = await _download(storages, url, 0, MOST_INDEX_BYTES)
+        if content is None:
+            raise index_error("the index has no such file", url)
+        index = DatasetIndex.from_json(content, folder)
+        if old is not None and again_for is not None:
+            same = {entry.name: entry for entry in index.shards if _is_same(entry, old.find(entry.name))}
+            if again_for not in same:
+                raise DatasetIndexError(
+                    f"the index was written anew while it was in use, and the shard {again_for!r} is another now; make "
+                    "a new loader, and give every version of a dataset a folder of its own",
+                    url=url,
+                )
+            index = DatasetIndex(folder, old.fields, tuple(same.get(entry.name, entry) for entry in old.shards))
+        self._indexes[folder] = index
+        return index
+
+    def _drop_oldest(self) -> None:
+        """Drop tables until the others fit: first packed ones, then those that were not used for longest."""
+        while self._held_bytes > self._most_bytes:
+            group = next((group for group in self._packed if group not in self._needed_groups), None)
+            if group is not None and group != next(reversed(self._packed)):
+                self._held_bytes -= len(self._packed.pop(group))
+                continue
+            indexed = (shard for shard in self._tables if self.listing.shard(shard).index_folder is not None)
+            shard = next((shard for shard in indexed if shard not in self._needed), None)
+            if shard is None or shard == next(reversed(self._tables)):
+                return
+            self._held_bytes -= _size_bytes(self._tables.pop(shard))
+            self._columns.pop(shard, None)
+            self._joins.forget(shard)
+
+    def _warn_of_sidecar(self, shard: int, table: ShardTable) -> None:
+        """Warn, once, if one of the first shards begins with the key of another in its folder, and has other fields."""
+        known = len(self._first_keys) == _COMPARED_SHARDS or shard >= len(self.counts)
+        if known or not len(table) or self._warned:
+            return
+        before = self._first_keys.setdefault((self.listing.shards[shard].folder, table.key(0)), shard)
+        other = self._tables.get(before)
+        if before == shard or other is None or not set(other.fields).isdisjoint(table.fields):
+            return
+        self._warned = True
+        one, two = (without_secrets(self.url(number)) for number in (before, shard))
+        _log.warning(
+            "the shards %r and %r hold samples of the same keys, with other fields (%s; %s), and each counts as a "
+            "sample of its own. If one is a sidecar, move it to a folder of its own and read it with join=",
+            one,
+            two,
+            listed(other.fields),
+            listed(table.fields),
+        )
+
+
+async def _download(storages: Storages, url: str, start: int, end: int) -> bytes | None:
+    """Return a range of a file, retried like a shard's; None if there is no such file."""
+    content = bytearray()
+
+    def write(offset: int, piece: bytes) -> None:
+        content[offset - start : offset - start + len(piece)] = piece
+
+    try:
+        await download(storages.for_url(url), url, start, end, write, pin=Pin(), retries=storages.retries)
+    except ShardNotFoundError:
+        return None
+    except ShardChangedError as exc:
+        raise index_error(f"the file of the index is cut ({exc.message})", url, start) from exc
+    return bytes(content)
+
+
+def _is_same(entry: IndexedShard, other: IndexedShard | None) -> bool:
+    """Return True for two entries of one shard with one table, wherever that lies."""
+    return other is not None and (*entry[:3], entry.place.crc32) == (*other[:3], other.place.crc32)
+
+
+class _Match(NamedTuple):
+    """For each sample of a shard the number of the sidecar's with its key, good as long as these are the tables."""
+
+    table: ShardTable
+    sidecar: ShardTable
+    samples: NDArray[np.int64]
+
+
+class _Joins:
+    """The tables of shards with the fields of their sidecars, made again when one of the tables is another."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._matches: dict[int, _Match] = {}
+        self._joined: dict[int, tuple[list[_Match], ShardTable]] = {}
+        self._warned = False
+
+    def joined(self, shard: int, table: ShardTable, sidecars: Mapping[int, ShardTable], *, whole: bool) -> ShardTable:
+        """Return the table of a shard with the fields of its sidecars, by number.
+
+        Raises:
+            DatasetIndexError: a sidecar has its samples in another order, or a field of the shard's.
+        """
+        samples = {number: self.matched(number, table, other, whole=whole) for number, other in sidecars.items()}
+        matches = [self._matches[number] for number in sidecars]
+        known = self._joined.get(shard)
+        if known is None or any(one is not now for one, now in zip(known[0], matches, strict=True)):
+            others = {number: (other, samples[number]) for number, other in sidecars.items()}
+            known = self._joined[shard] = matches, _joined_table(shard, table, others)
+        return known[1]
+
+    def matched(self, number: int, table: ShardTable, sidecar: ShardTable, *, whole: bool) -> NDArray[np.int64]:
+        """Return for each sample of a shard the number of the one with its key in a sidecar. Raises as `joined`.
+
+        Args:
+            number: of the sidecar.
+            table: of the shard.
+            sidecar: the sidecar's.
+            whole: all samples of the shard are known.
+        """
+        known = self._matches.get(number)
+        if known is None or known.table is not table or known.sidecar is not sidecar:
+            url = self._listing.shard(number).url
+            twice = next((name for name in sidecar.fields if name in table.fields), None)
+            if twice is not None:
+                raise DatasetIndexError(
+                    f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields",
+                    url=url,
+                )
+            samples = _matched_samples(table, sidecar, url)
+            known = self._matches[number] = _Match(table, sidecar, samples)
+            if whole and len(sidecar) and len(samples) and not self._warned and (samples == MISSING).all():
+                self._warned = True
+                _log.warning(
+                    "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
+                    "their names, or by their order where the names differ",
+                    without_secrets(url),
+                    without_secrets(self._listing.shard(self._listing.owner(number)).url),
+                )
+        return known.samples
+
+    def forget(self, number: int) -> None:
+        """Drop what was made of the table of a shard or sidecar."""
+        self._joined.pop(self._listing.owner(number), None)
+        self._matches.pop(number, None)
+
+
+def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:
+    """Return for each sample of a table, int64[S], the number of the one with its key in a sidecar, or MISSING.
+
+    Raises:
+        DatasetIndexError: the samples of the sidecar are in another order.
+    """
+    starts = table.key_start
+    same_lengths = np.array_equal(sidecar.key_start[: len(starts)], starts)
+    if same_lengths and np.array_equal(sidecar.key_bytes[: len(table.key_bytes)], table.key_bytes):
+        return np.arange(len(table))
+    keys, sidecar_keys = table.keys(), sidecar.keys()
+    numbers = {key: number for number, key in enumerate(sidecar_keys)}
+    matched = np.array([numbers.get(key, MISSING) for key in keys], np.int64)
+    if (np.diff(matched[matched != MISSING]) < 0).any():
+        raise DatasetIndexError(
+            "the samples of this sidecar are in another order than those of its shard; write it with `streamload map "
+            "--sidecar`, or in the order of the shard",
+            url=url,
+        )
+    return matched
+
+
+def _joined_table(
+    shard: int, table: ShardTable, sidecars: Mapping[int, tuple[ShardTable, NDArray[np.int64]]]
+) -> ShardTable:
+    """Return the table with the fields of sidecars; `member_shard` says where each lies.
+
+    Args:
+        shard: the shard's number.
+        table: of the shard.
+        sidecars: by number, the table and its samples as `_matched_samples` returns them.
+    """
+    counts = np.diff(table.sample_start)
+    fields = dict.fromkeys((*table.fields, *(name for other, _ in sidecars.values() for name in other.fields)))
+    numbers = {name: number for number, name in enumerate(fields)}
+    members = [(shard, table, np.repeat(np.arange(len(table)), counts), np.arange(len(table.member_offset)))]
+    for number, (other, matched) in sidecars.items():
+        rows = np.flatnonzero(matched != MISSING)
+        of_sample = np.repeat(np.arange(len(other)), np.diff(other.sample_start))
+        row_of = np.full(len(other), MISSING, np.int64)
+        row_of[matched[rows]] = rows
+        chosen = np.flatnonzero(row_of[of_sample] != MISSING)
+        members.append((number, other, row_of[of_sample[chosen]], chosen))
+    samples = np.concatenate([rows for _, _, rows, _ in members])
+    order = np.argsort(samples, kind="stable")
+    crc32s = [each.member_crc32[chosen] for _, each, _, chosen in members if each.member_crc32 is not None]
+    renumbered = [
+        np.array([numbers[name] for name in each.fields], np.uint16)[each.member_field[chosen]]
+        for _, each, _, chosen in members
+    ]
+    return replace(
+        table,
+        fields=tuple(fields),
+        member_offset=np.concatenate([each.member_offset[chosen] for _, each, _, chosen in members])[order],
+        member_size=np.concatenate([each.member_size[chosen] for _, each, _, chosen in members])[order],
+        member_field=np.concatenate(renumbered)[order],
+        member_crc32=np.concatenate(crc32s)[order] if len(crc32s) == len(members) else None,
+        member_shard=np.concatenate([np.full(len(chosen), number) for number, _, _, chosen in members])[order],
+        sample_start=np.concatenate([[0], np.cumsum(np.bincount(samples, minlength=len(table)))]).astype(np.int64),
+    )
+
+
+def _size_bytes(table: ShardTable) -> int:
+    # Of each member three numbers, of each sample two; twice, since the columns made of it take about as much again.
+    return 36 * len(table.member_offset) + 16 * len(table.sample_start) + 2 * len(table.key_bytes)
