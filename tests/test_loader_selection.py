@@ -43,13 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ShardWriter(place, max_count=60) as writer:
         for number in NUMBERS:
             score = {"score": number / 100} if number % 7 else {}
-            about = {**score, "about": {"lang": "en" if number % 2 else "de"}}
+            about = {**score, "twice": number * 2, "about": {"lang": "en" if number % 2 else "de"}}
             sample = {"__key__": key(number), "bin": bytes(size(number)), "cls": number % 10, "json": about}
             writer.write(sample | ({"txt": f"text {number}"} if has_text(number) else {}))
-    for shard in range(9):
-        rows = [f"{key(number)},{number * 2}" for number in NUMBERS[shard * 60 : shard * 60 + 60]]
-        (place / f"shard-{shard:06d}.csv").write_text("\n".join(["key,twice", *rows]))
-    command = ["index", str(place), "--columns", "json:score,json:about.lang,csv:twice"]
+    command = ["index", str(place), "--columns", "json:score,json:about.lang,json:twice"]
     assert CliRunner().invoke(app, command).exit_code == 0
     return place
 
@@ -379,8 +376,7 @@ def test_on_the_command_line(folder: Path) -> None:
     assert "cannot be understood" in wrong.output
     for columns, message in (
         ("score", "write SOURCE:NAME"),
-        ("json:a,csv:a", "has a name twice"),
-        ("csv:thrice", "has no column 'thrice'; it has key, twice"),
+        ("json:a,parquet:a", "has a name twice"),
         ("parquet:x", "beside the shard there is no"),
         ("json:about", "has values of dict"),
         ("jsn:score", "no sample has a value of 'score'"),
@@ -395,7 +391,7 @@ def test_on_the_command_line(folder: Path) -> None:
 def test_columns_are_added_to_those_that_there_are(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "shards"
     shutil.copytree(folder, place)
-    for column in ("json:score", "csv:twice"):
+    for column in ("json:score", "json:twice"):
         assert CliRunner().invoke(app, ["index", str(place), "--columns", column]).exit_code == 0
     assert selected(place, where="score > 1 and twice == 604") == [302]
 
@@ -415,6 +411,8 @@ def test_columns_of_parquet(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert CliRunner().invoke(app, command).exit_code == 0
     assert selected(place, where="third >= 100 and third < 102") == [301, 303, 305]
     assert selected(place, where='name in ("n7", "n302")') == [7, 302]
+    unknown = CliRunner().invoke(app, [*command[:-1], "parquet:fourth"])
+    assert (unknown.exit_code, "no column 'fourth'; it has key, third, name" in unknown.output) == (2, True)
     (place / "shard-000003.parquet").write_bytes(b"PAR1 and no more")
     damaged = CliRunner().invoke(app, command)
     assert (damaged.exit_code, "cannot be read as parquet" in damaged.output) == (2, True)

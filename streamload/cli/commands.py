@@ -1,40 +1,28 @@
 """The entry points `shardify` and `streamload`.
 
-The module is on its own because it imports the commands late, so that Ctrl-C during the imports ends with one line too.
+Ctrl-C raises KeyboardInterrupt only while a command runs. Before and after, it ends the process without a traceback.
 """
 
 from __future__ import annotations
 
-import sys
+import signal
 from importlib import import_module
 
 
 def shardify() -> None:
     """Run `shardify` with the arguments of this process."""
-    _run("streamload.cli.shardify")
+    _run("streamload.cli.shardify", "shardify")
 
 
 def streamload() -> None:
     """Run `streamload` with the arguments of this process."""
-    _run("streamload.cli.main")
+    _run("streamload.cli.main", "streamload")
 
 
-def _run(module: str) -> None:
-    try:
-        import_module(module).main()
-    except KeyboardInterrupt:
-        _say_interrupted()
-        raise SystemExit(130) from None
-    except SystemExit as end:
-        # typer raises this for Ctrl-C while it parses arguments; `reported_errors` sets no cause.
-        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
-            _say_interrupted()
-        raise
-    finally:
-        # Ctrl-C while the interpreter ends would print a traceback: so it ends the process, which shells report as 130.
-        signal = import_module("signal")
+def _run(module: str, name: str) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _say_interrupted() -> None:
-    sys.stderr.write("interrupted\n")
+    try:
+        import_module(module).app(prog_name=name)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from streamload.cli.arguments import Json, Ray, StorageOption, Where, Workers, parse_storage_options
+from streamload.cli.arguments import Json, Ray, StorageOption, Where, Workers
+from streamload.cli.command import print_document, print_line, reported_errors
 from streamload.errors import without_secrets
 from streamload.index.listing import IndexLookup
-from streamload.pack.failures import UsageError, reported_errors
+from streamload.pack.failures import UsageError
 from streamload.pack.mapping import map_shards
-from streamload.pack.output import print_document, print_line, shown_bytes
+from streamload.pack.output import shown_bytes
 from streamload.storage.storages import Storages
 from streamload.text import counted
 
@@ -68,7 +69,7 @@ def map_command(
       streamload map filters:large_enough s3://bucket/train s3://bucket/large --ray auto
     """
     with reported_errors("run the same command with --resume to go on"):
-        options = parse_storage_options(storage_option)
+        options = dict(storage_option or ())
         inspect.unwrap(map_shards)(  # its errors name options, those of `map_shards` arguments
             _loaded(function),
             source,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from streamload.arguments import parse_bytes
-from streamload.cli.arguments import Json, PlainUsage, Ray, StorageOption, parse_storage_options, show_version
+from streamload.cli.arguments import Json, Ray, StorageOption, show_version
+from streamload.cli.command import Command, print_document, print_line, reported_errors
 from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
-from streamload.pack.failures import UsageError, reported_errors
-from streamload.pack.output import print_document, print_line
+from streamload.pack.failures import UsageError
 from streamload.pack.packing import PackOptions
 from streamload.pack.planning import parse_split
 from streamload.pack.ray_pool import open_pool
@@ -172,10 +172,10 @@ Version = Annotated[
 
 _Value = TypeVar("_Value")
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@app.command(cls=PlainUsage)
+@app.command(cls=Command)
 def shardify(
     source: Source,
     dest: Dest,
@@ -271,11 +271,6 @@ def shardify(
             print_line(line)
 
 
-def main() -> None:
-    """The entry point `shardify`."""
-    app(prog_name="shardify")
-
-
 def _refuse_pairs(*, resize: int | None, quality: int | None, split: str | None, partition: str | None) -> None:
     """Refuse combinations of options that make no sense."""
     if quality is not None and resize is None:
@@ -292,8 +287,8 @@ def _checked(parse: Callable[..., _Value], *arguments: str) -> _Value:
         raise UsageError(str(exc)) from exc
 
 
-def _classes(path: str, storage_options: Sequence[str] | None) -> tuple[str, ...]:
-    storages = Storages(parse_storage_options(storage_options))
+def _classes(path: str, storage_options: Sequence[Any] | None) -> tuple[str, ...]:
+    storages = Storages(dict(storage_options or ()))
     try:
         content = storages.for_url(path).read_bytes(path, most_bytes=MOST_CLASSES_BYTES)
     except ShardNotFoundError as exc:
@@ -301,8 +296,8 @@ def _classes(path: str, storage_options: Sequence[str] | None) -> tuple[str, ...
     return parse_class_names(content, path)
 
 
-def _place(dest: str, staging: str | None, storage_options: Sequence[str] | None) -> Place:
-    given = parse_storage_options(storage_options)
+def _place(dest: str, staging: str | None, storage_options: Sequence[Any] | None) -> Place:
+    given = dict(storage_options or ())
     if staging is not None:
         _checked(refuse_url, "--staging", staging)
     if "://" not in dest:
@@ -322,7 +317,3 @@ def _place(dest: str, staging: str | None, storage_options: Sequence[str] | None
         shown = without_secrets(dest)
         raise UsageError(f"DEST is {shown!r}, but a web server cannot be written to; name a folder or a bucket")
     return Place(dest.rstrip("/"), storages, staging)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,12 +14,12 @@ import typer
 from numpy.typing import NDArray
 
 import streamload
-from streamload.cli.arguments import Index, Json, StorageOption, Urls, Where, parse_storage_options
+from streamload.cli.arguments import Fields, Index, Json, StorageOption, Urls, Where
+from streamload.cli.command import print_document, print_line
 from streamload.decode.decoders import decoder_for, is_image
 from streamload.errors import DatasetIndexError, DecodeError, without_secrets
 from streamload.images import unchanged
-from streamload.pack.failures import UsageError, reported_errors
-from streamload.pack.output import print_document, print_line
+from streamload.pack.failures import UsageError
 from streamload.storage.local_files import replace_file
 from streamload.text import counted, printable
 
@@ -30,26 +30,22 @@ _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}
 _CELL = 192
 _MARGIN = 16
 _LINE = 16
+_GAP = 4
 _INK = (34, 34, 34)
 _PAPER = (255, 255, 255)
 _COLOURS = ((225, 60, 50), (20, 140, 70), (50, 90, 220), (200, 120, 0), (150, 50, 180), (0, 140, 160))
 _DARK = 32
+_LABEL_NAMES = ("category", "label", "name", "category_id")
 
 
 def show_command(
     urls: Urls,
     *,
     output: Annotated[str, typer.Option(metavar="FILE", help="The picture (.png, .jpg, .webp), which is replaced.")],
-    samples: Annotated[int, typer.Option(metavar="N", help="How many samples.", min=1, max=100)] = 24,
-    columns: Annotated[int, typer.Option(metavar="N", help="How many side by side.", min=1, max=100)] = 6,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Choose them at random, by this seed. Default: the first ones.", min=0),
-    ] = None,
-    fields: Annotated[
-        str | None,
-        typer.Option(metavar="FIELDS", help="Only these fields, such as 'jpg;png,cls,txt?'. Default: all."),
-    ] = None,
+    samples: Annotated[int, typer.Option(help="How many samples.", min=1, max=100)] = 24,
+    columns: Annotated[int, typer.Option(help="How many side by side.", min=1, max=100)] = 6,
+    seed: Annotated[int | None, typer.Option(help="Choose samples at random, by this seed.", min=0)] = None,
+    fields: Fields = None,
     as_document: Json = False,
     where: Where = None,
     index: Index = None,
@@ -65,66 +61,80 @@ def show_command(
       streamload show shards/train --output cats.png --where 'label == 0' --seed 1
       streamload show s3://bucket/train --output boxes.webp --samples 8 --columns 4 --fields jpg,json
     """
-    with reported_errors():
-        _check_output(output)
-        names = None if fields is None else (*fields.split(","), "__key__", "__url__")
-        with streamload.StreamLoader(
-            urls,
-            samples,
-            shuffle=seed is not None,
-            seed=seed or 0,
-            fields=names,
-            decode=False,
-            collate_fn=list,
-            where=where,
-            index=index,
-            num_workers=0,
-            rank=0,
-            world_size=1,
-            prefetch_batches=1,
-            storage_options=parse_storage_options(storage_option),
-        ) as loader:
-            batch = next(iter(loader), None)
-            if not batch:
-                raise UsageError("the shards hold no samples")
-            try:
-                classes: Sequence[str] | None = loader.classes
-            except DatasetIndexError:  # several folders with different classes
-                classes = None
-        which = f"{'the first ' if seed is None else ''}{counted(len(batch), 'sample')}"
-        which += "" if seed is None else f" at random by seed {seed}"
-        place = f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}"
-        found = [_by_name(sample, names) for sample in batch]
-        sheet = _sheet([place, which], [_cell(sample, classes) for sample in found], columns)
-        options: dict[str, Any] = {"format": _FORMATS[os.path.splitext(output)[1]]}
-        replace_file(output, lambda file: sheet.save(file, **options), durable=False)
-        if as_document:
-            size = {"width": sheet.width, "height": sheet.height}
-            print_document({"picture": output, "samples": len(batch), "which": which, **size})
-        else:
-            print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
-
-
-def _check_output(output: str) -> None:
-    """Raise if the picture cannot be written, before anything is read."""
+    kind = _FORMATS.get(os.path.splitext(output)[1])
     folder = os.path.dirname(os.path.abspath(output))
     if "://" in output:
         raise UsageError(f"--output {without_secrets(output)!r} is a url; name a file on a local disk")
-    if os.path.splitext(output)[1] not in _FORMATS:
+    if kind is None:
         raise UsageError(f"--output {output!r} must end in .png, .jpg or .webp")
     if not os.path.isdir(folder):
         raise UsageError(f"--output: there is no folder {folder!r}; make it first")
+    names = None if fields is None else (*fields.split(","), "__key__", "__url__")
+    with streamload.StreamLoader(
+        urls,
+        samples,
+        shuffle=seed is not None,
+        seed=seed or 0,
+        fields=names,
+        decode=False,
+        collate_fn=list,
+        where=where,
+        index=index,
+        num_workers=0,
+        rank=0,
+        world_size=1,
+        prefetch_batches=1,
+        storage_options=dict(storage_option or ()),
+    ) as loader:
+        batch = next(iter(loader), None)
+        if not batch:
+            raise UsageError("the shards hold no samples")
+        try:
+            classes: Sequence[str] = loader.classes or ()
+        except DatasetIndexError:  # several folders with different classes
+            classes = ()
+    if names is not None:
+        stored = [name.removesuffix("?") for name in names]
+        batch = [dict(zip(stored, sample, strict=True)) for sample in batch]
+    cells = [_cell(sample, classes) for sample in batch]
+    which = f"the first {counted(len(batch), 'sample')}"
+    if seed is not None:
+        which = f"{counted(len(batch), 'sample')} at random by seed {seed}"
+    sheet = _sheet([f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", which], cells, columns)
+    replace_file(output, lambda file: sheet.save(file, format=kind), durable=False)
+    if as_document:
+        size = {"width": sheet.width, "height": sheet.height}
+        print_document({"picture": output, "samples": len(batch), "which": which, **size})
+    else:
+        print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
 
 
-def _by_name(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    """Return the bytes of a sample by field; optional fields that it lacks are left out."""
-    if names is None:
-        return dict(sample)
-    pairs = zip((name.removesuffix("?") for name in names), sample, strict=True)
-    return {name: value for name, value in pairs if value is not None}
+def _sheet(titles: Sequence[str], cells: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Return the cells in rows below the titles."""
+    from PIL import Image
+
+    columns = min(columns, len(cells))
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    y = 2 * _MARGIN + _LINE * len(titles)
+    height = y + sum(max(cell.height for cell in row) + _MARGIN for row in rows)
+    sheet = Image.new("RGB", (_MARGIN + columns * (_CELL + _MARGIN), height), _PAPER)
+    _write(sheet, _MARGIN, _MARGIN, titles)
+    for row in rows:
+        for column, cell in enumerate(row):
+            sheet.paste(cell, (_MARGIN + column * (_CELL + _MARGIN), y))
+        y += max(cell.height for cell in row) + _MARGIN
+    return sheet
 
 
-def _cell(sample: Mapping[str, Any], classes: Sequence[str] | None) -> Image.Image:
+def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
+    from PIL import ImageDraw, ImageFont
+
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
+    for number, line in enumerate(lines):
+        draw.text((x, y + _LINE * number), printable(line), fill=_INK, font=font)
+
+
+def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
     """Draw one sample: its images below each other, then its key and its other fields as text.
 
     Raises:
@@ -134,31 +144,32 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str] | None) -> Image.Ima
 
     images: list[Image.Image] = []
     boxes: list[tuple[Sequence[float], str]] = []
-    lines = textwrap.wrap(printable(sample["__key__"]), _CELL // 7, max_lines=2, placeholder="...")
+    lines = textwrap.wrap(sample["__key__"], _CELL // 7, max_lines=2, placeholder="...")
     for name, data in sorted(sample.items(), key=lambda item: item[0].count(".")):
-        if name.startswith("__"):
+        if name.startswith("__") or data is None:
             continue
         try:
             value = _decoded(name, data)
-            found = _boxes(value)
+            image = _as_image(value)
+            own_boxes = [] if image is not None else _boxes(value)
         except (ValueError, ImportError) as error:
             raise DecodeError(
                 f"field {name!r} cannot be decoded: {error}; choose other fields with --fields",
                 url=sample["__url__"],
                 key=sample["__key__"],
             ) from error
-        if _is_picture(value):
-            images.append(_as_image(value))
+        if image is not None:
+            images.append(image)
             continue
-        boxes += found
-        text = counted(len(found), "box") if found else _text(name, value, classes)
-        lines += textwrap.wrap(printable(f"{name}: {text}"), _CELL // 7, max_lines=4, placeholder="...")
-    pictures = [_drawn(image, boxes if image is images[0] else ()) for image in images]
-    cell = Image.new("RGB", (_CELL, sum(each.height + 4 for each in pictures) + _LINE * len(lines)), _PAPER)
+        boxes += own_boxes
+        text = f"{name}: {counted(len(own_boxes), 'box') if own_boxes else _text(name, value, classes)}"
+        lines += textwrap.wrap(text, _CELL // 7, max_lines=4, placeholder="...")
+    pictures = [_drawn(image, () if number else boxes) for number, image in enumerate(images)]
+    cell = Image.new("RGB", (_CELL, sum(each.height + _GAP for each in pictures) + _LINE * len(lines)), _PAPER)
     y = 0
     for picture in pictures:
         cell.paste(picture, ((_CELL - picture.width) // 2, y))
-        y += picture.height + 4
+        y += picture.height + _GAP
     _write(cell, 0, y, lines)
     return cell
 
@@ -172,23 +183,19 @@ def _decoded(name: str, data: bytes) -> Any:
         return unchanged(data)  # more than 8 bits; a damaged image fails here too
 
 
-def _is_picture(value: Any) -> bool:
-    return (
-        isinstance(value, np.ndarray)
-        and value.dtype.kind in "uif"
-        and min(value.shape[:2], default=0) > 3
-        and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3)))
-    )
-
-
-def _as_image(pixels: NDArray[Any]) -> Image.Image:
-    """Return an RGB image; the values of dark ones, and of those that are not bytes, are stretched to 0..255."""
+def _as_image(value: Any) -> Image.Image | None:
+    """Return an array as an RGB image, with dark values and those that are not bytes stretched to 0..255; else None."""
     from PIL import Image
 
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "uif" or min(value.shape[:2], default=0) <= 3:
+        return None
+    if value.ndim != 2 and value.shape[2:] not in ((1,), (3,)):
+        return None
+    pixels: NDArray[Any] = value
     if pixels.dtype != np.uint8 or pixels.max() < _DARK:
-        values = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
-        values -= values.min()
-        pixels = (values * (255 / (values.max() or 1))).astype(np.uint8)
+        stretched = np.nan_to_num(pixels.astype(np.float64), posinf=0, neginf=0)
+        stretched -= stretched.min()
+        pixels = (stretched * (255 / (stretched.max() or 1))).astype(np.uint8)
     return Image.fromarray(pixels.squeeze()).convert("RGB")
 
 
@@ -211,62 +218,27 @@ def _boxes(value: Any) -> list[tuple[Sequence[float], str]]:
     """Return the boxes of a JSON value, each as left, top, right, bottom in pixels and a label; [] if it has none.
 
     Raises:
-        ValueError: its boxes are not rows of four numbers.
+        ValueError: the boxes are not rows of four numbers.
     """
     if isinstance(value, Mapping) and "boxes" in value:
-        rows = np.array(value["boxes"], np.float64)
-        rows = rows.reshape(len(rows), -1)
+        rows = np.array([row[:4] for row in value["boxes"]], np.float64).reshape(-1, 4)
         labels = value.get("labels", [""] * len(rows))
     else:
-        value = (
-            next((value[name] for name in ("annotations", "objects") if name in value), [value])
-            if isinstance(value, Mapping)
-            else value
-        )
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(isinstance(each, Mapping) and "bbox" in each for each in value)
-        ):
+        if isinstance(value, Mapping):
+            value = next((value[name] for name in ("annotations", "objects") if name in value), [value])
+        if not isinstance(value, list) or not all(isinstance(each, Mapping) and "bbox" in each for each in value):
             return []
-        rows = np.array([each["bbox"] for each in value], np.float64)
+        rows = np.array([each["bbox"] for each in value], np.float64).reshape(-1, 4)
         rows[:, 2:] += rows[:, :2]
-        names = ("category", "label", "name", "category_id")
-        labels = [next((each[name] for name in names if name in each), "") for each in value]
-    return [(row[:4].tolist(), str(label)) for row, label in zip(rows, labels, strict=True)]
+        labels = [next((each[name] for name in _LABEL_NAMES if name in each), "") for each in value]
+    return [(row, str(label)) for row, label in zip(rows.tolist(), labels, strict=True)]
 
 
-def _text(name: str, value: Any, classes: Sequence[str] | None) -> str:
-    if name.rpartition(".")[2] == "cls" and classes and isinstance(value, int) and 0 <= value < len(classes):
+def _text(name: str, value: Any, classes: Sequence[str]) -> str:
+    if name.rpartition(".")[2] == "cls" and isinstance(value, int) and 0 <= value < len(classes):
         return f"{value} {classes[value]}"
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}" if value.size > 8 else str(value.tolist())
     if isinstance(value, bytes):
         return counted(len(value), "byte")
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-
-
-def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
-    from PIL import ImageDraw, ImageFont
-
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
-    for number, line in enumerate(lines):
-        draw.text((x, y + _LINE * number), line, fill=_INK, font=font)
-
-
-def _sheet(titles: Sequence[str], cells: Sequence[Image.Image], columns: int) -> Image.Image:
-    """Return the cells in rows below the titles."""
-    from PIL import Image
-
-    columns = min(columns, len(cells))
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    heights = [max(cell.height for cell in row) + _MARGIN for row in rows]
-    width = _MARGIN + columns * (_CELL + _MARGIN)
-    y = 2 * _MARGIN + _LINE * len(titles)
-    sheet = Image.new("RGB", (width, y + sum(heights)), _PAPER)
-    _write(sheet, _MARGIN, _MARGIN, list(map(printable, titles)))
-    for row, height in zip(rows, heights, strict=True):
-        for number, cell in enumerate(row):
-            sheet.paste(cell, (_MARGIN + number * (_CELL + _MARGIN), y))
-        y += height
-    return sheet

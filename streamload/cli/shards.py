@@ -1,0 +1,548 @@
+"""`streamload ls`, `index` and `verify`: commands that read whole shards, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from functools import partial
+from glob import escape
+from itertools import chain
+from threading import Event, Lock
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import typer
+
+import streamload
+from streamload.cli.arguments import Index, Json, Ray, RecordSize, StorageOption, Urls, Where, Workers
+from streamload.cli.columns import parse_columns, write_columns
+from streamload.cli.command import FAILED, print_array, print_document, print_line, print_table
+from streamload.errors import (
+    DatasetIndexError,
+    SampleError,
+    ShardNotFoundError,
+    StorageError,
+    StreamloadError,
+    without_secrets,
+)
+from streamload.index.class_names import CLASSES_FILE, read_class_names
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, check_shard
+from streamload.index.index_writer import IndexFolder, update_index
+from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
+from streamload.index.shard_names import WEB, folder_and_name, shard_name
+from streamload.index.streamed_table import ReadShard, stream_shard
+from streamload.index.table_file import pack_table
+from streamload.pack.failures import UsageError
+from streamload.pack.output import say, shown_bytes
+from streamload.pack.progress import open_progress
+from streamload.pack.ray_pool import RayPool, open_pool
+from streamload.pack.reading import differences, scanned_table
+from streamload.sampling.selection import Selection
+from streamload.storage.local_storage import storage_for
+from streamload.storage.protocol import protocol_of
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of, is_compressed
+from streamload.tar.header_chain import LINK, MISSING_END, RECORD_BYTES
+from streamload.tar.table import ShardTable
+from streamload.text import counted
+from streamload.trainer.feeder_client import FeederClient, listing_places
+from streamload.workers.launchers import available_processors
+
+_DECODED_TOGETHER = 64
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+Report = Callable[[int, int], None]
+"""Called with numbers of finished shards (or samples) and of bytes."""
+
+
+class _StoppedError(Exception):
+    """Another shard failed, or the user interrupted."""
+
+
+def each(
+    function: Callable[[_Item, Report], _Result],
+    items: Sequence[_Item],
+    workers: int | None = None,
+    pool: RayPool | None = None,
+    label: str = "",
+) -> Iterator[_Result]:
+    """Call a function for each shard, several at once, and yield the results in order; an error stops all calls.
+
+    Args:
+        function: called with an item and a `Report`; picklable if there is a pool.
+        items: what names the shards.
+        workers: threads; by default one for each processor.
+        pool: runs the calls on a Ray cluster instead.
+        label: the activity, for the progress; empty for no progress.
+    """
+    with open_progress(label, len(items), "shards") if label else nullcontext() as progress:
+        advance: Report = (lambda *_: None) if progress is None else progress.advance
+        if pool is not None:
+            yield from pool.results((partial(function, item) for item in items), advance)
+            return
+        stopped, counting = Event(), Lock()
+
+        def report(shards: int, count_bytes: int) -> None:
+            if stopped.is_set():
+                raise _StoppedError
+            with counting:
+                advance(shards, count_bytes)
+
+        with ThreadPoolExecutor(workers or available_processors(), "streamload-reading") as threads:
+            try:
+                yield from threads.map(function, items, [report] * len(items))
+            finally:
+                stopped.set()
+
+
+def read_shard(
+    url: str,
+    report: Report,
+    *,
+    storages: Storages,
+    record_bytes: int = RECORD_BYTES,
+    every_byte: bool = True,
+    labels: bool = True,
+) -> ReadShard:
+    """Read one shard strictly.
+
+    Args:
+        url: the shard.
+        report: called as bytes arrive, and at the end.
+        storages: options of the shard's storage.
+        record_bytes: as for `scan_shard`.
+        every_byte: compute crc32 and labels of all members. If False, only headers of local uncompressed shards are
+            read, and the labels if `labels`.
+        labels: see `every_byte`.
+
+    Raises:
+        StorageError: the shard cannot be read.
+        ShardFormatError: the shard is damaged.
+    """
+    local = storages.is_local(url)
+    mtime_ns = storage_for(url).info(url).mtime_ns if local else None
+    if local and compression_of(url) is None:
+        table = scanned_table(url, every_byte=every_byte, labels=labels, record_bytes=record_bytes)
+        report(1, table.shard_bytes)
+        return ReadShard(table.shard_bytes, mtime_ns, None, table)
+
+    async def stream() -> ReadShard:
+        own = storages.copy()  # connections belong to the loop that opened them
+        every, on_bytes = every_byte or labels, partial(report, 0)
+        try:
+            storage = own.for_url(url)
+            return await stream_shard(storage, url, every_byte=every, record_bytes=record_bytes, on_bytes=on_bytes)
+        finally:
+            await own.aclose()
+
+    read = asyncio.run(stream())
+    report(1, 0)
+    return read._replace(mtime_ns=mtime_ns)
+
+
+def tables(
+    listing: Listing,
+    index: str | None,
+    storages: Storages,
+    workers: int | None = None,
+    *,
+    labels: bool = False,
+    where: str | None = None,
+    label: str = "",
+) -> Iterator[tuple[int, ShardTable]]:
+    """Yield the size in bytes and the table of each shard of a listing, from its index or by reading the shard.
+
+    Args:
+        listing: the shards.
+        index: the folder of the index, if it is not beside the shards.
+        storages: options of the storages.
+        workers: shards to read at once.
+        labels: also read the labels of shards without an index.
+        where: a condition; tables then hold only samples that meet it, and sizes are those of their fields.
+        label: as for `each`.
+
+    Raises:
+        UsageError: the condition cannot be understood.
+        StreamloadError: an index or a shard cannot be read, or is damaged.
+    """
+    lookup, selected = IndexLookup(index, storages), None
+    if where is not None:
+        with closing(FeederClient(storages, listing_places(listing))) as client:
+            try:
+                selected = client.select(Selection(where), listing)
+            except (TypeError, ValueError) as error:
+                raise UsageError(str(error)) from None
+
+    def read(number: int, report: Report) -> tuple[int, ShardTable]:
+        shard = listing.shards[number]
+        table = None if shard.index_folder is None else lookup.table_of(shard.folder, shard.name)
+        if table is None:
+            result = read_shard(shard.url, report, storages=storages, every_byte=False, labels=labels)
+            return result.bytes, result.table
+        report(1, 0)
+        return shard.bytes, table
+
+    start = 0
+    for shard_bytes, table in each(read, range(len(listing.shards)), workers, label=label):
+        if selected is None:
+            yield shard_bytes, table
+            continue
+        start, end = start + len(table), start
+        chosen = table.only(np.flatnonzero(selected[end:start]))
+        yield int(chosen.member_size.sum()), chosen
+
+
+def ls_command(
+    urls: Urls,
+    *,
+    samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields.")] = False,
+    as_document: Json = False,
+    where: Where = None,
+    index: Index = None,
+    workers: Workers = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """List shards with their size, samples and fields, or every sample.
+
+    Shards without an index are read. With --where the size is that of the fields of the samples that meet it. With
+    --json it is an array of objects, a shard or a sample a line.
+
+    Examples:
+      streamload ls shards/train
+      streamload ls s3://bucket/photos --samples --where 'label == 3'
+      streamload ls shards --json
+    """
+    storages = Storages(dict(storage_option or ()))
+    listing = list_shards(urls, index, storages)
+    names = [shard.name for shard in listing.shards]
+    if as_document or len(set(names)) < len(names):
+        names = [without_secrets(shard.url) for shard in listing.shards]
+    shards = zip(names, tables(listing, index, storages, workers, where=where), strict=True)
+    if samples:
+        rows = ((url, key, fields) for url, (_, table) in shards for key, fields in _samples(table))
+        if as_document:
+            print_array({"url": url, "key": key, "fields": fields} for url, key, fields in rows)
+            return
+        for url, key, fields in rows:
+            sizes = (f"{name} {size:,}" for name, size in fields.items())
+            print_line("  ".join((url, key, *sizes)).replace("\n", "\\n"))
+    elif as_document:
+        print_array(
+            {"url": url, "bytes": size, "samples": len(table), "fields": table.fields} for url, (size, table) in shards
+        )
+    else:
+        lines = [("SHARD", "BYTES", "SAMPLES", "FIELDS")]
+        total_bytes = total_samples = 0
+        for url, (size, table) in shards:
+            lines.append((url, f"{size:,}", f"{len(table):,}", " ".join(table.fields)))
+            total_bytes += size
+            total_samples += len(table)
+        print_table(lines, numbers=2)
+        print_line(f"{counted(len(names), 'shard')}, {counted(total_samples, 'sample')}, {shown_bytes(total_bytes)}")
+
+
+def _samples(table: ShardTable) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield the key of each sample with the sizes of its fields in bytes."""
+    starts, sizes, numbers = table.sample_start.tolist(), table.member_size.tolist(), table.member_field.tolist()
+    for sample, key in enumerate(table.keys()):
+        members = range(starts[sample], starts[sample + 1])
+        yield key, {table.fields[numbers[member]]: sizes[member] for member in members}
+
+
+def index_command(
+    urls: Urls,
+    *,
+    output: Annotated[str | None, typer.Option(help="Folder of the index, if not beside the shards.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Metadata to select samples by, as SOURCE:NAME,...")] = None,
+    record_size: RecordSize = RECORD_BYTES,
+    as_document: Json = False,
+    workers: Workers = None,
+    ray: Ray = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read shards once and write their index, so that loaders start at once.
+
+    Shards may be compressed. If a shard is damaged, the index is left unchanged. With --columns the index has metadata
+    too: of a field with JSON (json:aesthetic), or of a table beside each shard (parquet:similarity).
+
+    Examples:
+      streamload index shards/train
+      streamload index s3://bucket/photos --output indexes/photos
+      streamload index shards --columns json:aesthetic,parquet:similarity
+      streamload index s3://bucket/photos --ray auto
+    """
+    options = dict(storage_option or ())
+    sources = None if columns is None else parse_columns(columns)
+    storages = Storages(options)
+    urls = list(find_shards(urls, storages))
+    by_index = _by_index(urls, output)
+    entries: list[IndexedShard] = []
+    fields: list[tuple[str, ...]] = []
+    places: list[tuple[int, int]] = []
+    gone: list[str] = []
+    links = 0
+    reading = partial(read_shard, storages=storages, record_bytes=record_size)
+    with open_pool(ray, workers) as pool, tempfile.TemporaryFile() as spool:
+        for url, read in zip(urls, each(reading, urls, workers, pool, "indexing"), strict=True):
+            _warn_of_missing_end(url, read.table)
+            places.append((spool.tell(), spool.write(pack_table(read.table))))  # all may not fit in memory
+            name = folder_and_name(url)[1]
+            entries.append(IndexedShard.of(name, read.table, read.mtime_ns, read.etag, size=read.bytes))
+            fields.append(read.table.fields)
+            links += read.table.skipped.get(LINK, 0)
+
+        def packed_table(number: int) -> bytes:
+            start, size = places[number]
+            spool.seek(start)
+            return spool.read(size)
+
+        lookup = IndexLookup(None, storages)
+        for folder, inside in by_index.items():
+            dropped = [] if output else _missing_names(folder_and_name(urls[inside[0]])[0], lookup, storages)
+            number_of = {entries[number].name: number for number in inside}
+            update_index(
+                IndexFolder(storages.for_url(folder), folder),
+                [entries[number] for number in inside],
+                {name for number in inside for name in fields[number]},
+                lambda name, number_of=number_of: packed_table(number_of[name]),  # type: ignore[misc]
+                gone=set(dropped).__contains__,
+            )
+            gone += dropped
+    samples = sum(entry.samples for entry in entries)
+    if not as_document:
+        print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
+    for folder, inside in by_index.items() if sources is not None else ():
+        assert sources is not None
+        write_columns(
+            sources, IndexFolder(storages.for_url(folder), folder), [urls[number] for number in inside], options
+        )
+    if gone:
+        shown = f"{counted(len(gone), 'shard')} from the index, such as {gone[0]!r}"
+        say(f"note: dropped {shown}, because there is no such file")
+    if links:
+        say(
+            f"warning: skipped {counted(links, 'link')}, which have no content; if they belong to samples, write the "
+            "shards with `tar --hard-dereference -h`"
+        )
+    if as_document:
+        print_document({"shards": len(urls), "samples": samples, "skipped_links": links, "dropped": gone})
+
+
+def _by_index(urls: Sequence[str], output: str | None) -> dict[str, list[int]]:
+    """Return the numbers of the shards of each index, by the folder of the index.
+
+    Raises:
+        UsageError: an index would be on a web server, or two of its shards have the same name.
+    """
+    by_index: dict[str, list[int]] = {}
+    for number, url in enumerate(urls):
+        by_index.setdefault(output or f"{folder_and_name(url)[0]}/{INDEX_FOLDER}", []).append(number)
+    for folder, inside in by_index.items():
+        names = [folder_and_name(urls[number])[1] for number in inside]
+        if protocol_of(folder) in WEB:
+            place = without_secrets(folder)
+            raise UsageError(f"no index can be written to {place!r} on a web server; name a folder with --output")
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise UsageError(f"several shards are named {twice[0]!r}; index their folders separately")
+    return by_index
+
+
+def _missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[str]:
+    """Return the shards in the index of a folder that do not exist; none if the index or the folder cannot be read."""
+    try:
+        index = lookup.of_folder(folder)
+        if index is None or protocol_of(folder) in WEB:
+            return []
+        names = {shard_name(info.url) for info in storages.for_url(folder).list(f"{escape(folder)}/*")}
+    except StreamloadError:
+        return []
+    return [entry.name for entry in index.shards if entry.name not in names and not entry.name.startswith(".")]
+
+
+def _warn_of_missing_end(url: str, table: ShardTable) -> None:
+    if MISSING_END in table.skipped:
+        say(f"warning: {without_secrets(url)} has no end-of-archive marker; it may have been cut after a member")
+
+
+def verify_command(
+    urls: Urls,
+    *,
+    decode: Annotated[bool, typer.Option("--decode", help="Also decode every field.")] = False,
+    as_document: Json = False,
+    index: Index = None,
+    record_size: RecordSize = RECORD_BYTES,
+    workers: Workers = None,
+    ray: Ray = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Read every byte of shards and compare it with the index.
+
+    The exit status is 1 if anything is damaged. If there is a classes.json, every label must have a name in it.
+
+    Examples:
+      streamload verify shards/train
+      streamload verify shards/train --decode
+      streamload verify s3://bucket/photos --json
+      streamload verify s3://bucket/photos --decode --ray auto
+    """
+    options = dict(storage_option or ())
+    urls = list(find_shards(urls, Storages(options)))
+    kept: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    with open_pool(ray, workers) as pool:
+        reading: dict[str, Any] = {"workers": workers, "pool": pool, "record_bytes": record_size}
+        for fault in _faults(urls, counts, index=index, options=options, decode=decode, **reading):
+            counts["faults"] += 1
+            if as_document:
+                place = {"url": fault.url, "key": fault.key, "offset": fault.offset}
+                kept.append({"kind": type(fault).__name__, "message": fault.message, **place})
+            else:
+                print_line(str(fault))
+    shards, unchecked = counted(len(urls), "shard"), counts["unchecked"]
+    if as_document:
+        document = {"shards": len(urls), "samples": counts["samples"], "shards_without_checksums": unchecked}
+        print_document(document | {"faults": kept})
+    elif not counts["faults"]:
+        advice = "only the headers were checked; run `streamload index` while they are known to be intact"
+        note = f"; of {counted(unchecked, 'shard')} without an index {advice}" if unchecked else ""
+        print_line(f"{shards} verified, no damage{note}")
+    if counts["faults"]:
+        nothing = "nothing was verified, because no shard of these names exists; check the path"
+        failed = f"{counted(counts['faults'], 'fault')} in {shards}"
+        say(f"error: {nothing if counts['missing'] == len(urls) else failed}")
+        raise typer.Exit(FAILED)
+
+
+def _faults(
+    urls: Sequence[str],
+    counts: Counter[str],
+    *,
+    index: str | None,
+    options: dict[str, Any],
+    workers: int | None,
+    pool: RayPool | None,
+    record_bytes: int,
+    decode: bool,
+) -> Iterator[StreamloadError]:
+    """Yield everything that is wrong with shards; count "samples", "missing" and "unchecked" shards on the way."""
+    storages = Storages(options)
+    lookup = IndexLookup(index, storages)
+    classes: dict[str, Sequence[str] | None] = {}
+    for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls):
+        classes[folder], faults = _class_names(folder, storages)
+        yield from faults
+    reading = partial(_read_or_error, storages=storages, record_bytes=record_bytes)
+    whole = []
+    for url, read in zip(urls, each(reading, urls, workers, pool, "verifying"), strict=True):
+        if isinstance(read, StreamloadError):
+            counts["missing"] += isinstance(read, ShardNotFoundError)
+            yield read
+            continue
+        folder, name = folder_and_name(url)
+        _warn_of_missing_end(url, read.table)
+        faults = _nameless_labels(url, read.table, classes[folder])
+        try:
+            known = lookup.of_folder(folder)
+            if known is not None:
+                check_shard(known.shard(name), read.bytes, url, read.etag)
+                table = lookup.table_of(folder, name)
+                faults += () if table is None else differences(url, read.table, table)
+            counts["unchecked"] += known is None and not is_compressed(url)
+        except StreamloadError as exc:
+            faults.append(exc)
+        if not faults:
+            whole.append(url)
+            counts["samples"] += len(read.table)
+        yield from faults
+    for folder in classes if index is None else ():
+        for name in _missing_names(folder, lookup, storages):
+            advice = "restore it, or drop it from the index with `streamload index`"
+            yield ShardNotFoundError(f"the index names a shard that does not exist; {advice}", url=f"{folder}/{name}")
+    decoding = partial(_undecodable, index=index, storage_options=options or None)
+    if decode and whole and pool is None:
+        with open_progress("decoding", counts["samples"], "samples") as progress:
+            yield from decoding(whole, progress.advance, workers or available_processors())
+    elif decode:
+        yield from chain.from_iterable(each(partial(_undecodable_here, decoding), whole, pool=pool, label="decoding"))
+
+
+def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes: int) -> ReadShard | StreamloadError:
+    try:
+        return read_shard(url, report, storages=storages, record_bytes=record_bytes)
+    except StreamloadError as exc:
+        return exc
+
+
+def _class_names(folder: str, storages: Storages) -> tuple[Sequence[str] | None, list[StreamloadError]]:
+    """Return the names in the `classes.json` of a folder, and its faults; an unreadable file counts as missing."""
+    try:
+        names = read_class_names((folder,), storages)
+    except DatasetIndexError as exc:
+        return None, [exc]
+    except StorageError:
+        return None, []
+    if names is None or len(set(names)) == len(names):
+        return names, []
+    name, _ = Counter(names).most_common(1)[0]
+    first = names.index(name)
+    message = f"the name {name!r} stands for two labels, {first} and {names.index(name, first + 1)}; rename one"
+    return names, [DatasetIndexError(message, url=f"{folder}/{CLASSES_FILE}")]
+
+
+def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str] | None) -> list[StreamloadError]:
+    """Return an error for the labels that have no name."""
+    if classes is None or table.labels is None:
+        return []
+    nameless = np.flatnonzero((table.labels < 0) | (table.labels >= len(classes))).tolist()
+    if not nameless:
+        return []
+    more = f" (and {counted(len(nameless) - 1, 'more sample')})" if len(nameless) > 1 else ""
+    message = (
+        f"the label {table.labels[nameless[0]]}{more} has no name in {CLASSES_FILE}, which names {len(classes):,}; "
+        "pack the shards with its numbers (`shardify --classes`), or correct the file"
+    )
+    return [DatasetIndexError(message, url=url, key=table.key(nameless[0]))]
+
+
+def _undecodable(
+    urls: Sequence[str], advance: Report, num_workers: int, *, index: str | None, storage_options: dict[str, Any] | None
+) -> Iterator[SampleError]:
+    """Decode every field of every sample with a StreamLoader; yield the errors of samples that cannot be decoded.
+
+    Raises:
+        StreamloadError: a shard cannot be read, or a sample kills the processes that decode it.
+    """
+    with streamload.StreamLoader(
+        urls,
+        _DECODED_TOGETHER,
+        transform=_nothing,
+        on_error="skip",
+        pad=False,  # leaves out a batch of which every sample failed
+        index=index,
+        num_workers=num_workers,
+        rank=0,
+        world_size=1,
+        storage_options=storage_options,
+    ) as loader:
+        for batch in loader:
+            advance(len(batch), 0)
+        skipped, errors = loader.statistics().skipped_samples, loader.skipped
+        advance(skipped, 0)
+        yield from errors
+        if skipped > len(errors):
+            yield SampleError(f"{counted(skipped - len(errors), 'more sample')} cannot be decoded; repair these first")
+
+
+def _undecodable_here(decoding: Callable[..., Iterator[SampleError]], url: str, report: Report) -> list[SampleError]:
+    errors = list(decoding([url], lambda *_: None, 0))
+    report(1, 0)
+    return errors
+
+
+def _nothing(_: object) -> int:
+    return 0
