@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import obstore
@@ -110,6 +111,7 @@ def _descriptors() -> set[str]:
 @pytest.fixture(scope="session")
 def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where temporary files go, of programs that tests start too; not among those of tests that run beside these."""
+    resource_tracker.ensure_running()  # Python's own; it lives as long as a process that has started others
     folder = str(tmp_path_factory.mktemp("tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)

@@ -48,7 +48,7 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
-MOST_LINES_OF_CODE = 29_900
+MOST_LINES_OF_CODE = 28_500
 """Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""
@@ -62,7 +62,7 @@ CHANGES_MORE = {
 """Classes that do not keep this rule yet, and how many they have at most."""
 KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
-ASKS_LOCAL_YET = 6
+ASKS_LOCAL_YET = 4
 """Places elsewhere that still ask."""
 SINGLE_PROTOCOLS_YET = 10
 """Protocols that a single class implements, until they are gone."""
@@ -76,7 +76,8 @@ TORCH_IN_FUNCTIONS = {
     "streamload.images.floats",
     "streamload.write.encode",
 }
-STARTERS = {"streamload.workers.launch"}
+STARTERS = {"streamload.workers.launch": "subprocess", "streamload.pack.processes": "multiprocessing"}
+"""Modules that start processes, and the library of each."""
 IMPORTS_LATE = {
     "streamload.trainer.feeder_link",
     "streamload.pack",
@@ -248,7 +249,7 @@ def misplaced_libraries(tree: Tree) -> list[str]:
             elif library in STORAGE_LIBRARIES:
                 allowed = module.part == "storage"
             elif library in PROCESS_LIBRARIES:
-                allowed = module.name in STARTERS and library == "subprocess"
+                allowed = STARTERS.get(module.name) == library
             else:
                 allowed = True
             if not allowed:

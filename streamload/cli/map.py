@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -70,7 +69,7 @@ def map_command(
     """
     with reported_errors("run the same command with --resume to go on"):
         options = dict(storage_option or ())
-        inspect.unwrap(map_shards)(  # its errors name options, those of `map_shards` arguments
+        map_shards(
             _loaded(function),
             source,
             dest,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -14,18 +15,15 @@ from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
 from streamload.pack.failures import UsageError
-from streamload.pack.packing import PackOptions
 from streamload.pack.planning import parse_split
-from streamload.pack.ray_pool import open_pool
 from streamload.pack.resizing import Resizing
-from streamload.pack.source_to_shards import as_json, as_lines, source_to_shards
+from streamload.pack.run import Start
+from streamload.pack.source_to_shards import PackOptions, as_json, as_lines, source_to_shards
 from streamload.pack.sources.kinds import SourceOptions
 from streamload.pack.sources.table import TableColumns
-from streamload.pack.targets import Place, Start
-from streamload.storage.local_files import refuse_url
+from streamload.pack.tasks import Target
 from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
-from streamload.workers.launchers import available_processors
 
 DEFAULT_QUALITY = 90
 
@@ -149,18 +147,11 @@ SkipBad = Annotated[
     bool, typer.Option("--skip-bad", help="Skip files that are damaged or of another kind, instead of failing.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue an interrupted run, and keep the shards that it finished.")
+    bool,
+    typer.Option("--resume", help="Continue an interrupted run; shards whose files are unchanged stay."),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the shards in DEST, or discard an interrupted run.")
-]
-Staging = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="With a remote DEST: the local folder for shards that are not uploaded yet, a few at a time, or all "
-        "of them with --resize; with --ray, one that all nodes have. Default: in the folder for temporary files.",
-    ),
+    bool, typer.Option("--overwrite", help="Remove the shards in DEST, or an interrupted run, first.")
 ]
 Sync = Annotated[
     bool, typer.Option("--sync", help="Flush everything to disk, so that it survives a power cut; slower.")
@@ -202,7 +193,6 @@ def shardify(
     skip_bad: SkipBad = False,
     resume: Resume = False,
     overwrite: Overwrite = False,
-    staging: Staging = None,
     storage_option: StorageOption = None,
     sync: Sync = False,
     as_document: Json = False,
@@ -211,10 +201,9 @@ def shardify(
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
     Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls if they have
-    one. The same files and options give the same bytes. Nothing is published unless everything could be packed.
-
-    In a bucket, each shard is uploaded as soon as it is finished, and the index last; if a file cannot be packed, the
-    uploads are removed. With --overwrite, the shards that are there are removed before the first upload.
+    one. The same files and options give the same bytes. Until everything is packed, every reader refuses DEST, and
+    --resume goes on. With --overwrite, the shards that are there are removed first. In a bucket, each shard is uploaded
+    when it is finished.
 
     Examples:
       shardify photos shards                                 photos/<class>/*.jpg
@@ -232,7 +221,7 @@ def shardify(
       shardify photos shards --ray auto                      on all nodes of a Ray cluster
     """
     del version
-    with reported_errors("run the same command with --resume to go on"), open_pool(ray, workers) as pool:
+    with reported_errors():
         _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
         packed = source_to_shards(
             source,
@@ -251,23 +240,25 @@ def shardify(
                 stems,
             ),
             PackOptions(
-                max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
-                max_count=max_count,
                 shuffle=shuffle,
                 seed=seed,
                 fractions=None if split is None else _checked(parse_split, split),
-                skip_bad=skip_bad,
                 resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
-                workers=workers or available_processors(),
-                sync=sync,
-                pool=pool,
             ),
-            _place(dest, staging, storage_option),
-            Start(overwrite=overwrite, resume=resume),
+            _target(
+                source,
+                dest,
+                storage_option,
+                max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
+                max_count=max_count,
+                sync=sync,
+                skip_bad=skip_bad,
+            ),
+            Start(resume, overwrite, workers, ray),
         )
         if as_document:
-            print_document(None if packed is None else as_json(packed))
-        for line in () if as_document or packed is None else as_lines(packed):
+            print_document(None if packed is None else as_json(packed, dest))
+        for line in () if as_document or packed is None else as_lines(packed, dest):
             print_line(line)
 
 
@@ -296,24 +287,28 @@ def _classes(path: str, storage_options: Sequence[Any] | None) -> tuple[str, ...
     return parse_class_names(content, path)
 
 
-def _place(dest: str, staging: str | None, storage_options: Sequence[Any] | None) -> Place:
+def _target(source: str, dest: str, storage_options: Sequence[Any] | None, **limits: Any) -> Target:
+    """Return where shards are written. Raises UsageError if nothing can be written there."""
+    if "://" in source:
+        raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     given = dict(storage_options or ())
-    if staging is not None:
-        _checked(refuse_url, "--staging", staging)
-    if "://" not in dest:
-        try:
-            Storages({}).is_local(dest)
-        except ValueError as exc:
-            raise UsageError(f"DEST: {exc}") from exc
-        if staging is not None or given:
-            raise UsageError("--staging and --storage-option are for a remote DEST, and this one is a local folder")
-        return Place(dest, None, None)
     storages = Storages(given)
-    if storages.is_local(dest):
-        return Place(storages.for_url(dest).absolute(dest), None, None)
-    if not dest.partition("://")[2].strip("/"):
-        raise UsageError(f"DEST {dest!r} names no bucket or folder; give one, as in s3://bucket/train")
-    if protocol_of(dest) in WEB:
-        shown = without_secrets(dest)
-        raise UsageError(f"DEST is {shown!r}, but a web server cannot be written to; name a folder or a bucket")
-    return Place(dest.rstrip("/"), storages, staging)
+    if not _checked(storages.is_local, dest):
+        if not dest.partition("://")[2].strip("/"):
+            raise UsageError(f"DEST {dest!r} names no bucket or folder; give one, as in s3://bucket/train")
+        if protocol_of(dest) in WEB:
+            shown = without_secrets(dest)
+            raise UsageError(f"DEST is {shown!r}, but a web server cannot be written to; name a folder or a bucket")
+        return Target(dest.rstrip("/"), storages, **limits)
+    if given:
+        raise UsageError("--storage-option is for a remote DEST, and this one is a local folder")
+    if "://" in dest:
+        dest = storages.for_url(dest).absolute(dest)
+    real_source, real_dest = os.path.realpath(source), os.path.realpath(dest)
+    if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
+        raise UsageError(
+            f"DEST {dest!r} lies in SOURCE {source!r}, where the shards would look like a class; choose another"
+        )
+    if os.path.exists(dest) and not os.path.isdir(dest):
+        raise UsageError(f"DEST {dest!r} is a file; give a folder")
+    return Target(dest, storages, **limits)

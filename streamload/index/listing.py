@@ -32,7 +32,7 @@ from streamload.index.shard_names import (
     shard_name,
 )
 from streamload.index.table_file import index_error
-from streamload.index.unfinished import PACKING, SHARDIFY_ADVICE, STAGING, UnfinishedSet, read_mark, unfinished_error
+from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin
 from streamload.storage.errors import NoConnectionError, UntrustedServerError, close_matches
@@ -635,8 +635,6 @@ def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
 
 def folder_advice(storage: Storage, folder: str) -> str:
     """Return advice on a folder without shards, by what lies in it."""
-    if _is_being_packed(storage, folder):
-        return SHARDIFY_ADVICE
     inside = [info.url.rstrip("/") for info in storage.list(f"{escaped(folder)}/*", folders=True)]
     with_shards = next((each for each in inside[:_MOST_LOOKED_INTO] if shards_in(storage, each)), None)
     shown = without_secrets(folder)
@@ -648,15 +646,6 @@ def folder_advice(storage: Storage, folder: str) -> str:
     command = f"shardify {folder} DESTINATION" if protocol_of(folder) == "file" else f"shardify COPY {shown}-shards"
     copy = "" if protocol_of(folder) == "file" else ", from a local copy"
     return f"if it is an ImageFolder (one folder a class), pack it first{copy}: {command}"
-
-
-def _is_being_packed(storage: Storage, folder: str) -> bool:
-    if storage.is_folder(f"{folder}/{STAGING}"):
-        return True
-    try:
-        return storage.info(f"{folder}/{PACKING}").bytes > 0
-    except StorageError:
-        return False
 
 
 def _quoted(name: str) -> str:

@@ -104,13 +104,6 @@ class ShardNaming:
             and number.isdigit()
         )
 
-    def existing(self, folder: str) -> list[str]:
-        """The names of this form in a folder, sorted; none if it does not exist. Raises OSError."""
-        try:
-            return sorted(filter(self.matches, os.listdir(folder)))
-        except FileNotFoundError:
-            return []
-
 
 def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
     """The folder and the names that a writer is to use.

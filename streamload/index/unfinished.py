@@ -14,17 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
-from streamload.index.dataset_index import INDEX_FOLDER
 from streamload.index.shard_names import ShardNaming
 from streamload.storage.protocol import Storage
 
 SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 
-STAGING = ".shardify-unfinished"
-"""The folder in a local destination in which `shardify` packs before publishing."""
-
-PACKING = f"{INDEX_FOLDER}/packing/run.json"
-"""The file in a remote destination that exists while `shardify` runs."""
+PACKING_FOLDER = ".streamload-packing"
+"""The folder in a destination with the records of an unfinished run of packing."""
 
 SHARDIFY_ADVICE = (
     "a `shardify` or `streamload map` (a call: `pack` or `map_shards`) into this folder was interrupted, or is still "

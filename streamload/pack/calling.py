@@ -2,64 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import os
 import pickle
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from importlib.metadata import version
 from types import CellType, CodeType
-from typing import Any, ParamSpec
+from typing import Any
 
 import cloudpickle
-import numpy as np
 
 from streamload.arguments import parse_bytes
-from streamload.errors import StreamloadError
-from streamload.pack.failures import UsageError
-from streamload.pack.packing import PackOptions, pack_calls, pack_shards
-from streamload.pack.publishing import ANY_NAMES, NAMES, Part
-from streamload.pack.ray_pool import open_pool, pickled_by_value
-from streamload.pack.remote_staging import RemoteStaging
-from streamload.pack.sources.listing import Listing
-from streamload.pack.staging import Run, Staging, is_being_published, open_staging
-from streamload.pack.targets import Place, Start, check_destination, refuse_shards
+from streamload.pack.planning import estimated_spans, measured_positions
+from streamload.pack.ray_pool import pickled_by_value
+from streamload.pack.run import Plan, Pool, Start, pack_into
+from streamload.pack.tasks import PackCalls, Record, Target, Task, digest_of, measure, shard_name
 from streamload.storage.storages import Storages
-from streamload.workers.launchers import available_processors
-
-_SWITCH = re.compile(r"--(resume|overwrite|sidecar)\b")
-_NUMBER = re.compile(r"--(max-bytes|max-count|workers)\b")
-
-_Arguments = ParamSpec("_Arguments")
-Packing = Callable[[bytes, Sequence[bytes], Listing, PackOptions, Staging], Part]
 
 
-def naming_arguments(call: Callable[_Arguments, None]) -> Callable[_Arguments, None]:
-    """A function whose errors name arguments where those of the command that it stands for name options.
-
-    A command calls what is wrapped (`inspect.unwrap`).
-    """
-
-    @wraps(call)
-    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
-        try:
-            call(*args, **kwargs)
-        except UsageError as exc:
-            raise ValueError(_in_python(str(exc), call.__name__)) from exc
-        except BaseException as exc:
-            if isinstance(exc, StreamloadError):
-                exc.message = _in_python(exc.message, call.__name__)
-            if hasattr(exc, "__notes__"):
-                exc.__notes__ = [_in_python(note, call.__name__) for note in exc.__notes__]
-            raise
-
-    return called
-
-
-@naming_arguments
 def pack(
     function: Callable[[Any], Any],
     inputs: Iterable[Any],
@@ -72,14 +33,17 @@ def pack(
     overwrite: bool = False,
     sync: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
     ray: str | None = None,
 ) -> None:
     """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
 
-    Nothing is published unless everything could be packed. Equal samples give equal bytes, whatever `workers` is. After
-    a kill, the same call with `resume=True` goes on and gives the same bytes, if the function gives the same samples
-    again. It is refused if the function's own code, the inputs, or the size or time of an input that is the path of
-    a file have changed; what the function calls or reads otherwise is not compared.
+    Every reader refuses the destination until everything is packed. Equal samples give equal bytes, whatever `workers`
+    is. After a kill, the same call with `resume=True` goes on and gives the same bytes, if the function gives the same
+    samples again: shards are kept whose inputs, and the function's own code, are as they were. What the function calls
+    or reads otherwise is not compared.
+
+    Some inputs (one in sixteen, 128 at most) are packed once more at the start, to see how many fill a shard.
 
     Args:
         function: takes an input; gives a sample as `ShardWriter.write` takes it, or yields samples, or gives None.
@@ -90,12 +54,13 @@ def pack(
         max_bytes: no shard is larger; a number of bytes, or "256MB".
         max_count: no shard has more samples.
         resume: go on with an interrupted run.
-        overwrite: replace the shards that are there, or discard an interrupted run.
+        overwrite: remove the shards that are there, or an interrupted run, first.
         sync: flush everything to the disk.
         storage_options: as for `StreamLoader`.
-        ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The inputs and the
-            destination (for a bucket, the folder for temporary files, `TMPDIR`) lie on a file system that all nodes
-            have at the same path. `workers` is then how many tasks Ray gets at once.
+        filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
+        ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The inputs, and the
+            destination if it is a folder, lie on a file system that all nodes have at the same path. `workers` is then
+            how many tasks Ray gets at once.
 
     Raises:
         StreamloadError: the function fails or gives a wrong sample, with the number of the input; or a process died.
@@ -103,123 +68,72 @@ def pack(
         ValueError: there is no sample, two have one key, one is too large, or the destination cannot be used.
         OSError: something cannot be written.
     """
-    listed = list(inputs)
-    pickled = [pickle.dumps(given) for given in listed]
-    pack_inputs(
-        function,
-        pickled,
-        _listing(listed, pickled),
-        destination,
-        workers=workers,
-        max_bytes=max_bytes,
-        max_count=max_count,
-        resume=resume,
-        overwrite=overwrite,
-        sync=sync,
-        storages=Storages(storage_options),
-        ray=ray,
-    )
-
-
-def pack_inputs(
-    function: Callable[[Any], Any],
-    inputs: Sequence[bytes],
-    listing: Listing,
-    destination: str | os.PathLike[str],
-    *,
-    workers: int | None,
-    max_bytes: int | str,
-    max_count: int | None,
-    resume: bool,
-    overwrite: bool,
-    sync: bool,
-    storages: Storages,
-    ray: str | None = None,
-    names: Sequence[str] | None = None,
-    may_be_empty: bool = False,
-) -> None:
-    """`pack` with inputs that are pickled and listed already; what a later run compares is in the listing.
-
-    Shards are cut by `max_bytes` and `max_count`, unless there are `names`, one for the shard of each input, which may
-    be of any size, and where it `may_be_empty` is written without a sample too. All else is as for `pack`.
-
-    Raises:
-        UsageError, ValueError, StreamloadError, OSError: as `pack`, in the words of a command.
-    """
     check_counts(workers=workers, max_count=max_count)
-    dest = os.fspath(destination)
-    options = PackOptions(
+    listed = list(inputs)
+    pickled = [pickle.dumps(value) for value in listed]
+    files = [_file_of(value) for value in listed]
+    target = Target(
+        os.fspath(destination).rstrip("/") or "/",
+        Storages(storage_options, filesystem),
         max_bytes=parse_bytes("max_bytes", max_bytes),
         max_count=max_count,
-        shuffle=False,
-        seed=0,
-        fractions=None,
-        skip_bad=False,
-        resizing=None,
-        workers=workers or available_processors(),
         sync=sync,
     )
-    remembered: dict[str, Any] = {"function": _code_of(function), "streamload": version("streamload")}
-    packing: Packing
-    if names is None:
-        remembered |= {"max_bytes": options.max_bytes, "max_count": max_count}
-        packing, naming = pack_calls, NAMES
-    else:
-        remembered |= {"shards": "one for each, also empty" if may_be_empty else "one for each"}
-        packing, naming = partial(pack_shards, names=names, may_be_empty=may_be_empty), ANY_NAMES
-    if storages.is_local(dest):
-        place = Place(dest, None, None, naming)
-    else:
-        place = Place(dest.rstrip("/"), storages, None, naming)
-    run = Run(place.dest, remembered, listing, resume, overwrite, sync, naming)
-    pickled = cloudpickle.dumps(function) if ray is None else pickled_by_value(function)
-    with open_pool(ray, workers) as pool:
-        _run(partial(packing, pickled, inputs), len(inputs), replace(options, pool=pool), place, run)
+    code = digest_of(code_of(function), version("streamload"), target.max_bytes, max_count)
+    function_bytes = pickled_by_value(function) if ray is not None else cloudpickle.dumps(function)
+
+    def plan(pool: Pool) -> Plan:
+        def work(start: int, end: int) -> PackCalls:
+            return PackCalls(function_bytes, tuple(pickled[start:end]), start)
+
+        assert target.max_bytes is not None
+        some = [work(position, position + 1) for position in measured_positions(len(listed))]
+        measured = list(pool.results(partial(measure, each, target.max_bytes) for each in some))
+        tasks: list[Task] = []
+        for start, end in estimated_spans(len(listed), measured, target.max_bytes, max_count):
+            name = shard_name(len(tasks))
+            digest = digest_of(name, code, start, pickled[start:end], files[start:end])
+            tasks.append(Task(len(tasks), "", name, digest, end - start, work(start, end)))
+        return Plan(tasks, "packing", "inputs", local_inputs([file[0] for file in files if file]))
+
+    pack_into(target, [""], Start(resume, overwrite, workers, ray), plan, partial(check_samples, len(listed)))
 
 
 def check_counts(**numbers: int | None) -> None:
-    """Raises ValueError for a number that is given and is no integer of at least 1."""
+    """Raise ValueError for a number that is given and is no integer of at least 1."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"{name}={number!r} must be an integer of at least 1, or None")
 
 
-def _run(
-    packing: Callable[[Listing, PackOptions, Staging], Part], inputs: int, options: PackOptions, place: Place, run: Run
-) -> None:
-    start = Start(overwrite=run.overwrite, resume=run.resume)
-    if not check_destination(place, [""], start, run.options):
-        return
-    folder = place.staging_folder()
-    staging = Staging(folder, run) if place.storages is None else RemoteStaging(folder, run, place.storages, [""])
-    with open_staging(staging):
-        if place.storage is None and not is_being_published(place.dest):  # another may have published meanwhile
-            refuse_shards(place, [""], start)
-        parts = staging.half_published()
-        if parts is None:
-            parts = [packing(run.listing, options, staging)]
-            if not parts[0].shards:
-                staging.abandon()
-                raise ValueError(f"the function gave no sample of {inputs:,} inputs, so nothing was published")
-        staging.publish(parts, None)
+def check_samples(inputs: int, records: Sequence[Record], *, is_unique: bool = True) -> None:
+    """Raise ValueError if there is no shard, or two samples have one key."""
+    seen: set[str] = set()
+    tables = [shard.table for record in records for shard in record.shards]
+    for table in tables if is_unique else ():
+        for key in table.keys():  # noqa: SIM118
+            if key in seen:
+                raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+            seen.add(key)
+    if not tables:
+        raise ValueError(f"the function gave no sample of {inputs:,} inputs")
 
 
-def _listing(inputs: Sequence[object], pickled: Sequence[bytes]) -> Listing:
-    """The inputs as a run remembers them; files with their sizes and times, so that a changed one is noticed."""
-    found = np.full((len(inputs), 2), -1, np.int64)
-    paths = []
-    for number, given in enumerate(inputs):
-        path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
-        is_path = isinstance(path, str) and "\0" not in path
-        paths.append(str(path) if is_path else f"input {number}")
-        if is_path and path is not None and os.path.isfile(path):
-            status = os.stat(path)
-            found[number] = status.st_size, status.st_mtime_ns
-    digest = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in pickled))
-    return Listing(paths, found[:, 0].copy(), found[:, 1].copy(), digest.digest())
+def local_inputs(paths: Sequence[str]) -> list[str]:
+    """Return the first and the last of the files, which nodes of a cluster have to see."""
+    return [path for path in {*paths[:1], *paths[-1:]} if os.path.isfile(path)]
 
 
-def _code_of(function: Callable[..., Any]) -> str:
+def _file_of(value: object) -> tuple[str, int, int] | None:
+    """Return path, size and time of modification of an input that is the path of a file, so a change is noticed."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
+        return None
+    status = os.stat(path)
+    return path, status.st_size, status.st_mtime_ns
+
+
+def code_of(function: Callable[..., Any]) -> str:
     """A digest of a function's name, code and fixed values; the bytes of a pickle differ between processes."""
     fixed = ""
     while isinstance(function, partial):
@@ -232,13 +146,13 @@ def _code_of(function: Callable[..., Any]) -> str:
     text = _text_of(code) if isinstance(code, CodeType) else ""
     held = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or () if _is_set(cell)]
     fixed += _value_text((getattr(plain, "__defaults__", None), getattr(plain, "__kwdefaults__", None), held))
-    return hashlib.sha256(f"{plain.__qualname__}{fixed}{text}".encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    return digest_of(plain.__qualname__, fixed, text)
 
 
 def _value_text(value: object) -> str:
     """A value that a function works with, as far as it says the same in another process; no credentials."""
     if callable(value):
-        return _code_of(value)
+        return code_of(value)
     if isinstance(value, Mapping):
         return repr([(name, _value_text(value[name])) for name in sorted(value, key=repr) if name != "storage_options"])
     if isinstance(value, tuple | list):
@@ -263,11 +177,3 @@ def _text_of(code: CodeType) -> str:
         for value in code.co_consts
     ]
     return repr((code.co_code, code.co_names, code.co_varnames, values))
-
-
-def _in_python(text: str, name: str) -> str:
-    """A message of a command in the words of a call of this function."""
-    text = text.replace("run the same command with --resume", f"call {name} again with resume=True")
-    text = text.replace("run the same command again, with or without --resume", f"call {name} again")
-    text = re.sub(r"\bDEST\b", "destination", text)
-    return _SWITCH.sub(r"\1=True", _NUMBER.sub(lambda found: found[1].replace("-", "_"), text))

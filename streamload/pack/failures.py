@@ -1,5 +1,5 @@
 """The error of wrong arguments."""
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The arguments are wrong; the message says what to do."""

@@ -1,30 +1,34 @@
-"""`map_shards`: a dataset made of another one by a function of its samples, packed as `pack` does."""
+"""`map_shards`: a dataset made of another one by a function of its samples."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
+from importlib.metadata import version
 from itertools import islice
 from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.arguments import parse_bytes
 from streamload.decode.decoders import decoder_for
 from streamload.errors import without_secrets
 from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
-from streamload.pack.calling import check_counts, naming_arguments, pack_inputs
+from streamload.pack.calling import check_counts, check_samples, code_of, local_inputs
 from streamload.pack.failures import UsageError
-from streamload.pack.publishing import ANY_NAMES, NAMES
-from streamload.pack.sources.listing import Listing as InputListing
+from streamload.pack.planning import shard_spans
+from streamload.pack.ray_pool import pickled_by_value
+from streamload.pack.run import Plan, Start, pack_into
+from streamload.pack.tasks import ANY_NAMES, PackCalls, Target, Task, digest_of, shard_name
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
-from streamload.storage.local_storage import local_path, storage_for
+from streamload.storage.local_storage import storage_for
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import Decompressor, compression_of, without_compression
@@ -114,7 +118,6 @@ _SHARD_BYTES = 256_000_000
 Sample = dict[str, Any]
 
 
-@naming_arguments
 def map_shards(
     function: Callable[[Any], Any],
     urls: Urls,
@@ -131,20 +134,21 @@ def map_shards(
     overwrite: bool = False,
     sync: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
     ray: str | None = None,
 ) -> None:
     """Write a dataset of what a function makes of another one's samples, in their order and with their keys.
 
-    Each shard becomes one new shard of the same name (numbered, where two shards of different folders share a name),
-    unless `max_bytes` or `max_count` says how they are cut anew, which merges small ones. What `pack` promises holds:
-    the same bytes for any number of workers and after a kill and `resume=True`, and nothing is published before
-    everything is done.
+    Each shard becomes one new shard of the same name (numbered, if two shards of different folders share a name),
+    unless `max_bytes` or `max_count` says how they are cut anew, which merges small ones: consecutive shards become one
+    as far as they fit in it, and one that exceeds it is cut. What `pack` promises holds: the same bytes for any number
+    of workers and after a kill and `resume=True`, and every reader refuses the destination until everything is done.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; gives the new sample (which
-            has the same key where it names none), yields several, which then need keys of their own, or gives None to
+            has the same key if it names none), yields several, which then need keys of their own, or gives None to
             leave it out. With `batch_size` it takes a list of samples, and gives or yields the new ones; if there are
-            as many, they have the same keys where they name none.
+            as many, they have the same keys if they name none.
         urls: the shards, as `StreamLoader` takes them.
         destination: a folder or a url; not that of the shards.
         sidecar: write only the fields that samples did not have, for `StreamLoader(..., join=destination)`: a shard for
@@ -156,10 +160,10 @@ def map_shards(
         max_bytes: no new shard is larger; if `max_count` is given, by default 256 MB.
         max_count: no new shard has more samples.
         resume: go on with an interrupted run.
-        overwrite: replace the shards that are there (unless they are cut anew, all `.tar` files in the destination), or
-            discard an interrupted run.
+        overwrite: remove the shards that are there, or an interrupted run, first.
         sync: flush everything to the disk.
         storage_options: of the shards and the destination.
+        filesystem: an fsspec filesystem to read and write with, as for `StreamLoader`.
         ray: as for `pack`: a task on the nodes of a Ray cluster for each shard.
 
     Raises:
@@ -168,35 +172,47 @@ def map_shards(
     check_counts(batch_size=batch_size, workers=workers, max_count=max_count)
     is_cut = max_bytes is not None or max_count is not None
     if sidecar and is_cut:
-        raise UsageError("--sidecar writes a shard for each shard; leave out --max-bytes and --max-count")
-    storages = Storages(storage_options)
+        raise UsageError("a sidecar has a shard for each shard; leave out max_bytes and max_count")
+    storages = Storages(storage_options, filesystem)
+    dest = os.fspath(destination).rstrip("/") or "/"
     with closing(FeederClient(storages, named_places([Portion(urls, 1.0)]))) as client:
         listing = client.list_shards(urls, None)
-        _refuse_source(os.fspath(destination), listing, storages)
+        _refuse_source(dest, listing, storages)
         chosen = None if where is None else client.select(Selection(where), listing)
         counts = listing.counts if chosen is None else client.counts(listing)
-    inputs = [pickle.dumps(shard) for shard in _source_shards(listing, chosen, counts)]
-    pack_inputs(
-        partial(_mapped, partial(_only_new if sidecar else _kept, function), batch_size, decode, storage_options),
-        inputs,
-        _as_inputs(listing, inputs),
-        destination,
-        workers=workers,
-        max_bytes=_SHARD_BYTES if max_bytes is None else max_bytes,
-        max_count=max_count,
-        resume=resume,
-        overwrite=overwrite,
-        sync=sync,
-        storages=storages,
-        ray=ray,
-        names=None if is_cut else _names(listing),
-        may_be_empty=sidecar,
-    )
+    shards = list(_source_shards(listing, chosen, counts))
+    most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
+    if is_cut:
+        target = Target(dest, storages, max_bytes=most_bytes, max_count=max_count, sync=sync)
+        sizes = [
+            (shard.bytes, 0 if counts is None else counts[number] if each.samples is None else len(each.samples))
+            for number, (shard, each) in enumerate(zip(listing.shards, shards, strict=True))
+        ]
+        spans = shard_spans(sizes, most_bytes, max_count)
+        names = [shard_name(number) for number in range(len(spans))]
+    else:
+        names = _names(listing)
+        target = Target(dest, storages, ANY_NAMES, sync=sync)
+        spans = [(number, number + 1) for number in range(len(names))]
+    mapped = partial(_mapped, partial(_only_new if sidecar else _kept, function), batch_size, decode, storages)
+    function_bytes = pickled_by_value(mapped) if ray is not None else cloudpickle.dumps(mapped)
+    inputs = [pickle.dumps(shard) for shard in shards]
+    code = digest_of(code_of(mapped), version("streamload"), is_cut, most_bytes, max_count)
+    tasks: list[Task] = []
+    for name, (start, end) in zip(names, spans, strict=True):
+        versions = [(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards[start:end]]
+        work = PackCalls(function_bytes, tuple(inputs[start:end]), start)
+        digest = digest_of(name, code, inputs[start:end], versions)
+        tasks.append(Task(len(tasks), "", name, digest, end - start, work, sidecar))
+    local = local_inputs([shard.url for shard in listing.shards])
+    plan = Plan(tasks, "mapping", "shards", local)
+    check = partial(check_samples, len(shards), is_unique=is_cut)
+    pack_into(target, [""], Start(resume, overwrite, workers, ray), lambda _: plan, check)
 
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
     def place(url: str) -> str:
-        return os.path.realpath(local_path(url)) if storages.is_local(url) else url.rstrip("/")
+        return os.path.realpath(storages.for_url(url).absolute(url))  # of a url it keeps what tells it from others
 
     target = place(destination)
     if any(place(folder) == target for folder in {shard.folder for shard in listing.shards}):
@@ -208,7 +224,7 @@ def _names(listing: Listing) -> list[str]:
     names = [without_compression(shard.name) for shard in listing.shards]
     if len(set(names)) == len(names) and all(map(is_plain_name, names)) and all(map(ANY_NAMES.matches, names)):
         return names
-    return [NAMES.name(number) for number in range(len(names))]
+    return [shard_name(number) for number in range(len(names))]
 
 
 def _source_shards(
@@ -223,20 +239,6 @@ def _source_shards(
         yield SourceShard(shard.url, np.flatnonzero(chosen[start:end]))
 
 
-def _as_inputs(listing: Listing, inputs: Sequence[bytes]) -> InputListing:
-    """The shards as a run remembers them, with sizes, times and versions, so that one that has changed is noticed."""
-    shards = listing.shards
-    versions = hashlib.sha256("\0".join(shard.etag or "" for shard in shards).encode())
-    for content in inputs:
-        versions.update(content)
-    return InputListing(
-        [shard.url for shard in shards],
-        np.array([shard.bytes for shard in shards], np.int64),
-        np.array([shard.mtime_ns for shard in shards], np.int64),
-        versions.digest(),
-    )
-
-
 Function = Callable[[Any], Any]
 """Of a sample or of a list of samples."""
 
@@ -245,10 +247,10 @@ def _mapped(
     made: Callable[[Any, Sequence[Sample]], Iterable[Any]],
     batch_size: int | None,
     decode: Decode,
-    storage_options: Mapping[str, Any] | None,
+    storages: Storages,
     shard: SourceShard,
 ) -> Iterator[Any]:
-    samples = samples_of(shard, decode, Storages(storage_options))
+    samples = samples_of(shard, decode, storages)
     while batch := list(islice(samples, batch_size or 1)):
         given = batch[0] if batch_size is None else batch
         try:

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 from streamload.pack.sources.source import SPLIT_NAME, Source, SourceSample
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
-from streamload.tar.table import ShardTable
 
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)
 _BLOCK_BYTES = 512
 _USTAR_NAME_BYTES = 100
 _USTAR_SIZE = 8**11
+_SHARDS_AT_LEAST = 16
+_MOST_MEASURED = 128
+_FILLED = 0.9
 
 Span = tuple[int, int]
 """Consecutive samples: the first, and one past the last."""
@@ -73,29 +75,53 @@ def sample_bytes(sample: SourceSample, sizes: Sequence[int]) -> int:
     return total
 
 
-def shard_spans(sizes: Iterable[int], max_bytes: int, max_count: int | None) -> list[Span]:
-    """Cut consecutive samples into shards, each as full as allowed.
+def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
+    """Cut consecutive items into shards, each as full as allowed.
 
     Args:
-        sizes: the bytes of each sample.
-        max_bytes: maximum size of a shard with its end-of-archive marker; a larger sample gets a shard of its own.
+        sizes: the bytes and the samples of each item.
+        max_bytes: maximum size of a shard with its end-of-archive marker; a larger item gets a span of its own.
         max_count: maximum number of samples in a shard.
     """
     spans: list[Span] = []
-    start = number = filled = 0
-    for number, size in enumerate(sizes):
-        if number > start and (filled + size + len(END_OF_ARCHIVE) > max_bytes or number - start == max_count):
-            spans.append((start, number))
-            start, filled = number, 0
-        filled += size
-    return [*spans, (start, number + 1)] if filled else spans
+    start = end = filled = samples = 0
+    for size, count in sizes:
+        too_many = max_count is not None and samples + count > max_count
+        if end > start and (filled + size + len(END_OF_ARCHIVE) > max_bytes or too_many):
+            spans.append((start, end))
+            start, filled, samples = end, 0, 0
+        end, filled, samples = end + 1, filled + size, samples + count
+    return [*spans, (start, end)] if end > start else spans
 
 
-def table_sample_bytes(table: ShardTable) -> NDArray[np.int64]:
-    """int64[S], the bytes of each sample in a shard that shardify wrote, with headers and padding."""
-    ends = table.member_offset + table.member_size
-    ends += -ends % _BLOCK_BYTES
-    return np.diff(ends[table.sample_start[1:] - 1], prepend=0)
+def measured_positions(count: int) -> list[int]:
+    """The items to measure of as many, evenly spaced: one in sixteen, 128 at most."""
+    number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
+    return [position * count // number for position in range(number)]
+
+
+def estimated_spans(
+    count: int, measured: Sequence[tuple[int, int]], max_bytes: int, max_count: int | None
+) -> list[Span]:
+    """Cut items of which only some were measured into equal spans that fill a shard to nine tenths.
+
+    There are sixteen spans at least, so that several processes have work, unless these would be shorter than sixteen
+    items.
+
+    Args:
+        count: number of items.
+        measured: bytes and samples of some items.
+        max_bytes: as for `shard_spans`.
+        max_count: as for `shard_spans`.
+    """
+    each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
+    all_bytes, samples = (sum(column) for column in zip(*measured, strict=True)) if measured else (0, 0)
+    if all_bytes:
+        each = min(each, int(_FILLED * max_bytes * len(measured) / all_bytes))
+    if max_count is not None:
+        each = min(each, max_count * len(measured) // samples if samples else max_count)
+    each = max(1, each)
+    return [(start, min(start + each, count)) for start in range(0, count, each)]
 
 
 def _member_bytes(key: str, field: str, size: int) -> int:

@@ -1,4 +1,4 @@
-"""One run of `shardify`: from a local source to published shards at a destination that may be remote."""
+"""One run of `shardify`: from a local source to shards."""
 
 from __future__ import annotations
 
@@ -7,47 +7,83 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import typer
 
 from streamload.errors import without_secrets
+from streamload.pack.calling import local_inputs
 from streamload.pack.failures import UsageError
 from streamload.pack.output import say, shown_bytes, shown_time
-from streamload.pack.packing import PackOptions, pack
-from streamload.pack.publishing import Part
-from streamload.pack.remote_staging import RemoteStaging
+from streamload.pack.planning import (
+    estimated_spans,
+    measured_positions,
+    planned_parts,
+    sample_bytes,
+    shard_spans,
+)
+from streamload.pack.progress import open_progress
+from streamload.pack.resizing import Resizing
+from streamload.pack.run import Plan, Pool, Start, pack_into
 from streamload.pack.sources.kinds import SourceOptions, open_source
-from streamload.pack.sources.listing import Listing, list_files
-from streamload.pack.sources.loading import Fault
+from streamload.pack.sources.listing import list_files, meaning_of
+from streamload.pack.sources.loading import ANY_SIZE, Fault
 from streamload.pack.sources.source import (
     ARRAY_FIELDS,
     COLUMNS_FIELD,
+    ArrayRow,
     Source,
     SourceError,
     SourceSample,
     is_image,
     other_kinds_advice,
 )
-from streamload.pack.staging import Run, Staging, is_being_published, open_staging
-from streamload.pack.targets import Place, Start, check_destination, check_places, refuse_shards
+from streamload.pack.tasks import (
+    PackFiles,
+    Record,
+    Target,
+    Task,
+    digest_of,
+    find_faults,
+    measure,
+    shard_name,
+    too_large,
+)
 from streamload.tar.extensions import KIND_OF, Kind
+from streamload.tar.header_writer import END_OF_ARCHIVE
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
 
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
+_CHECKED_TOGETHER = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """How to pack a source; see the command's options of the same names.
+
+    Attributes:
+        shuffle: shuffle the samples.
+        seed: seed of the shuffle and of the splits.
+        fractions: the share of each split, or None.
+        resizing: how to resize images, or None.
+    """
+
+    shuffle: bool
+    seed: int
+    fractions: dict[str, float] | None
+    resizing: Resizing | None
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a run has packed and published.
+    """What a run has packed.
 
     Attributes:
-        dest: the destination.
-        parts: those that have shards, at least one.
+        records: of all tasks.
         classes: the number of classes; None if there are none.
         fields: how many samples have each field, or one of several that stand for each other (`jpg;png`).
         left_out: number of samples, or of files that are one each, that are not in the shards.
@@ -55,8 +91,7 @@ class Packed:
         seconds: duration.
     """
 
-    dest: str
-    parts: Sequence[Part]
+    records: Sequence[Record]
     classes: int | None
     fields: Mapping[str, int]
     left_out: int
@@ -65,59 +100,41 @@ class Packed:
 
 
 def source_to_shards(
-    source: str, source_options: SourceOptions, options: PackOptions, place: Place, start: Start
+    source: str, source_options: SourceOptions, options: PackOptions, target: Target, start: Start
 ) -> Packed | None:
-    """Pack a source, and publish its shards; None if an earlier run has done all of it.
+    """Pack a source; None if an earlier run has done all of it.
 
     Raises:
         UsageError: source, destination and options do not fit together, or there are shards already.
-        typer.Exit: files are bad, or none is left to pack, which is reported; nothing is published.
-        StorageError, OSError: something cannot be read or written.
+        ValueError: files are bad, which were printed, or none is left to pack.
+        StreamloadError, OSError: something cannot be read or written.
     """
     began = time.monotonic()
-    dest = place.dest
-    check_places(source, dest, remote=place.storage is not None)
     try:
-        found = open_source(source, source_options)
+        samples = open_source(source, source_options)
     except SourceError as exc:
         raise UsageError(str(exc)) from exc
     if options.resizing is not None:
-        _refuse_resizing(found.samples)
-    if options.fractions is not None and found.parts is not None:
+        _refuse_resizing(samples.samples)
+    if options.fractions is not None and samples.parts is not None:
         raise UsageError(
-            f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
+            f"{source!r} is divided into {', '.join(samples.parts)} already; leave out --split, or give one of them"
         )
-    if found.in_memory:
-        options = replace(options, workers=1)
-    for note in found.notes:
+    if samples.in_memory:
+        start = replace(start, workers=1)
+    for note in samples.notes:
         say(f"note: {note}")
-    splits = list(options.fractions or found.parts or [""])
-    remembered = _remembered(source, options)
-    if not check_destination(place, splits, start, remembered):
+    packing = _Packing(samples, options, target)
+    splits = list(options.fractions or samples.parts or [""])
+    records = pack_into(target, splits, start, packing.plan, packing.check)
+    if records is None:
         return None
-    listing = list_files(found)
-    run = Run(dest, remembered, listing, start.resume, start.overwrite, options.sync)
-    if place.storages is None:
-        staging = Staging(place.staging_folder(), run)
-    else:
-        staging = RemoteStaging(place.staging_folder(), run, place.storages, splits)
-    with open_staging(staging):
-        if start.resume and not staging.resumed:
-            say("note: there is no unfinished run to resume; packing from the start")
-        if place.storage is None and not is_being_published(dest):  # another may have published meanwhile
-            refuse_shards(place, splits, start)
-        parts = staging.half_published()
-        if parts is None:
-            parts = _packed(found, listing, options, staging)
-        staging.publish(parts, found.classes)
-    written = _not_empty(parts)
     return Packed(
-        dest,
-        written,
-        None if found.classes is None else len(found.classes),
-        _stored_fields(written, found),
-        len(found.samples) - sum(part.samples for part in written),
-        "sample" if found.noun == "sample" else "file",
+        records,
+        None if samples.classes is None else len(samples.classes),
+        _stored_fields(records, samples),
+        len(samples.samples) - sum(record.samples for record in records),
+        "sample" if samples.noun == "sample" else "file",
         time.monotonic() - began,
     )
 
@@ -132,73 +149,95 @@ def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
         raise UsageError("--resize is for images, and the source holds other files, such as arrays")
 
 
-def _packed(found: Source, listing: Listing, options: PackOptions, staging: Staging) -> list[Part]:
-    """The parts, at least one of them with shards; otherwise the command ends."""
-    parts, faults = pack(found, listing, options, staging)
-    _report_faults(faults)
-    if faults and not options.skip_bad:
-        staging.abandon()
-        are, s = ("is", "") if len(faults) == 1 else ("are", "s")
-        kind = f"no whole image{s}" if found.noun == "image" else "damaged or of another kind"
-        advice = _advice(found, faults) or "repair or remove them"
-        say(
-            f"error: {len(faults):,} of {counted(len(listing.paths), 'file')} {are} {kind}, so nothing was published; "
-            f"{advice}, or leave them out with --skip-bad"
-        )
-        raise typer.Exit(1)
-    if not _not_empty(parts):
-        staging.abandon()
-        kinds = _advice(found, faults)
-        say(f"error: no {found.noun} is left to pack, so nothing was published{f'; {kinds}' if kinds else ''}")
-        raise typer.Exit(1)
-    return parts
+class _Packing:
+    """The plan of a source, and what is said of its faulty files."""
+
+    def __init__(self, source: Source, options: PackOptions, target: Target) -> None:
+        self._source, self._options, self._target = source, options, target
+        self._listing = list_files(source)
+        self._left_out: list[Fault] = []
+
+    def plan(self, pool: Pool) -> Plan:
+        """Cut the samples of each split into tasks."""
+        source, options, target = self._source, self._options, self._target
+        paths, sizes, times = self._listing.paths, self._listing.sizes.tolist(), self._listing.times.tolist()
+        versions = dict(zip(paths, zip(sizes, times, strict=True), strict=True))
+        if target.skip_bad and options.fractions is not None:
+            self._left_out = self._faults(pool)  # before splitting, so that every class keeps its share
+        bad = frozenset(fault.path for fault in self._left_out)
+        parts = planned_parts(source, options.fractions, bad, shuffle=options.shuffle, seed=options.seed)
+        libraries = ("simplejpeg", "opencv-python-headless", "pillow", "numpy") if options.resizing else ()
+        common = [options.resizing, target.max_bytes, target.max_count, *map(version, ("streamload", *libraries))]
+        tasks: list[Task] = []
+        for split, numbers in parts.items():
+            samples = [source.samples[number] for number in numbers]
+            works = self._works(samples, {path: size for path, (size, _) in versions.items()}, pool)
+            for place, work in enumerate(works):
+                content = [(meaning_of(each), [versions[m.path] for m in each.members]) for each in work.samples]
+                name = shard_name(place)
+                digest = digest_of(split, name, common, content)
+                tasks.append(Task(len(tasks), split, name, digest, len(work.samples), work))
+        return Plan(tasks, "packing", f"{source.noun}s", local_inputs(paths), source.classes)
+
+    def _faults(self, pool: Pool) -> list[Fault]:
+        """Read all files, and return those that cannot be packed."""
+        samples, each = self._source.samples, _CHECKED_TOGETHER
+        works = [_unchanged(samples[first : first + each]) for first in range(0, len(samples), each)]
+        with open_progress("checking", len(samples), f"{self._source.noun}s") as progress:
+            results = pool.results((partial(find_faults, work) for work in works), progress.advance)
+            return sorted(fault for faults in results for fault in faults)
+
+    def _works(self, samples: Sequence[SourceSample], size_of: Mapping[str, int], pool: Pool) -> list[PackFiles]:
+        """Return the work for each shard of a split."""
+        resizing, max_bytes, max_count = self._options.resizing, self._target.max_bytes, self._target.max_count
+        assert max_bytes is not None
+        sizes = [
+            tuple([m.size if isinstance(m, ArrayRow) else size_of[m.path] for m in each.members]) for each in samples
+        ]
+        if resizing is None:
+            stored = list(map(sample_bytes, samples, sizes))
+            largest = max(range(len(stored)), key=stored.__getitem__, default=None)
+            if largest is not None and stored[largest] + len(END_OF_ARCHIVE) > max_bytes:
+                raise too_large(samples[largest].key, stored[largest], max_bytes)
+            spans = shard_spans(((size, 1) for size in stored), max_bytes, max_count)
+        else:
+            some = [PackFiles((samples[n],), (sizes[n],), resizing, True) for n in measured_positions(len(samples))]
+            measured = list(pool.results(partial(measure, work, max_bytes) for work in some))
+            spans = estimated_spans(len(samples), measured, max_bytes, max_count)
+        skips = self._target.skip_bad
+        return [PackFiles(tuple(samples[a:b]), tuple(sizes[a:b]), resizing, skips) for a, b in spans]
+
+    def check(self, records: Sequence[Record]) -> None:
+        """Print the files that were left out. Raise ValueError if they may not be, or nothing is left."""
+        source = self._source
+        faults = [*self._left_out, *(fault for record in records for fault in record.faults)]
+        for fault in faults[:_FAULTS_SHOWN]:
+            say(f"{fault.path}: {fault.reason}")
+        if len(faults) > _FAULTS_SHOWN:
+            say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
+        refused = {member.path for sample in source.samples for member in sample.members if member.field is None}
+        advice = other_kinds_advice([fault.path for fault in faults if fault.path in refused])
+        if faults and not self._target.skip_bad:
+            are, s = ("is", "") if len(faults) == 1 else ("are", "s")
+            kind = f"no whole image{s}" if source.noun == "image" else "damaged or of another kind"
+            raise ValueError(
+                f"{len(faults):,} of {counted(len(self._listing.paths), 'file')} {are} {kind}; "
+                f"{advice or 'repair or remove them'}, or leave them out with --skip-bad"
+            )
+        if not any(record.shards for record in records):
+            raise ValueError(f"no {source.noun} is left to pack{f'; {advice}' if advice else ''}")
 
 
-def _advice(found: Source, faults: Sequence[Fault]) -> str | None:
-    """How to pack files of kinds that do not belong in this source, if there are any among the faults."""
-    refused = {member.path for sample in found.samples for member in sample.members if member.field is None}
-    return other_kinds_advice([fault.path for fault in faults if fault.path in refused])
+def _unchanged(samples: Sequence[SourceSample]) -> PackFiles:
+    return PackFiles(tuple(samples), tuple((ANY_SIZE,) * len(each.members) for each in samples), None, True)
 
 
-def _not_empty(parts: Sequence[Part]) -> list[Part]:
-    return [part for part in parts if part.shards]
-
-
-def _remembered(source: str, options: PackOptions) -> dict[str, Any]:
-    """Everything besides the files that the bytes of the shards depend on, by the users' names."""
-    remembered: dict[str, Any] = {
-        "SOURCE": os.path.realpath(source),
-        "--max-bytes": options.max_bytes,
-        "--max-count": options.max_count,
-        "--shuffle": options.shuffle,
-        "--seed": options.seed,
-        # Pairs, since their order matters and dictionaries of any order are equal.
-        "--split": None if options.fractions is None else [list(share) for share in options.fractions.items()],
-        "--skip-bad": options.skip_bad,
-        "--resize": None if options.resizing is None else options.resizing.size,
-        "--quality": None if options.resizing is None else options.resizing.quality,
-        "streamload": version("streamload"),
-    }
-    if options.resizing is not None:
-        names = ("simplejpeg", "opencv-python-headless", "pillow", "numpy")
-        remembered |= {name: version(name) for name in names}
-    return remembered
-
-
-def _report_faults(faults: Sequence[Fault]) -> None:
-    """Print the files that cannot be packed, only the first of them if there are many."""
-    for fault in faults[:_FAULTS_SHOWN]:
-        say(f"{fault.path}: {fault.reason}")
-    if len(faults) > _FAULTS_SHOWN:
-        say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
-
-
-def as_json(packed: Packed) -> dict[str, Any]:
-    """The figures as a JSON object."""
+def as_json(packed: Packed, dest: str) -> dict[str, Any]:
+    """Return the figures as a JSON object."""
     return {
-        "destination": without_secrets(packed.dest),
-        **_figures(packed.parts),
-        "splits": {part.name: _figures([part]) for part in packed.parts if part.name},
+        "destination": without_secrets(dest),
+        **_figures(packed.records),
+        "splits": {split: _figures(records) for split, records in _by_split(packed.records).items() if split},
         "classes": packed.classes,
         "fields": packed.fields,
         "left_out": packed.left_out,
@@ -206,32 +245,40 @@ def as_json(packed: Packed) -> dict[str, Any]:
     }
 
 
-def as_lines(packed: Packed) -> Iterator[str]:
-    """What was written, and how to read it."""
-    parts, number = packed.parts, packed.classes
-    for part in parts:
-        if part.name:
-            yield f"{part.name}: {_counts([part])}"
-    classes = "" if number is None else f", {number:,} {'class' if number == 1 else 'classes'}"
+def as_lines(packed: Packed, dest: str) -> Iterator[str]:
+    """Say what was written, and how to read it."""
+    by_split = _by_split(packed.records)
+    for split, records in by_split.items():
+        if split:
+            yield f"{split}: {_counts(records)}"
+    classes = "" if packed.classes is None else f", {counted(packed.classes, 'class')}"
     left_out = f", {counted(packed.left_out, packed.noun)} left out" if packed.left_out else ""
-    yield f"packed {_counts(parts)}{classes}, in {shown_time(packed.seconds)}{left_out}"
-    samples = sum(part.samples for part in parts)
+    yield f"packed {_counts(packed.records)}{classes}, in {shown_time(packed.seconds)}{left_out}"
+    samples = sum(record.samples for record in packed.records)
     lacking = [f"{samples - count:,} without {name!r}" for name, count in packed.fields.items() if count < samples]
     if lacking:
         yield f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}"
-    folder = os.path.join(packed.dest, parts[0].name) if parts[0].name else packed.dest
+    first = next(iter(by_split))
+    folder = os.path.join(dest, first) if first else dest
     yield "read it with:"
     yield _reading(without_secrets(folder), packed.fields, samples)
 
 
-def _stored_fields(parts: Sequence[Part], source: Source) -> dict[str, int]:
+def _by_split(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records with shards of each split."""
+    splits: dict[str, list[Record]] = {}
+    for record in records:
+        if record.shards:
+            splits.setdefault(record.split, []).append(record)
+    return splits
+
+
+def _stored_fields(records: Sequence[Record], source: Source) -> dict[str, int]:
     """How many samples have each field, or one of several that stand for each other (`jpg;png`); the label last."""
     stored: Counter[str] = Counter()
-    for part in parts:
-        for shard in part.shards:
-            if shard.table is not None:
-                counts = np.bincount(shard.table.member_field, minlength=len(shard.table.fields))
-                stored.update(dict(zip(shard.table.fields, counts.tolist(), strict=True)))
+    for table in (shard.table for record in records for shard in record.shards):
+        counts = np.bincount(table.member_field, minlength=len(table.fields))
+        stored.update(dict(zip(table.fields, counts.tolist(), strict=True)))
     groups = [set(group) & stored.keys() for group in source.fields or ()]
     rest = stored.keys() - {LABEL_FIELD, COLUMNS_FIELD} - set().union(*groups)
     # What --resize has made a JPEG of is not called as its file any more; there is one image in a sample then.
@@ -265,14 +312,14 @@ def _reading(folder: str, fields: Mapping[str, int], samples: int) -> str:
     return "\n".join(lines)
 
 
-def _figures(parts: Sequence[Part]) -> dict[str, int]:
+def _figures(records: Sequence[Record]) -> dict[str, int]:
     return {
-        "shards": sum(len(part.shards) for part in parts),
-        "samples": sum(part.samples for part in parts),
-        "bytes": sum(part.bytes for part in parts),
+        "shards": sum(len(record.shards) for record in records),
+        "samples": sum(record.samples for record in records),
+        "bytes": sum(record.bytes for record in records),
     }
 
 
-def _counts(parts: Sequence[Part]) -> str:
-    shards, samples, size_bytes = _figures(parts).values()
+def _counts(records: Sequence[Record]) -> str:
+    shards, samples, size_bytes = _figures(records).values()
     return f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {shown_bytes(size_bytes)}"

@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
 from urllib.parse import unquote
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, TransientStorageError
@@ -25,7 +26,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 class LocalStorage:
-    """Files by path or by `file://` url."""
+    """Files by path or by `file://` url.
+
+    Args:
+        durable: `write` waits until the bytes are on the disk.
+    """
+
+    def __init__(self, *, durable: bool = True) -> None:
+        self._durable = durable
 
     def info(self, url: str) -> ShardInfo:
         """Size and time of one file; see `Storage.info`. A folder or a device is a StorageError."""
@@ -109,10 +117,11 @@ class LocalStorage:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             if isinstance(source, bytes):
-                replace_file(path, lambda file: file.write(source))
+                replace_file(path, lambda file: file.write(source), durable=self._durable)
             else:
                 with open(source, "rb") as opened:
-                    replace_file(path, lambda file: shutil.copyfileobj(opened, file, _CHUNK_BYTES))
+                    copy = partial(shutil.copyfileobj, opened, length=_CHUNK_BYTES)
+                    replace_file(path, copy, durable=self._durable)
         except OSError as exc:
             raise StorageError(
                 f"cannot be written: {exc.strerror or exc}; check permissions and free space", url=path

@@ -26,29 +26,45 @@ class Destination:
 
     Attributes:
         folder: its path or url, without a slash at the end.
+        path: its path; None if it is remote.
+        storage: its storage.
     """
+
+    path: str | None = None
 
     def __init__(self, folder: str, storage: Storage) -> None:
         self.folder = folder.rstrip("/") or "/"
-        self._storage = storage
+        self.storage = storage
         self._index = IndexFolder(storage, f"{self.folder}/{INDEX_FOLDER}")
 
     def existing(self, names: ShardNaming) -> list[str]:
         """Return the existing shards of this form, sorted; one listing."""
-        return existing_names(self._storage, self.folder, names)
+        listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
+        return sorted(filter(names.matches, listed))
+
+    def mark(self, names: ShardNaming, writer: str) -> None:
+        """Mark the folder as unfinished, before anything is changed in it."""
+        mark_unfinished(self.storage, self.folder, UnfinishedSet(names, writer))
+
+    def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
+        """Remove the entries of all shards of this form from the index, then some shards, so no entry is ever stale."""
+        remove_entries(self._index, names.matches)
+        for shard in shards:
+            self.storage.delete(f"{self.folder}/{shard}")
 
     def clear(self, names: ShardNaming, *, shards: bool) -> None:
         """Mark the folder as unfinished, and remove what shards of this form will replace.
 
-        Index entries are removed before their shards, so that no entry is ever stale; and if all shards were deleted
-        by hand, their entries are.
+        If all shards were deleted by hand, their entries are removed.
         """
-        mark_unfinished(self._storage, self.folder, UnfinishedSet(names, SHARD_WRITER))
+        self.mark(names, SHARD_WRITER)
+        self.remove_abandoned(names)
         existing = self.existing(names)
         if shards or not existing:
-            remove_entries(self._index, names.matches)
-        for name in existing if shards else ():
-            self._storage.delete(f"{self.folder}/{name}")
+            self.remove(names, existing)
+
+    def remove_abandoned(self, names: ShardNaming) -> None:
+        """Remove the hidden files of writers that were killed, if those leave any."""
 
     def create(self, name: str) -> GrowingShard:
         """Start a shard."""
@@ -66,7 +82,7 @@ class Destination:
 
     def finish(self, names: ShardNaming) -> None:
         """Remove the mark: all shards of this form are there."""
-        mark_finished(self._storage, self.folder, names)
+        mark_finished(self.storage, self.folder, names)
 
     def close(self) -> None:
         """Release everything. Idempotent."""
@@ -75,16 +91,17 @@ class Destination:
 class LocalFolder(Destination):
     """A folder of the local file system, made with the first shard, and removed again if none is published."""
 
-    def __init__(self, folder: str) -> None:
-        """Raise StorageError for a file."""
-        super().__init__(folder, LocalStorage())
+    def __init__(self, folder: str, *, durable: bool = True) -> None:
+        """Raise StorageError for a file; `durable` flushes shards and index to the disk."""
+        super().__init__(folder, LocalStorage(durable=durable))
+        self.path = self.folder
+        self._durable = durable
         if os.path.isfile(self.folder):
             raise StorageError("this is a file; name a folder, or a pattern such as out/%06d.tar", url=folder)
         self._made: list[str] = []
 
-    def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """Also remove the hidden files of writers that were killed."""
-        super().clear(names, shards=shards)
+    def remove_abandoned(self, names: ShardNaming) -> None:
+        """Remove the hidden files of writers that were killed."""
         remove_abandoned(self.folder, names.matches)
 
     def create(self, name: str) -> GrowingShard:
@@ -94,7 +111,7 @@ class LocalFolder(Destination):
             self._made.append(missing)
             missing = os.path.dirname(missing)
         os.makedirs(self.folder, exist_ok=True)
-        return ShardFile(os.path.join(self.folder, name))
+        return ShardFile(os.path.join(self.folder, name), durable=self._durable)
 
     def close(self) -> None:
         """Remove the folders that were made and are empty."""
@@ -150,7 +167,7 @@ class RemoteFolder(Destination):
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
         """Add published shards to the index, with the ETags of the objects."""
-        super().write_index([(entry._replace(etag=self._etags.get(entry.name)), table) for entry, table in entries])
+        super().write_index([(e._replace(etag=e.etag or self._etags.get(e.name)), table) for e, table in entries])
 
     def close(self) -> None:
         """Wait for the upload in flight, and end the thread."""
@@ -175,7 +192,7 @@ class RemoteFolder(Destination):
     def _run(self, shard: _UploadedShard, path: str, shard_bytes: int) -> None:
         try:
             url = f"{self.folder}/{shard.name}"
-            self._etags[shard.name] = upload_shard(self._storage, url, path, shard_bytes)
+            self._etags[shard.name] = _upload(self.storage, url, path, shard_bytes)
         finally:
             shard.release()
 
@@ -231,13 +248,7 @@ class _UploadedShard(GrowingShard):
         return name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}"
 
 
-def existing_names(storage: Storage, folder: str, names: ShardNaming) -> list[str]:
-    """The shards of a form in a remote folder, sorted; one listing. Raises StorageError."""
-    listed = [info.url.rpartition("/")[2] for info in storage.list(f"{escaped(folder)}/*")]
-    return sorted(filter(names.matches, listed))
-
-
-def upload_shard(storage: Storage, url: str, path: str, shard_bytes: int) -> str | None:
+def _upload(storage: Storage, url: str, path: str, shard_bytes: int) -> str | None:
     """Write a shard whole or not at all, and make sure that it is there; its ETag, where the storage has them.
 
     Raises:
@@ -261,8 +272,13 @@ def _no_local_room(exc: OSError) -> StreamloadError:
     )
 
 
-def destination_in(folder: str, storages: Storages) -> Destination:
-    """The folder to write to: local, or in the storage that its url names.
+def destination_in(folder: str, storages: Storages, *, durable: bool = True) -> Destination:
+    """Return the folder to write to: local, or in the storage that its url names.
+
+    Args:
+        folder: its path or url.
+        storages: find its storage.
+        durable: flush local files to the disk.
 
     Raises:
         ValueError: the url is that of no folder.
@@ -272,4 +288,4 @@ def destination_in(folder: str, storages: Storages) -> Destination:
         raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train-%06d.tar")
     if not isinstance(storages.for_url(folder), LocalStorage):
         return RemoteFolder(folder, storages)
-    return LocalFolder(local_path(folder) if folder.startswith("file:") else folder)
+    return LocalFolder(local_path(folder) if folder.startswith("file:") else folder, durable=durable)

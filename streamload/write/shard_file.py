@@ -126,30 +126,38 @@ class ShardFile(GrowingShard):
     writer was killed. The writer holds a lock on it, which the kernel takes from the dead.
     """
 
-    def __init__(self, path: str) -> None:
-        """Create the hidden file; raises OSError."""
+    def __init__(self, path: str, *, durable: bool = True) -> None:
+        """Create the hidden file.
+
+        Args:
+            path: the shard's final path.
+            durable: flush the shard to the disk when it is published; otherwise a crash of the machine in the next half
+                minute may leave it short or empty.
+
+        Raises:
+            OSError: the file cannot be created.
+        """
         folder, name = os.path.split(path)
         self.path = path
+        self._durable = durable
         self._folder = folder or "."
         self._hidden = os.path.join(self._folder, f".{name}.{secrets.token_hex(8)}.partial")
         descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _lock(descriptor)
         super().__init__(name, descriptor)
 
-    def publish(self, *, replace: bool, durable: bool = True) -> ShardTable:
-        """Write the end-of-archive marker, sync the file, and give it its name.
+    def publish(self, *, replace: bool) -> ShardTable:
+        """Write the end-of-archive marker, and give the shard its name.
 
         Args:
             replace: replace a file of that name; otherwise raise FileExistsError if there is one. (A hard link would
                 do both at once, but exFAT, SMB and many FUSE mounts have none.)
-            durable: wait until the bytes are on the disk; otherwise a crash of the machine in the next half minute or
-                so may leave the file short or empty.
 
         Raises:
             OSError: any of that fails.
         """
         file = self._end()
-        if durable:
+        if self._durable:
             os.fsync(file.fileno())
         file.close()
         with locked_folder(self._folder):
@@ -157,7 +165,7 @@ class ShardFile(GrowingShard):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
             os.replace(self._hidden, self.path)
         self._file = None
-        if durable:
+        if self._durable:
             sync_folder(self._folder)
         return self._table()
 

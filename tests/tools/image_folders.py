@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import io
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from indexed_shards import read_index, table_in
 from PIL import Image
 from typer.testing import CliRunner
 
 from streamload.cli import shardify
 from streamload.index.listing import list_shards
-from streamload.pack.packing import PackOptions
 
 FORMATS = {
     ".jpg": "JPEG",
@@ -57,11 +54,6 @@ def files_below(folder: Path) -> dict[str, bytes]:
     }
 
 
-def without_options(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The same without the record of `shardify`'s options, which no other writer of shards leaves."""
-    return {name: content for name, content in files.items() if name != ".streamload/shardify.json"}
-
-
 def images(tmp_path: Path, each: int = 6) -> Path:
     names = [f"{name}/{n}{'.png' if n % 3 == 2 else '.jpg'}" for name in ("cat", "bee") for n in range(each)]
     return image_folder(tmp_path / "source", *names)
@@ -74,17 +66,10 @@ def run(app: Any, *arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def pack(*arguments: object, **limits: int) -> tuple[int, str, str]:
-    """`shardify` in this process, with workers only where they are requested: each takes longer to start than to pack.
-
-    Args:
-        arguments: of the command.
-        limits: fields of `PackOptions` that no option sets.
-    """
+def pack(*arguments: object) -> tuple[int, str, str]:
+    """`shardify` in this process, with workers only if they are requested: each takes longer to start than to pack."""
     workers = () if "--workers" in arguments else ("--workers", 1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shardify, "PackOptions", partial(PackOptions, **limits))
-        return run(shardify.app, *arguments, *workers)
+    return run(shardify.app, *arguments, *workers)
 
 
 def packed_samples(folder: Path) -> dict[str, dict[str, bytes]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import json
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from image_folders import files_below, pack, packed_samples, without_options
+from image_folders import files_below, pack, packed_samples
 
 from streamload import ShardWriter, StreamLoader
-from streamload.pack import packing
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
 Y = np.arange(10) % 3
@@ -35,7 +35,7 @@ def test_rows_are_what_a_shard_writer_writes_of_them(tmp_path: Path, monkeypatch
     assert status == 0, err
     assert "note: labels are taken from the array 'y'" in err
     assert 'fields=("x.npy", "weight.npy", "name.npy", "cls"))' in out
-    assert without_options(files_below(tmp_path / "dest")) == files_below(tmp_path / "written")
+    assert files_below(tmp_path / "dest") == files_below(tmp_path / "written")
     with StreamLoader(tmp_path / "dest", 10, fields=("x.npy", "cls"), num_workers=0) as loader:
         values, labels = next(iter(loader))
     assert (values.numpy() == X).all()
@@ -54,7 +54,7 @@ def test_other_forms_give_the_same_rows(tmp_path: Path, form: str, monkeypatch: 
         np.savez(path, x=array, labels=Y)
     in_memory = form in ("compressed", "by_columns", "npy_by_columns")
     if in_memory:
-        monkeypatch.setattr(packing, "launch", None)  # no process is started
+        monkeypatch.setattr(ProcessPoolExecutor, "submit", None)  # no process is started
     status, _, err = pack(path, tmp_path / "dest", "--workers", 2, "--max-count", 3)
     assert status == 0, err
     assert ("held in memory, by one process" in err) == in_memory

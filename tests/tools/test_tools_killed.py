@@ -68,7 +68,7 @@ with ShardWriter(sys.argv[1], max_count=1, overwrite=True) as writer:
         writer.write({"__key__": f"new{number}", "cls": number})
 """
 )
-MOMENTS = 50
+MOMENTS = 45
 """About as many changes as a run makes."""
 
 
@@ -130,12 +130,12 @@ def sources(tmp_path: Path) -> tuple[Path, Path, list[set[str]]]:
 
 
 def at_moments(*few: int) -> pytest.MarkDecorator:
-    """Some moments by default, and ten others."""
-    many = [pytest.param(moment, marks=pytest.mark.exhaustive) for moment in range(0, MOMENTS, 5) if moment not in few]
+    """Some moments by default, and eleven others."""
+    many = [pytest.param(moment, marks=pytest.mark.exhaustive) for moment in range(0, MOMENTS, 4) if moment not in few]
     return pytest.mark.parametrize("moment", [*few, *many])
 
 
-@at_moments(26)
+@at_moments(20)
 @pytest.mark.parametrize("over", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_local_folder(tmp_path: Path, moment: int, over: bool) -> None:
     old, new, wholes = sources(tmp_path)
@@ -154,12 +154,12 @@ def test_a_local_folder(tmp_path: Path, moment: int, over: bool) -> None:
     assert shards_of(files(dest)) == shards_of(files(tmp_path / "whole"))
 
 
-@at_moments(32)
+@at_moments(18)
 @pytest.mark.parametrize("over", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_bucket(tmp_path: Path, rclone_s3: S3Server, moment: int, over: bool) -> None:
     bucket = new_place(rclone_s3, tmp_path)
     old, new, wholes = sources(tmp_path)
-    arguments = (f"{bucket.url}/set", *SPLIT, "--staging", tmp_path / "staging", *bucket.options)
+    arguments = (f"{bucket.url}/set", *SPLIT, *bucket.options)
     if over:
         assert pack(old, *arguments)[0] == 0
     was_killed = killed(SHARDIFY, moment, new, *arguments, *(["--overwrite"] if over else []))

@@ -101,8 +101,9 @@ def test_shards_of_one_name_in_several_folders_are_numbered_and_may_hold_the_sam
     assert [key for key, _ in joined] == 2 * [f"{n:03d}" for n in range(COUNT)]
     assert all(vector is None or vector[0] == int(key) for key, vector in joined)
     assert sum(vector is None for _, vector in joined) == 20
-    with pytest.raises(ValueError, match="two samples have the key '000'"):
-        map_shards(with_vector, urls, tmp_path / "one", workers=1, max_count=1000)
+    for max_count in (60, 1000):  # in two new shards, and in one
+        with pytest.raises((ValueError, StreamloadError), match="two samples have the key '000'"):
+            map_shards(with_vector, urls, tmp_path / str(max_count), workers=1, max_count=max_count)
 
 
 def test_shards_of_other_names_in_the_destination_are_in_the_way(source: Path, tmp_path: Path) -> None:
@@ -110,8 +111,24 @@ def test_shards_of_other_names_in_the_destination_are_in_the_way(source: Path, t
     shutil.copy(source / "shard-000000.tar", tmp_path / "new" / "old.tar")
     with pytest.raises(ValueError, match="holds 1 shard already"):
         map_shards(even_with_length, source, tmp_path / "new", workers=1)
-    map_shards(even_with_length, source, tmp_path / "new", workers=1, overwrite=True)
-    assert list(content(tmp_path / "new")) == list(content(source))
+    with pytest.raises(ValueError, match=r"holds 'old.tar', which no index and no run of packing names"):
+        map_shards(even_with_length, source, tmp_path / "new", workers=1, overwrite=True)
+    assert list(content(tmp_path / "new")) == ["old.tar"]
+
+
+def test_overwriting_removes_what_was_mapped_before(source: Path, tmp_path: Path) -> None:
+    map_shards(even_with_length, source, tmp_path / "new", workers=1)
+    map_shards(even_with_length, source, tmp_path / "new", workers=1, max_count=20, overwrite=True)
+    assert list(content(tmp_path / "new")) == ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]
+    assert [key for (key,) in rows(tmp_path / "new")] == [f"{n:03d}" for n in range(0, COUNT, 2)]
+
+
+def test_a_shard_that_is_too_large_is_cut(source: Path, tmp_path: Path) -> None:
+    map_shards(lambda sample: sample, source, tmp_path / "new", workers=1, max_count=4)
+    names = [f"shard-00000{n}{further}.tar" for n in range(6) for further in ("", "_001", "_002")]
+    assert list(content(tmp_path / "new")) == names
+    assert list_shards(tmp_path / "new").counts == (4, 4, 2) * 6
+    assert [key for (key,) in rows(tmp_path / "new")] == [f"{n:03d}" for n in range(COUNT)]
 
 
 def with_vector(sample: Sample) -> Sample | None:
@@ -188,7 +205,7 @@ def test_what_is_no_sidecar_is_refused(
     assert content(tmp_path / "new") == {}
 
 
-def test_a_source_that_changed_is_not_gone_on_with(source: Path, tmp_path: Path) -> None:
+def test_only_shards_that_changed_are_done_again(source: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(source, copied)
 
@@ -199,14 +216,14 @@ def test_a_source_that_changed_is_not_gone_on_with(source: Path, tmp_path: Path)
 
     with pytest.raises(StreamloadError, match=r"not yet.*sample '050'"):
         map_shards(until_050, copied, tmp_path / "new", workers=1)
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "new").glob("*.tar")}
     (tmp_path / "go on").touch()
-    shard = copied / "shard-000001.tar"
-    os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
-    with pytest.raises(ValueError, match=r"1 file changed since, such as .*shard-000001.tar"):
-        map_shards(until_050, copied, tmp_path / "new", workers=1, resume=True)
-    os.utime(shard, ns=(0, shard.stat().st_mtime_ns - 1))
+    os.utime(copied / "shard-000001.tar", ns=(0, 0))
     map_shards(until_050, copied, tmp_path / "new", workers=1, resume=True)
     assert content(tmp_path / "new") == content(source)
+    after = {path.name: path.stat().st_ino for path in (tmp_path / "new").glob("*.tar")}
+    assert len(before) == 5
+    assert {name for name in before if before[name] != after[name]} == {"shard-000001.tar"}
 
 
 def test_batches_of_one_shard_each_and_a_condition(source: Path, tmp_path: Path) -> None:
@@ -232,7 +249,7 @@ def ends(text: str) -> tuple[str, str]:
     ],
     ids=["raises", "no field", "no sample", "a key twice"],
 )
-def test_a_wrong_function_is_one_error_and_nothing_is_published(
+def test_a_wrong_function_is_one_error_and_nothing_is_left(
     source: Path, tmp_path: Path, function: Any, message: str
 ) -> None:
     with pytest.raises((StreamloadError, ValueError), match=message):
@@ -244,7 +261,7 @@ def long_enough(sample: Sample) -> Sample | None:
     return sample if len(sample["txt"]) >= 7 else None
 
 
-def test_killed_and_resumed_it_gives_the_same_bytes_and_is_refused_with_other_functions(
+def test_killed_and_resumed_it_gives_the_same_bytes_and_starts_over_with_another_function(
     source: Path, tmp_path: Path
 ) -> None:
     """Functions by field are described by their code, and what they hold counts."""
@@ -266,16 +283,20 @@ def test_killed_and_resumed_it_gives_the_same_bytes_and_is_refused_with_other_fu
         return done.returncode, done.stderr
 
     assert run("new", "7", "die")[0] == -9
-    assert content(tmp_path / "new") == {}, "nothing is half published"
-    code, said = run("new", "6", "go on")
-    assert code == 1
-    assert "function was" in said
-    assert run("new", "7", "go on")[0] == 0
+    with pytest.raises(StreamloadError, match="not complete"):
+        list_shards(tmp_path / "new")
+    before = (tmp_path / "new" / "shard-000000.tar").stat().st_ino
+    code, said = run("new", "7", "go on")
+    assert (code, "1 of 3 tasks are done already" in said) == (0, True)
+    assert (tmp_path / "new" / "shard-000000.tar").stat().st_ino == before
     assert [text for _, text in rows(tmp_path / "new", "txt")] == [f"TEXT {n}" for n in range(10, COUNT)]
     upper = {"txt": lambda text: text.decode().upper()}
     map_shards(long_enough, source, tmp_path / "whole", workers=1, max_count=25, decode=upper)
     assert content(tmp_path / "new") == content(tmp_path / "whole")
-    assert len(content(tmp_path / "new")) == 2
+    assert run("other", "7", "die")[0] == -9
+    code, said = run("other", "6", "go on")
+    assert (code, "done already" in said) == (0, False)
+    assert len(rows(tmp_path / "other", "txt")) == COUNT
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}, {"max_count": -1}, {"workers": True}])

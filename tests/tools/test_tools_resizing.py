@@ -84,9 +84,7 @@ def photos(root: Path, count: int) -> Path:
     return root
 
 
-def test_shards_of_resized_images_are_as_full_as_allowed_and_the_same_with_any_workers(
-    tmp_path: Path,
-) -> None:
+def test_shards_of_resized_images_are_the_same_with_any_workers_and_not_too_large(tmp_path: Path) -> None:
     source = photos(tmp_path / "source", 60)
     options = ["--resize", 20, "--max-bytes", "20KB"]
     for workers in (1, 3):
@@ -94,17 +92,32 @@ def test_shards_of_resized_images_are_as_full_as_allowed_and_the_same_with_any_w
     assert files_below(tmp_path / "1") == files_below(tmp_path / "3")
     sizes = [path.stat().st_size for path in sorted((tmp_path / "1").glob("*.tar"))]
     samples = packed_samples(tmp_path / "1")
-    largest = max(1024 + 1024 + len(sample.get("jpg", sample.get("png", b""))) for sample in samples.values())
     assert len(sizes) > 3
-    assert all(20_000 - largest < size <= 20_000 for size in sizes[:-1])
+    assert max(sizes) <= 20_000
+    assert sum(sizes) > 0.5 * 20_000 * len(sizes)
     assert len(samples) == 60
     for key, sample in samples.items():
         number = int(key.rpartition("/")[2])
         field = "jpg" if number % 5 or number % 4 else "png"
         height, width, _ = decode_image(memoryview(sample[field])).shape
         assert (height, width) == ((20, 30) if number % 5 else (10, 12))
-    assert pack(source, tmp_path / "7", *options, piece_files=7)[0] == 0
-    assert files_below(tmp_path / "7") == files_below(tmp_path / "1")
+
+
+def test_what_does_not_fit_goes_into_a_further_shard_before_the_next(tmp_path: Path) -> None:
+    source, dest = photos(tmp_path / "source", 12), tmp_path / "dest"
+    assert pack(source, dest, "--resize", 20, "--max-bytes", "8KB", "--no-shuffle")[0] == 0
+    names = sorted(path.name for path in dest.glob("*.tar"))
+    assert names[:3] == ["shard-000000.tar", "shard-000000_001.tar", "shard-000000_002.tar"]
+    assert list(packed_samples(dest)) == [f"class{c}/{n}" for c in range(3) for n in sorted(range(c, 12, 3), key=str)]
+
+
+def test_a_resized_image_that_is_too_large_for_a_shard_ends_the_run(tmp_path: Path) -> None:
+    source, dest = photos(tmp_path / "source", 12), tmp_path / "dest"
+    status, _, err = pack(source, dest, "--resize", 100, "--max-bytes", 4000)
+    assert status == 1
+    needed = int(err.split("raise --max-bytes (max_bytes) to ")[1].split()[0])
+    assert not dest.exists()
+    assert pack(source, dest, "--resize", 100, "--max-bytes", needed)[0] in (0, 1)
 
 
 def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def bucket(rclone_s3: S3Server, tmp_path: Path) -> Place:
     return new_place(rclone_s3, tmp_path)
 
 
-def packed(bucket: Place, source: Path, staging: Path, *options: object, **limits: int) -> tuple[int, str, str]:
-    return pack(source, f"{bucket.url}/set", "--staging", staging, *options, *bucket.options, **limits)
+def packed(bucket: Place, source: Path, *options: object) -> tuple[int, str, str]:
+    return pack(source, f"{bucket.url}/set", *options, *bucket.options)
 
 
 def without_etags(files: dict[str, bytes]) -> dict[str, object]:
@@ -62,30 +62,23 @@ def in_set(bucket: Place) -> dict[str, bytes]:
 )
 def test_the_same_as_in_a_local_folder(tmp_path: Path, bucket: Place, options: tuple[object, ...]) -> None:
     source = images(tmp_path)
-    status, out, err = packed(bucket, source, tmp_path / "staging", "--workers", 2, *options)
+    status, out, err = packed(bucket, source, "--workers", 2, *options)
     assert (status, err.count("error")) == (0, 0)
     assert f"StreamLoader('{bucket.url}/set" in out
     assert pack(source, tmp_path / "local", "--workers", 2, *options)[0] == 0
     local = files_below(tmp_path / "local")
     assert without_etags(in_set(bucket)) == without_etags(local)
-    assert os.listdir(tmp_path / "staging") == []
     shards = sorted(str(bucket.folder / "set" / name) for name in local if name.endswith(".tar"))
     keys = [sample["__key__"] for sample in webdataset.WebDataset(shards, shardshuffle=False)]
     assert len(set(keys)) == 12
 
 
-@pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("options", [("--max-count", 2), ("--max-count", 2, "--resize", 4)])
 @pytest.mark.parametrize("failing", ["shard-000003.tar", "index.json"])
 def test_an_upload_that_fails_is_resumed(
-    tmp_path: Path,
-    bucket: Place,
-    monkeypatch: pytest.MonkeyPatch,
-    failing: str,
-    options: tuple[object, ...],
-    lost: bool,
+    tmp_path: Path, bucket: Place, monkeypatch: pytest.MonkeyPatch, failing: str, options: tuple[object, ...]
 ) -> None:
-    source, staging = images(tmp_path), tmp_path / "staging"
+    source = images(tmp_path)
     real, written = ObjectStorage.write, list[str]()
 
     def broken(storage: ObjectStorage, url: str, content: bytes | str) -> None:
@@ -96,32 +89,26 @@ def test_an_upload_that_fails_is_resumed(
 
     with monkeypatch.context() as patched:
         patched.setattr(ObjectStorage, "write", broken)
-        status, _, err = packed(bucket, source, staging, *options)
+        status, _, err = packed(bucket, source, *options)
         assert (status, "bucket is full" in err, "--resume" in err) == (1, True, True)
     finished = {name for name in written if name.endswith(".tar")}
     assert {"shard-000000.tar", "shard-000001.tar"} < finished
-    status, _, err = packed(bucket, source, staging, *options)
+    status, _, err = packed(bucket, source, *options)
     assert (status, "was not finished" in err) == (2, True)
-    status, _, err = packed(bucket, source, staging, "--max-count", 3, "--resume")
-    assert (status, "--max-count was 2 and is 3" in err) == (2, True)
-    if lost:
-        for path in staging.iterdir():
-            path.rename(tmp_path / "lost")
     written.clear()
     with monkeypatch.context() as patched:
         failing = "nothing"
         patched.setattr(ObjectStorage, "write", broken)
-        assert packed(bucket, source, staging, *options, "--resume")[0] == 0
+        assert packed(bucket, source, *options, "--resume")[0] == 0
     assert finished.isdisjoint(written)
     assert pack(source, tmp_path / "local", *options)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
-    assert os.listdir(staging) == []
 
 
 @pytest.mark.parametrize("stop_after", [6, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (1, 3))])
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place, stop_after: int) -> None:
-    source, staging = images(tmp_path), tmp_path / "staging"
-    arguments = [str(source), f"{bucket.url}/set", "--max-count", "1", "--staging", str(staging), "--workers", "2"]
+    source = images(tmp_path)
+    arguments = [str(source), f"{bucket.url}/set", "--max-count", "1", "--workers", "2"]
     command = [sys.executable, "-W", "error", "-m", "streamload.cli.shardify", *arguments, *bucket.options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
@@ -132,10 +119,9 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert psutil.wait_procs(workers, timeout=20)[1] == []
-    assert packed(bucket, source, staging, "--max-count", 1, "--resume")[0] == 0
+    assert packed(bucket, source, "--max-count", 1, "--resume")[0] == 0
     assert pack(source, tmp_path / "local", "--max-count", 1)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
-    assert os.listdir(staging) == []
 
 
 def test_memory_and_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from image_folders import files_below, images, pack, run, without_options
+from image_folders import files_below, images, pack, run
 from indexed_shards import read_index, table_in
 
 from streamload.cli import main as streamload
@@ -64,7 +64,7 @@ def test_ls_prints_no_control_characters(tmp_path: Path) -> None:
 
 
 def test_index_makes_what_shardify_made(dataset: Path, tmp_path: Path) -> None:
-    before = without_options(files_below(dataset))
+    before = files_below(dataset)
     status, out, _ = run(streamload.app, "index", without_index(dataset))
     assert (status, out) == (0, "indexed 3 shards, 12 samples\n")
     assert files_below(dataset).keys() == before.keys()

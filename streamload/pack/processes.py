@@ -1,0 +1,131 @@
+"""Runs calls in processes of this machine, which end with this one, however it ends."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from threading import Thread
+from types import ModuleType, TracebackType
+from typing import Any, Self, TypeVar
+
+import cloudpickle
+
+from streamload.cluster.ray_cluster import FileOfAll
+from streamload.errors import WorkerError
+
+_Result = TypeVar("_Result")
+Report = Callable[[int, int], None]
+"""Called with the numbers of items and bytes that are done, since the last call."""
+
+Call = Callable[[Report], _Result]
+"""Picklable by cloudpickle."""
+
+_POLL_S = 0.2
+_SPAWN = multiprocessing.get_context("spawn")
+_counters: list[Any] = []
+"""In a worker process: the array of the items and bytes that all workers have done."""
+
+
+class Processes:
+    """A pool of worker processes; a context manager, after which none is left.
+
+    Args:
+        count: number of processes; with 1, calls run in this process.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._running: set[Future[Any]] = set()
+        if count > 1:
+            self._done = _SPAWN.Array("q", 2)
+            self._inherited, self._life = _SPAWN.Pipe(duplex=False)
+            self._executor = ProcessPoolExecutor(count, _SPAWN, _begin, (self._inherited, self._done))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._count > 1:
+            self._life.close()  # ends the workers, whatever they are doing
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._inherited.close()
+
+    def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
+        """Do nothing: every process sees the files of this machine."""
+
+    def results(self, calls: Iterable[Call[_Result]], report: Report = lambda *_: None) -> Iterator[_Result]:
+        """Yield the results of calls in the order in which they end.
+
+        Args:
+            calls: consumed as processes become free.
+            report: called with what the calls report.
+
+        Raises:
+            Exception: what a call raises.
+            WorkerError: a process died.
+        """
+        if self._count == 1:
+            yield from (call(report) for call in calls)
+            return
+        for call in calls:
+            with _starting_processes():
+                self._running.add(self._executor.submit(_run, cloudpickle.dumps(call)))
+            while len(self._running) > self._count:  # one waits, so that no process waits for this one
+                yield from self._ended(report)
+        while self._running:
+            yield from self._ended(report)
+
+    def _ended(self, report: Report) -> Iterator[Any]:
+        ended, self._running = wait(self._running, _POLL_S, FIRST_COMPLETED)
+        with self._done.get_lock():
+            items, item_bytes = self._done[:]
+            self._done[:] = 0, 0
+        report(items, item_bytes)
+        for future in ended:
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                raise WorkerError("a worker process died; if memory is short, fewer workers need less") from None
+
+
+@contextmanager
+def _starting_processes() -> Iterator[None]:
+    """Start processes that leave Ctrl-C to this one, and do not run the user's script again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(life: Connection, done: Any) -> None:
+    """Run first in every worker process."""
+    _counters.append(done)
+    Thread(target=_end_with, args=(life,), daemon=True).start()
+
+
+def _end_with(life: Connection) -> None:
+    life.poll(None)  # until the process at the other end closes it, or dies
+    os._exit(1)
+
+
+def _run(pickled: bytes) -> Any:
+    return cloudpickle.loads(pickled)(_report)
+
+
+def _report(items: int, item_bytes: int) -> None:
+    (done,) = _counters
+    with done.get_lock():
+        done[0] += items
+        done[1] += item_bytes
