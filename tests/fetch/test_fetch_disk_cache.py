@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from cache_filling import (
     PART_BYTES,
     cached_names,
     content,
-    file_of,
     fill,
     identity_of,
     partial_names,
@@ -105,25 +102,6 @@ def test_another_version_or_url_is_another_entry(cache: DiskCache, folder: str, 
     assert cached_names(folder) == {identity_of(1).file_name, other.file_name}
 
 
-def test_parts_may_come_in_any_order(cache: DiskCache, folder: str) -> None:
-    file = opened(cache, identity_of(1))
-    fill(file, identity_of(1), [5, 7, 0])
-    assert file.missing == {1, 2, 3, 4, 6}
-    fill(file, identity_of(1), [6, 4, 3, 2, 1])
-    cache.publish(file)
-    file.close()
-    assert Path(path_of(folder, identity_of(1))).read_bytes() == file_of(identity_of(1))
-
-
-def test_a_part_that_broke_off_is_written_from_its_start(cache: DiskCache, folder: str) -> None:
-    file = opened(cache, identity_of(1))
-    file.write(0, b"x" * 1000)
-    fill(file, identity_of(1))
-    cache.publish(file)
-    file.close()
-    assert Path(path_of(folder, identity_of(1))).read_bytes() == file_of(identity_of(1))
-
-
 # -- what is evicted -------------------------------------------------------------------------------------------------
 
 
@@ -144,25 +122,6 @@ def test_the_furthest_next_use_goes_first(folder: str) -> None:
     assert cached_names(folder) == {two.file_name, three.file_name, four.file_name}
 
 
-def test_a_shard_that_is_needed_last_passes_the_cache_by(folder: str) -> None:
-    cache = cache_of(folder, 2)
-    one, two, three = (identity_of(number) for number in (1, 2, 3))
-    cache.expect(Listed(one, two, three, one, two, three))
-    keep(cache, one, two)
-    assert cache.open(three) is None
-    assert cached_names(folder) == {one.file_name, two.file_name}
-    assert cache.open(identity_of(9, n_parts=17)) is None  # larger than the cache
-
-
-def test_without_a_known_future_nothing_displaces_anything(folder: str) -> None:
-    cache = cache_of(folder, 2)
-    keep(cache, identity_of(1), identity_of(2))
-    assert cache.open(identity_of(3)) is None
-    cache.expect(Listed(identity_of(3), identity_of(3)))
-    keep(cache, identity_of(3))
-    assert cached_names(folder) == {identity_of(2).file_name, identity_of(3).file_name}  # the older one went
-
-
 def test_files_in_use_are_not_evicted(folder: str) -> None:
     cache = cache_of(folder, 2)
     one, two, three = (identity_of(number) for number in (1, 2, 3))
@@ -179,18 +138,6 @@ def test_files_in_use_are_not_evicted(folder: str) -> None:
     assert cached_names(folder) == {two.file_name, three.file_name}
 
 
-def test_a_file_that_just_got_its_name_counts_as_in_use_while_it_is(folder: str) -> None:
-    cache = cache_of(folder, 1)
-    file = opened(cache, identity_of(1))
-    fill(file, identity_of(1))
-    cache.publish(file)
-    cache.expect(Listed(identity_of(2), identity_of(2)))
-    assert cache.open(identity_of(2)) is None
-    file.close()
-    cache.expect(Listed(identity_of(2), identity_of(2)))
-    keep(cache, identity_of(2))
-
-
 def test_files_that_are_being_filled_count_in_full(folder: str) -> None:
     cache = cache_of(folder, 2)
     files = [opened(cache, identity_of(number)) for number in (1, 2)]
@@ -199,14 +146,6 @@ def test_files_that_are_being_filled_count_in_full(folder: str) -> None:
     for file in files:
         file.close()
     keep(cache, identity_of(3))
-
-
-def test_a_file_that_is_gone_stays_readable(cache: DiskCache, folder: str) -> None:
-    keep(cache, identity_of(1))
-    file = opened(cache, identity_of(1))
-    os.unlink(path_of(folder, identity_of(1)))
-    assert os.pread(file.descriptor, ONE, 0) == content(identity_of(1))
-    file.close()
 
 
 # -- several processes -----------------------------------------------------------------------------------------------
@@ -229,26 +168,6 @@ def test_a_shard_is_filled_by_one(folder: str, monkeypatch: pytest.MonkeyPatch, 
         each.close()
     assert cached_names(folder) == {identity_of(1).file_name}
     assert read_through(caches[0], identity_of(1))
-
-
-@pytest.mark.parametrize("parts", [[], [0, 5], list(range(N_PARTS))])
-def test_what_a_dead_process_was_filling_is_removed(cache: DiskCache, folder: str, parts: list[int]) -> None:
-    file = opened(cache, identity_of(1))
-    fill(file, identity_of(1), parts)
-    os.close(file.descriptor)  # as the kernel does it
-    assert len(partial_names(folder)) == 1
-    other = cache_of(folder)
-    assert partial_names(folder) == cached_names(folder) == set()
-    assert not read_through(other, identity_of(1))
-
-
-def test_what_is_being_filled_is_left_to_whoever_fills_it(cache: DiskCache, folder: str) -> None:
-    file = opened(cache, identity_of(1))
-    cache_of(folder)
-    fill(file, identity_of(1))
-    cache.publish(file)
-    file.close()
-    assert cached_names(folder) == {identity_of(1).file_name}
 
 
 def test_a_process_that_keeps_the_folders_lock_costs_the_others_only_the_cache(
@@ -285,34 +204,6 @@ def test_a_file_that_was_damaged_is_removed_and_fetched_again(
     assert record.levelname == "WARNING"
     assert path_of(folder, identity_of(1)) in record.message
     assert read_through(other, identity_of(1))
-
-
-def test_a_file_that_was_written_to_later_is_compared_again(cache: DiskCache, folder: str) -> None:
-    keep(cache, identity_of(1))
-    assert read_through(cache, identity_of(1))
-    flip(path_of(folder, identity_of(1)), 5)
-    assert not read_through(cache, identity_of(1))
-
-
-def test_files_of_before_there_were_checksums_are_made_anew(cache: DiskCache, folder: str) -> None:
-    Path(path_of(folder, identity_of(1))).write_bytes(content(identity_of(1)))
-    assert not read_through(cache, identity_of(1))
-    assert read_through(cache, identity_of(1))
-
-
-def test_whole_files_of_earlier_releases_are_read_and_their_partial_ones_removed(cache: DiskCache, folder: str) -> None:
-    Path(path_of(folder, identity_of(1))).write_bytes(file_of(identity_of(1)))
-    for kind in ("part", "state"):
-        Path(folder, FILE_NAMES_AT, "partial", f"{identity_of(2).file_name}.boot.{kind}").write_bytes(b"x")
-    assert read_through(cache, identity_of(1))
-    keep(cache, identity_of(2))
-    assert partial_names(folder) == set()
-
-
-def test_a_whole_file_that_has_not_the_right_size_is_not_believed(cache: DiskCache, folder: str) -> None:
-    keep(cache, identity_of(1))
-    os.truncate(path_of(folder, identity_of(1)), 100)
-    assert not read_through(cache, identity_of(1))
 
 
 def test_files_that_the_cache_did_not_make_are_neither_counted_nor_removed(folder: str) -> None:
@@ -355,41 +246,4 @@ def test_files_are_for_their_owner_alone(folder: str) -> None:
     assert modes.pop(FILE_NAMES_AT) == modes.pop("partial") == 0o700
     assert set(modes.values()) == {0o600}
     assert len(modes) == 3
-    file.close()
-
-
-def test_closing_leaves_no_descriptor_and_nothing_unfinished(folder: str) -> None:
-    before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    cache = cache_of(folder)
-    keep(cache, identity_of(1))
-    files = [opened(cache, identity_of(number)) for number in (1, 2)]
-    fill(files[1], identity_of(2), [3])
-    for file in files * 2:
-        file.close()
-    assert cached_names(folder) == {identity_of(1).file_name}
-    assert partial_names(folder) == set()
-    if before:
-        assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_file_that_is_renamed_meanwhile_is_counted(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    filling, other = cache_of(folder, shards=1), cache_of(folder, shards=1)
-    file = filling.open(identity_of(0))
-    assert file is not None
-    fill(file, identity_of(0))
-    scandir, listed = os.scandir, list[str]()
-
-    @contextmanager
-    def scan(path: str) -> Iterator[list[os.DirEntry[str]]]:
-        with scandir(path) as entries:
-            yield list(entries)
-        listed.append(path)
-        if len(listed) == 2:  # of the first, files that nobody is filling were removed
-            filling.publish(file)
-
-    monkeypatch.setattr(os, "scandir", scan)
-    assert other.open(identity_of(1)) is None
-    monkeypatch.undo()
-    assert len(listed) == 3
-    assert len(cached_names(folder)) == 1
     file.close()

@@ -14,16 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from streamload.limits import MOST_KEPT_SLOTS
-from streamload.memory import slots
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import (
-    HeapSlots,
     MappedSlots,
     SlotPool,
     SlotReader,
-    round_up,
 )
-from streamload.memory.unnamed import new_memory
 
 
 @pytest.fixture
@@ -55,65 +51,6 @@ def give(pool: SlotPool, reader: SlotReader, size_bytes: int = 100) -> int:
     return slot
 
 
-@pytest.mark.parametrize(("size", "unit", "rounded"), [(0, 64, 64), (1, 64, 64), (64, 64, 64), (65, 64, 128)])
-def test_sizes_are_rounded_up(size: int, unit: int, rounded: int) -> None:
-    assert round_up(size, unit) == rounded
-
-
-# -- the maker -----------------------------------------------------------------------------------------------------
-
-
-def test_a_slot_is_used_again_only_after_it_was_released(pool: SlotPool) -> None:
-    first = pool.take(10)
-    hand_out(pool, first)
-    second = pool.take(10)
-    hand_out(pool, second)
-    assert second != first
-    pool.note_released([first])
-    assert pool.take(10) == first
-    assert pool.take(10) not in (first, second)
-
-
-def test_the_slot_that_has_been_free_longest_is_used_first(pool: SlotPool) -> None:
-    """A copy on a stream that no fence covers has the most time then."""
-    slots = [pool.take(10) for _ in range(5)]
-    for slot in slots:
-        hand_out(pool, slot)
-    for slot in slots:
-        pool.note_released([slot])
-    assert [pool.take(10) for _ in slots] == slots
-
-
-def test_a_new_slot_has_the_size_requested(pool: SlotPool) -> None:
-    assert os.fstat(pool.descriptor(pool.take(100_000))).st_size >= 100_000
-
-
-def test_a_released_slot_that_was_not_acknowledged_is_not_free(pool: SlotPool) -> None:
-    slot = pool.take(10)
-    pool.note_released([slot])
-    assert pool.take(10) != slot
-
-
-def test_a_slot_that_waits_for_the_loop_is_neither_free_nor_discarded(pool: SlotPool) -> None:
-    slots = [pool.take(10) for _ in range(2 * MOST_KEPT_SLOTS)]
-    for slot in slots:
-        pool.announce(slot, 10)
-    pool.note_released(slots)
-    assert pool.take_retired() == []
-    assert pool.take(10) not in slots
-    pool.note_taken(1)
-    pool.note_released(slots)
-    assert pool.take(10) == slots[0], "they are taken in the order in which they were announced"
-
-
-def test_a_slot_released_twice_is_given_out_once(pool: SlotPool) -> None:
-    slot = pool.take(10)
-    hand_out(pool, slot)
-    pool.note_released([slot, slot])
-    assert pool.take(10) == slot
-    assert pool.take(10) != slot
-
-
 def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool) -> None:
     slots = []
     for _ in range(MOST_KEPT_SLOTS + 36):
@@ -138,144 +75,6 @@ def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: 
     assert len(retired) == len(slots) - kept
     again = [pool.take(size_bytes) for _ in range(kept)]
     assert sorted(again + retired) == slots
-
-
-@pytest.mark.parametrize(("limit", "in_flight", "kept"), [(256, 64, 32), (512, 128, 64)])
-def test_slots_take_their_share_of_descriptors(
-    monkeypatch: pytest.MonkeyPatch, limit: int, in_flight: int, kept: int
-) -> None:
-    monkeypatch.setattr(slots, "descriptor_limit", lambda: limit)
-    pool = SlotPool()
-    assert pool.most_in_flight == in_flight
-    leased = [pool.take(10) for _ in range(kept + 5)]
-    for slot in leased:
-        hand_out(pool, slot)
-    assert pool.take_retired() == leased[:5]
-    pool.close()
-
-
-def test_as_many_slots_stay_free_as_are_in_flight(pool: SlotPool) -> None:
-    """Large ones that come back together are wanted again at once."""
-    in_flight, back = [pool.take(8 << 20) for _ in range(60)], [pool.take(8 << 20) for _ in range(50)]
-    for slot in back:
-        hand_out(pool, slot)
-    pool.note_released(back)
-    assert pool.take_retired() == []
-    assert sorted(pool.take(8 << 20) for _ in back) == back
-    assert not set(back) & set(in_flight)
-
-
-def test_a_discarded_slot_is_never_used_again_and_has_no_descriptor(pool: SlotPool) -> None:
-    slot = pool.take(10)
-    descriptor = pool.descriptor(slot)
-    pool.discard(slot)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
-    assert pool.take_retired() == [slot]
-    pool.note_released([slot])
-    assert pool.take(10) != slot
-
-
-def test_a_discarded_free_slot_is_not_given_out(pool: SlotPool) -> None:
-    free = pool.take(10)
-    hand_out(pool, free)
-    pool.note_released([free])
-    assert pool.take(10) == free
-    pool.discard(free)
-    assert pool.take(10) != free
-
-
-def test_closing_the_pool_twice_is_fine() -> None:
-    pool = SlotPool()
-    pool.take(10)
-    pool.close()
-    pool.close()
-
-
-# -- the fillers ---------------------------------------------------------------------------------------------------
-
-
-def test_memory_grows_for_everyone_who_maps_the_slot(pool: SlotPool) -> None:
-    slot = pool.take(100)
-    fillers = [MappedSlots(), MappedSlots()]
-    for filler in fillers:
-        filler.add(slot, os.dup(pool.descriptor(slot)))
-    small = fillers[0].at_least(slot, 100)
-    small[:100] = 5
-    large = fillers[1].at_least(slot, 1_000_000)
-    large[999_999] = 6
-    grown = fillers[0].at_least(slot, 1_000_000)
-    assert (grown[:100] == 5).all()
-    assert grown[999_999] == 6
-    assert (small[:100] == 5).all(), "a view from before it grew stays valid"
-    grown[0] = 7
-    assert small[0] == 7
-    for filler in fillers:
-        filler.close()
-
-
-def test_memory_that_is_large_enough_is_mapped_once(pool: SlotPool) -> None:
-    slot = pool.take(5000)
-    filler = MappedSlots()
-    filler.add(slot, os.dup(pool.descriptor(slot)))
-    assert filler.at_least(slot, 5000) is filler.at_least(slot, 17)
-    filler.close()
-
-
-def test_a_slot_is_never_made_smaller(pool: SlotPool) -> None:
-    slot = pool.take(100_000)
-    filler = MappedSlots()
-    filler.add(slot, os.dup(pool.descriptor(slot)))
-    assert len(filler.at_least(slot, 10)) >= 100_000
-    filler.close()
-
-
-def test_views_of_a_dropped_slot_stay_valid(pool: SlotPool) -> None:
-    slot = pool.take(100)
-    filler = MappedSlots()
-    filler.add(slot, os.dup(pool.descriptor(slot)))
-    memory = filler.at_least(slot, 100)
-    filler.drop(slot)
-    filler.drop(slot)
-    memory[0] = 1
-    with pytest.raises(KeyError):
-        filler.at_least(slot, 100)
-
-
-def test_a_slot_that_is_added_again_is_the_new_one() -> None:
-    filler = MappedSlots()
-    for mark in (1, 2):
-        filler.add(0, new_memory(10))
-        assert filler.at_least(0, 10)[0] == 0
-        filler.at_least(0, 10)[0] = mark
-    filler.close()
-
-
-def test_the_trainer_is_to_map_a_slot_again_only_where_it_has_grown(pool: SlotPool) -> None:
-    slot = pool.take(10)
-    found = []
-    for size_bytes in (10, 10, 5, 5000, 10, 5000):
-        found.append(hand_out(pool, slot, size_bytes))
-        pool.note_released([slot])
-        assert pool.take(10) == slot
-    assert found == [True, False, False, True, False, False]
-
-
-def test_the_pool_knows_how_much_memory_all_slots_take(pool: SlotPool) -> None:
-    slots = [pool.take(5000), pool.take(10)]
-    assert pool.held_bytes() == 8192 + 4096
-    hand_out(pool, slots[1], 20_000)  # whoever filled it has made it larger
-    assert pool.held_bytes() == 8192 + 20_480
-    pool.note_released(slots)
-    assert pool.take(30_000) == slots[1], "as large as that it will be"
-    assert pool.held_bytes() == 8192 + 32_768
-    pool.discard(slots[1])
-    assert pool.held_bytes() == 8192
-    pool.close()
-    assert pool.held_bytes() == 0
-
-
-# -- the reader ----------------------------------------------------------------------------------------------------
 
 
 def views_of(lease: Bytes) -> dict[str, Any]:
@@ -317,30 +116,6 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
     assert reader.take_released() == (slot,)
 
 
-def test_each_loan_of_a_slot_is_released_on_its_own(pool: SlotPool, reader: SlotReader) -> None:
-    slot = give(pool, reader)
-    for round_number in range(1, 4):
-        batch = reader.lease(slot)
-        assert reader.take_released() == ()
-        del batch
-        assert reader.take_released() == (slot,)
-
-
-def test_a_lease_has_at_least_the_size_requested_and_shows_what_was_written(pool: SlotPool, reader: SlotReader) -> None:
-    slot = give(pool, reader)
-    filler = MappedSlots()
-    filler.add(slot, os.dup(pool.descriptor(slot)))
-    filler.at_least(slot, 100)[:3] = 1, 2, 3
-    assert reader.lease(slot)[:3].tolist() == [1, 2, 3]
-    filler.at_least(slot, 50_000)[49_999] = 9
-    assert hand_out(pool, slot, 50_000), "it has grown, so it must be mapped again"
-    reader.add(slot, pool.descriptor(slot))
-    lease = reader.lease(slot)
-    assert len(lease) >= 50_000
-    assert lease[49_999] == 9
-    filler.close()
-
-
 def test_slots_are_released_in_order_once_their_fence_is_open(pool: SlotPool) -> None:
     open_fences: set[int] = set()
     fences: list[list[int]] = []
@@ -366,60 +141,6 @@ def test_slots_are_released_in_order_once_their_fence_is_open(pool: SlotPool) ->
     assert reader.take_released() == (slots[1], slots[0], slots[3])
     held.clear()
     reader.close()
-
-
-def test_new_memory_is_announced_once_for_each_mapping(pool: SlotPool) -> None:
-    mapped: list[int] = []
-    reader = SlotReader(lambda memory: mapped.append(memory.nbytes))
-    slots = [give(pool, reader), give(pool, reader)]
-    for _ in range(3):
-        for slot in slots:
-            reader.lease(slot)
-    assert mapped == [4096, 4096]
-    os.ftruncate(pool.descriptor(slots[0]), 12_288)
-    reader.add(slots[0], pool.descriptor(slots[0]))
-    for _ in range(2):
-        reader.lease(slots[0])
-    assert mapped == [4096, 4096, 12288]
-    reader.close()
-
-
-def test_the_reader_holds_no_descriptor(pool: SlotPool, reader: SlotReader) -> None:
-    folder = "/proc/self/fd"
-    if not os.path.exists(folder):
-        pytest.skip("looks at /proc")
-    slots = [pool.take(100) for _ in range(5)]
-    before = len(os.listdir(folder))
-    for slot in slots:
-        reader.add(slot, pool.descriptor(slot))
-    assert len(os.listdir(folder)) == before
-
-
-def test_what_the_user_views_survives_drop_and_close(pool: SlotPool) -> None:
-    reader = SlotReader()
-    slots = [give(pool, reader), give(pool, reader)]
-    batches = [reader.lease(slot) for slot in slots]
-    for number, batch in enumerate(batches):
-        batch[:100] = number + 1
-    reader.drop([slots[0]])
-    reader.close()
-    pool.close()
-    assert [int(batch[:100].sum()) for batch in batches] == [100, 200]
-
-
-def test_the_memory_of_a_dropped_slot_goes_with_its_last_view(pool: SlotPool, reader: SlotReader) -> None:
-    maps = "/proc/self/maps"
-    if not os.path.exists(maps):
-        pytest.skip("looks at /proc")
-    slot = give(pool, reader, 77 * 4096)
-    batch = reader.lease(slot)
-    address = f"{batch.ctypes.data:x}-"
-    reader.drop([slot])
-    with open(maps) as file:
-        assert any(line.startswith(address) for line in file)
-    del batch
-    with open(maps) as file:
-        assert not any(line.startswith(address) for line in file)
 
 
 # -- everything together -------------------------------------------------------------------------------------------
@@ -483,25 +204,3 @@ class RoundTrips(RuleBasedStateMachine):
 
 TestRoundTrips = RoundTrips.TestCase
 TestRoundTrips.settings = settings(max_examples=30, stateful_step_count=60, deadline=None)
-
-
-# -- without processes ---------------------------------------------------------------------------------------------
-
-
-def test_heap_slots_are_new_each_time_and_handed_over() -> None:
-    slots = HeapSlots()
-    first, second = slots.take(10), slots.take(10)
-    assert first != second
-    slots.at_least(first, 10)[:] = 1
-    assert len(slots.at_least(second, 1000)) == 1000
-    batch = slots.lease(first)
-    assert batch.tolist() == [1] * 10
-    assert not slots.announce(first, 10)
-    slots.note_released([first])
-    slots.discard(second)
-    slots.discard(second)
-    assert slots.take(10) not in (first, second)
-    assert slots.take_retired() == []
-    with pytest.raises(LookupError, match="slot 0 is heap memory"):
-        slots.descriptor(0)
-    slots.close()
