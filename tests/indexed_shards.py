@@ -34,5 +34,5 @@ def table_in(index: DatasetIndex, name: str) -> ShardTable:
     """The table of one shard in a local index."""
     entry = index.shard(name)
     with open(index.table_url(entry), "rb") as file:
-        file.seek(entry.place.start)
-        return index.table_of(entry, file.read(entry.place.bytes))
+        file.seek(entry.start)
+        return index.table_of(entry, file.read(entry.table_bytes))

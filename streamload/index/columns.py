@@ -221,7 +221,7 @@ def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> by
     """
     arrays: dict[str, Any] = {
         _SHARDS: np.array([entry.name for entry in index.shards], dtype=np.str_),
-        _CRC32: np.array([entry.place.crc32 for entry in index.shards], np.uint32),
+        _CRC32: np.array([entry.table_crc32 for entry in index.shards], np.uint32),
         _STARTS: np.concatenate([[0], np.cumsum([entry.samples for entry in index.shards], dtype=np.int64)]),
     }
     file = io.BytesIO()
@@ -311,7 +311,7 @@ class _ColumnsFile:
         """Return a column, one of `names`, of one shard; None if the shard was written since."""
         entry = self.index.find(shard_name)
         start, end, crc32 = self.places.get(shard_name, (0, -1, -1))
-        if entry is None or entry.place.crc32 != crc32 or end - start != entry.samples:
+        if entry is None or entry.table_crc32 != crc32 or end - start != entry.samples:
             return None
         return self.arrays[f"{_OF_SAMPLES}{name}"][start:end]
 

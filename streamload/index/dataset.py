@@ -135,8 +135,8 @@ class Dataset:
             place = self._place(listed)
             assert place is not None, "its index was read"
         index, entry, group = place
-        first = entry.place.start - group[2]
-        table = index.table_of(entry, self._packed[group][first : first + entry.place.bytes])
+        first = entry.start - group[2]
+        table = index.table_of(entry, self._packed[group][first : first + entry.table_bytes])
         self.add(shard, table)
         return table
 
@@ -382,7 +382,7 @@ async def _download(storages: Storages, url: str, start: int, end: int) -> bytes
 
 def _is_same(entry: IndexedShard, other: IndexedShard | None) -> bool:
     """Return True for two entries of one shard with one table, wherever that lies."""
-    return other is not None and (*entry[:3], entry.place.crc32) == (*other[:3], other.place.crc32)
+    return other is not None and (*entry[:3], entry.table_crc32) == (*other[:3], other.table_crc32)
 
 
 class _Match(NamedTuple):

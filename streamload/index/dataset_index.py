@@ -49,22 +49,6 @@ _NO_NAMES = ("", ".", "..")
 _IN_NO_NAME = re.compile(r"[/\\\0]")
 
 
-class TablePlace(NamedTuple):
-    """The place of a shard's table.
-
-    Attributes:
-        file: the table file's name in the index's folder.
-        start: offset of the table's first byte in it.
-        bytes: its length.
-        crc32: its checksum.
-    """
-
-    file: str
-    start: int
-    bytes: int
-    crc32: int
-
-
 class IndexedShard(NamedTuple):
     """The entry of one shard.
 
@@ -74,7 +58,10 @@ class IndexedShard(NamedTuple):
         samples: the number of samples.
         mtime_ns: the time of modification in nanoseconds since 1970; None if it was not recorded.
         etag: the version in the storage; None if the storage has none, or it was not recorded.
-        table: where the table lies; None for an entry that is yet to be written.
+        file: the table file in the index's folder; empty for an entry that is yet to be written.
+        start: offset of the table's first byte in it.
+        table_bytes: its length.
+        table_crc32: its checksum.
     """
 
     name: str
@@ -82,7 +69,10 @@ class IndexedShard(NamedTuple):
     samples: int
     mtime_ns: int | None
     etag: str | None = None
-    table: TablePlace | None = None
+    file: str = ""
+    start: int = 0
+    table_bytes: int = 0
+    table_crc32: int = 0
 
     @classmethod
     def of(
@@ -96,13 +86,6 @@ class IndexedShard(NamedTuple):
     ) -> IndexedShard:
         """Make the entry of a shard with this table; `size` is the file's if it is compressed."""
         return cls(name, table.shard_bytes if size is None else size, len(table), mtime_ns, etag)
-
-    @property
-    def place(self) -> TablePlace:
-        """The place of its table."""
-        place = self.table
-        assert place is not None, "the entry was read or written"
-        return place
 
     def describes(self, table: ShardTable) -> bool:
         """Return True if a table can be this shard's."""
@@ -164,7 +147,7 @@ class DatasetIndex:
 
     def to_json(self) -> bytes:
         """Return the content of `index.json`: the same bytes for the same entries."""
-        rows = [(*entry[:5], entry.place.bytes, entry.place.crc32) for entry in self.shards]
+        rows = [(*entry[:5], entry.table_bytes, entry.table_crc32) for entry in self.shards]
         names = ("name", "bytes", "samples", "mtime_ns", "etag", "table_bytes", "table_crc32")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)) if rows else ([] for _ in names), strict=True))
         known = {name: any(value is not None for value in column) for name, column in columns.items()}
@@ -174,7 +157,7 @@ class DatasetIndex:
             "fields": list(self.fields),
             "tables": [
                 {"file": file, "shards": shards}
-                for file, shards in Counter(entry.place.file for entry in self.shards).items()
+                for file, shards in Counter(entry.file for entry in self.shards).items()
             ],
             "shards": {name: column for name, column in columns.items() if known[name] or name not in _OPTIONAL},
         }
@@ -199,7 +182,7 @@ class DatasetIndex:
 
     def group(self, entry: IndexedShard) -> TableGroup:
         """Return the bytes to read for the table of one shard."""
-        return self._groups[entry.place.file, entry.place.start]
+        return self._groups[entry.file, entry.start]
 
     def table_of(self, entry: IndexedShard, content: bytes) -> ShardTable:
         """Return the table of one shard from its bytes.
@@ -207,20 +190,20 @@ class DatasetIndex:
         Raises:
             DatasetIndexError: its table is damaged, or disagrees with its entry.
         """
-        url, place = self.table_url(entry), entry.place
-        table = unpack_table(content, url, place.crc32, offset=place.start)
+        url = self.table_url(entry)
+        table = unpack_table(content, url, entry.table_crc32, offset=entry.start)
         if not entry.describes(table):
             raise index_error(
                 f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
                 f"{entry.name!r}, and its table {len(table)} in {table.shard_bytes}",
                 url,
-                place.start,
+                entry.start,
             )
         return table
 
     def table_url(self, entry: IndexedShard) -> str:
         """Return the url of the file with the table of a shard."""
-        return f"{self.folder}/{entry.place.file}"
+        return f"{self.folder}/{entry.file}"
 
     @cached_property
     def _by_name(self) -> dict[str, IndexedShard]:
@@ -233,13 +216,13 @@ class DatasetIndex:
         starts: list[int] = []
         file, end = "", 0
         for entry in chain(self.shards, [None]):
-            place = None if entry is None else entry.place
-            if starts and (place is None or place.file != file or place.start + place.bytes - starts[0] > GROUP_BYTES):
+            table_end = 0 if entry is None else entry.start + entry.table_bytes
+            if starts and (entry is None or entry.file != file or table_end - starts[0] > GROUP_BYTES):
                 groups.update(dict.fromkeys(((file, start) for start in starts), TableGroup(file, starts[0], end)))
                 starts = []
-            if place is not None:
-                starts.append(place.start)
-                file, end = place.file, place.start + place.bytes
+            if entry is not None:
+                starts.append(entry.start)
+                file, end = entry.file, table_end
         return groups
 
 
@@ -301,9 +284,8 @@ def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...] | None:
     for file in files:  # whose tables lie one after another
         starts += [*accumulate(lengths[len(starts) : len(starts) + file["shards"]], initial=0)][:-1]
     in_file = chain.from_iterable([file["file"]] * file["shards"] for file in files)
-    places = map(TablePlace, in_file, starts, lengths, columns["table_crc32"])
-    entries = (columns[name] for name in ("bytes", "samples", "mtime_ns", "etag"))
-    return tuple(map(IndexedShard, names, *entries, places))
+    stored = (columns[name] for name in ("bytes", "samples", "mtime_ns", "etag"))
+    return tuple(map(IndexedShard, names, *stored, in_file, starts, lengths, columns["table_crc32"]))
 
 
 def _is_table_file(file: object) -> bool:

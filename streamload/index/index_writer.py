@@ -21,7 +21,6 @@ from streamload.index.dataset_index import (
     MOST_INDEX_BYTES,
     DatasetIndex,
     IndexedShard,
-    TablePlace,
     is_plain_name,
 )
 from streamload.index.table_file import index_error, pack_table
@@ -174,7 +173,7 @@ def _replace(
         for in_file, content in _table_files(place, old, entries, lambda name: packed(name) if name in new else None):
             shards += in_file
             if content is not None:
-                file = in_file[0].place.file
+                file = in_file[0].file
                 place.write(file, content)
                 written.add(file)
         index = DatasetIndex(place.folder, tuple(sorted(fields)), tuple(shards))
@@ -187,12 +186,12 @@ def _replace(
             now = _read(place)
             _delete(place, written, () if now is None else now.shards)
         raise
-    _delete(place, {entry.place.file for entry in before}, shards)
+    _delete(place, {entry.file for entry in before}, shards)
     return index
 
 
 def _delete(place: IndexFolder, files: set[str], referring: Sequence[IndexedShard]) -> None:
-    for file in sorted(files - {entry.place.file for entry in referring}):
+    for file in sorted(files - {entry.file for entry in referring}):
         place.delete(file)
 
 
@@ -215,16 +214,16 @@ def _table_files(
     """
     before: dict[str, list[IndexedShard]] = {}
     for entry in () if old is None else old.shards:
-        before.setdefault(entry.place.file, []).append(entry)
+        before.setdefault(entry.file, []).append(entry)
     read = lru_cache(1)(place.read)
 
     def kept(entry: IndexedShard) -> bytes | None:
         """Return a table of the old index; None, with a warning, if it is damaged."""
         assert old is not None, "it has the entry"
         try:
-            if (content := read(entry.place.file)) is None:
+            if (content := read(entry.file)) is None:
                 raise index_error("the index has no such file", old.table_url(entry))
-            table = content[entry.place.start : entry.place.start + entry.place.bytes]
+            table = content[entry.start : entry.start + entry.table_bytes]
             old.table_of(entry, table)
         except DatasetIndexError as exc:
             _log.warning("the index loses %r, whose table cannot be read: %s", entry.name, exc)
@@ -233,7 +232,7 @@ def _table_files(
 
     def file_of(run: list[tuple[IndexedShard, bytes | None]]) -> tuple[list[IndexedShard], bytes | None]:
         in_file = [entry for entry, _ in run]
-        if not any(table for _, table in run) and before.get(in_file[0].place.file) == in_file:
+        if not any(table for _, table in run) and before.get(in_file[0].file) == in_file:
             return in_file, None
         tables = [(entry, kept(entry) if table is None else table) for entry, table in run]
         present = [(entry, table) for entry, table in tables if table is not None]
@@ -242,7 +241,7 @@ def _table_files(
         digest = blake2b(names.encode("utf-8", "surrogatepass") + content, digest_size=8).hexdigest()
         starts = accumulate((len(table) for _, table in present), initial=0)
         places = [
-            entry._replace(table=TablePlace(f"tables-{digest}.bin", start, len(table), crc32(table)))
+            entry._replace(file=f"tables-{digest}.bin", start=start, table_bytes=len(table), table_crc32=crc32(table))
             for (entry, table), start in zip(present, starts, strict=False)
         ]
         return places, content if places else None
@@ -251,7 +250,7 @@ def _table_files(
     run_bytes = 0
     for entry in entries:
         table = packed(entry.name)
-        size = entry.place.bytes if table is None else len(table)
+        size = entry.table_bytes if table is None else len(table)
         if len(run) == _FILE_TABLES or (run and run_bytes + size > _FILE_BYTES):
             yield file_of(run)
             run, run_bytes = [], 0

@@ -329,7 +329,7 @@ class IndexLookup:
         if index is None:
             return None
         entry = index.shard(name)
-        url, place = index.table_url(entry), entry.place
+        url = index.table_url(entry)
         with self._lock:
             if url not in self._files:
                 try:
@@ -338,7 +338,7 @@ class IndexLookup:
                     raise index_error("the index has no such file", url) from exc
                 self._files = {url: content}  # the tables of the next shards are in it too
             content = self._files[url]
-        return index.table_of(entry, content[place.start : place.start + place.bytes])
+        return index.table_of(entry, content[entry.start : entry.start + entry.table_bytes])
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Refuse a shard, or the folder as a whole, if its writer was interrupted or is still running.
@@ -513,7 +513,7 @@ class _Finder:
         if index is not None and self._storages.costs_requests(folder):
             return [
                 ShardInfo(f"{folder}/{_quoted(name) if web else name}", size, mtime_ns or 0, etag)
-                for name, size, _, mtime_ns, etag, _ in sorted(index.shards)
+                for name, size, _, mtime_ns, etag, *_ in sorted(index.shards)
             ]
         if index is None and self._lookup is not None:
             self._lookup.refuse_unfinished(folder)  # before listing, since a writer may be running

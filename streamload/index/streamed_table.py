@@ -80,86 +80,49 @@ async def stream_shard(
         StorageError: it cannot be read.
         ShardFormatError: it is damaged.
     """
-    pin = Pin()
+    pin, growing, memory = Pin(), GrowingTable(url), SparseMemory(None)
     compression = compression_of(url)
     decompressor = None if compression is None else Decompressor(compression, url)
-    table = _StreamedTable(url, every_byte=every_byte, record_bytes=record_bytes)
+    available, next_scan = 0, _STEP_BYTES
+    crc32s: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)]
+    labels: list[NDArray[np.int64] | None] = []
+
+    def scan(total: int | None) -> None:
+        nonlocal next_scan
+        octets = np.frombuffer(mmap.mmap(memory.descriptor, available, access=mmap.ACCESS_READ), np.uint8)
+        piece = scan_prefix(
+            octets, url, start=growing.resume, available=available, total=total, record_bytes=record_bytes
+        )
+        growing.add(piece)
+        table = piece.table
+        if every_byte and len(table):
+            crc32s.append(crc32_of(octets, table.member_offset, table.member_size))
+            labels.append(labels_of(table, lambda offset, _: (octets, offset)))
+        memory.free(0, min(growing.resume, available))
+        next_scan = max(growing.needs or 0, available + _STEP_BYTES)
 
     def take(_: int, piece: bytes) -> None:
+        nonlocal available
         on_bytes(len(piece))
-        for decompressed in (piece,) if decompressor is None else decompressor.feed(piece):
-            table.add(decompressed)
+        for data in (piece,) if decompressor is None else decompressor.feed(piece):
+            memory.write(available, data)
+            available += len(data)
+            if available >= next_scan:
+                scan(None)
 
     try:
         await download(storage, url, 0, _TO_THE_END, take, pin=pin)
         if decompressor is not None and pin.total_bytes != 0:
             decompressor.finish()
-        return ReadShard(pin.total_bytes or 0, None, pin.etag, table.finish())
+        if available == 0:
+            raise ShardFormatError("the shard is empty; fetch it again", url=url, offset=0)
+        while growing.needs is not None:
+            scan(available)
+        table = growing.table
+        if every_byte:
+            known = [each for each in labels if each is not None]
+            all_labels = np.concatenate(known) if known and len(known) == len(labels) else None
+            table = replace(table, member_crc32=np.concatenate(crc32s), labels=all_labels)
+        return ReadShard(pin.total_bytes or 0, None, pin.etag, table)
     finally:
-        table.close()
-
-
-class _StreamedTable:
-    """Takes the bytes of an uncompressed shard in their order, and finds its samples as they come."""
-
-    def __init__(self, url: str, *, every_byte: bool, record_bytes: int) -> None:
-        """Begin; `close` must be called in the end."""
-        self._url = url
-        self._every_byte = every_byte
-        self._record_bytes = record_bytes
-        self._growing = GrowingTable(url)
-        self._memory = SparseMemory(None)
-        self._available = 0
-        self._next_scan = _STEP_BYTES
-        self._crc32: list[NDArray[np.uint32]] = []
-        self._labels: list[NDArray[np.int64]] | None = []
-
-    def add(self, data: bytes) -> None:
-        """Take the next bytes.
-
-        Raises:
-            ShardFormatError: the shard is damaged.
-            OSError: there is no memory left.
-        """
-        self._memory.write(self._available, data)
-        self._available += len(data)
-        if self._available >= self._next_scan:
-            self._scan(None)
-
-    def finish(self) -> ShardTable:
-        """Return the table, after the last byte, as `scan_shard` makes it. Raises ShardFormatError."""
-        if self._available == 0:
-            raise ShardFormatError("the shard is empty; fetch it again", url=self._url, offset=0)
-        while self._growing.needs is not None:
-            self._scan(self._available)
-        table = self._growing.table
-        if not self._every_byte:
-            return table
-        crc32 = np.concatenate([np.empty(0, np.uint32), *self._crc32])
-        labels = np.concatenate(self._labels) if self._labels else None
-        return replace(table, member_crc32=crc32, labels=labels)
-
-    def close(self) -> None:
-        """Free the memory. Idempotent."""
-        self._memory.close()
-
-    def _scan(self, total: int | None) -> None:
-        growing = self._growing
-        mapped = mmap.mmap(self._memory.descriptor, self._available, access=mmap.ACCESS_READ)
-        octets = np.frombuffer(mapped, np.uint8)
-        piece = scan_prefix(
-            octets,
-            self._url,
-            start=growing.resume,
-            available=self._available,
-            total=total,
-            record_bytes=self._record_bytes,
-        )
-        growing.add(piece)
-        table = piece.table
-        if self._every_byte and len(table):
-            self._crc32.append(crc32_of(octets, table.member_offset, table.member_size))
-            labels = labels_of(table, lambda offset, _: (octets, offset))
-            self._labels = None if labels is None or self._labels is None else [*self._labels, labels]
-        self._memory.free(0, min(growing.resume, self._available))
-        self._next_scan = max(growing.needs or 0, self._available + _STEP_BYTES)
+        memory.close()

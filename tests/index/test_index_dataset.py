@@ -40,7 +40,7 @@ def served(folder: Path) -> dict[str, bytes]:
 def test_a_damaged_table_is_an_error_where_it_is_needed(folder: Path) -> None:
     (file,) = (folder / ".streamload").glob("tables-*.bin")
     content = bytearray(file.read_bytes())
-    content[read_index(folder / ".streamload").shard("part1-000000.tar").place.start] ^= 1
+    content[read_index(folder / ".streamload").shard("part1-000000.tar").start] ^= 1
     file.write_bytes(content)
     dataset = Dataset(list_shards(folder))
     assert dataset.find(0) is not None

@@ -90,7 +90,7 @@ def test_a_rank_loads_the_tables_of_its_own_shards_alone(tmp_path: Path) -> None
         for number in range(shards * samples):
             writer.write({"__key__": f"{number:08d}", "cls": number})
     index = read_index(tmp_path / "data" / ".streamload")
-    starts = {entry.place.start: number for number, entry in enumerate(index.shards)}
+    starts = {entry.start: number for number, entry in enumerate(index.shards)}
     with FaultServer(tmp_path) as server:
         for rank in (0, 3):
             server.play(Script())
