@@ -74,6 +74,7 @@ TORCH_IN_FUNCTIONS = {
     "streamload.decode.collate",
     "streamload.decode.decoders",
     "streamload.images.floats",
+    "streamload.pack.sources.arrays",
     "streamload.write.encode",
 }
 STARTERS = {"streamload.workers.launch": "subprocess", "streamload.pack.processes": "multiprocessing"}

@@ -31,9 +31,9 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A folder with one folder of images per class, or with folders such as train and val of these; a folder "
-        "of any files that share names (0.jpg, 0.txt, 0.mask.png); a .csv, .tsv, .jsonl or .parquet with columns of "
-        "paths, labels, texts; a .npz or .npy, by rows; or, with --labels, a folder of .pt, .npy or image files.",
+        help="A folder with one folder of files per class, or with folders such as train and val of these; a folder of "
+        "files that share names (0.jpg, 0.txt, 0.mask.png), or of folders that do (images, masks); a .csv, .jsonl "
+        "or .parquet with a sample in each row; a .npz, .npy or .pt, by rows; or, with --labels, files named by ID.",
     ),
 ]
 Dest = Annotated[
@@ -111,7 +111,7 @@ PathColumn = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="The table's column of paths or IDs; several times for several files in a sample. Default: found by its "
+        help="The table's column of files or IDs; several times for several files in a sample. Default: found by its "
         "name.",
     ),
 ]
@@ -132,6 +132,10 @@ LabelsAsNames = Annotated[
     ),
 ]
 KeepColumns = Annotated[bool, typer.Option("--keep-columns", help="Store the table's other columns as the field json.")]
+SplitColumn = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The table's column of splits; each is packed into DEST/SPLIT."),
+]
 Stems = Annotated[
     bool | None,
     typer.Option(
@@ -188,6 +192,7 @@ def shardify(
     text_column: TextColumn = None,
     labels_as_names: LabelsAsNames = False,
     keep_columns: KeepColumns = False,
+    split_column: SplitColumn = None,
     stems: Stems = None,
     follow_symlinks: FollowSymlinks = False,
     skip_bad: SkipBad = False,
@@ -214,6 +219,7 @@ def shardify(
       shardify pairs shards                                  pairs/0.jpg, pairs/0.txt, pairs/0.mask.png, ...
       shardify photos.csv shards                             a table with columns path and label
       shardify pairs.parquet shards --text-column caption    columns of paths and of texts
+      shardify texts.jsonl shards                            texts, numbers and labels of each row
       shardify data.npz shards                               each row of x, with the label in y
       shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
       shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
@@ -234,6 +240,7 @@ def shardify(
                     tuple(text_column or ()),
                     keep=keep_columns,
                     as_names=labels_as_names,
+                    split=split_column,
                 ),
                 follow_symlinks,
                 None if classes is None else _classes(classes, storage_option),

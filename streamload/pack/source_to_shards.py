@@ -28,8 +28,7 @@ from streamload.pack.progress import open_progress
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import Plan, Pool, Start, pack_into
 from streamload.pack.sources.kinds import SourceOptions, open_source
-from streamload.pack.sources.listing import list_files, meaning_of
-from streamload.pack.sources.loading import ANY_SIZE, Fault
+from streamload.pack.sources.loading import ANY_SIZE, Fault, file_versions, meaning_of
 from streamload.pack.sources.source import (
     ARRAY_FIELDS,
     COLUMNS_FIELD,
@@ -38,7 +37,6 @@ from streamload.pack.sources.source import (
     SourceError,
     SourceSample,
     is_image,
-    other_kinds_advice,
 )
 from streamload.pack.tasks import (
     PackFiles,
@@ -59,6 +57,7 @@ from streamload.text import counted
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
 _CHECKED_TOGETHER = 256
+_SMALL_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +153,13 @@ class _Packing:
 
     def __init__(self, source: Source, options: PackOptions, target: Target) -> None:
         self._source, self._options, self._target = source, options, target
-        self._listing = list_files(source)
+        self._versions = file_versions(source)
         self._left_out: list[Fault] = []
 
     def plan(self, pool: Pool) -> Plan:
         """Cut the samples of each split into tasks."""
         source, options, target = self._source, self._options, self._target
-        paths, sizes, times = self._listing.paths, self._listing.sizes.tolist(), self._listing.times.tolist()
-        versions = dict(zip(paths, zip(sizes, times, strict=True), strict=True))
+        versions = self._versions
         if target.skip_bad and options.fractions is not None:
             self._left_out = self._faults(pool)  # before splitting, so that every class keeps its share
         bad = frozenset(fault.path for fault in self._left_out)
@@ -177,7 +175,7 @@ class _Packing:
                 name = shard_name(place)
                 digest = digest_of(split, name, common, content)
                 tasks.append(Task(len(tasks), split, name, digest, len(work.samples), work))
-        return Plan(tasks, "packing", f"{source.noun}s", local_inputs(paths), source.classes)
+        return Plan(tasks, "packing", f"{source.noun}s", local_inputs(list(versions)), source.classes)
 
     def _faults(self, pool: Pool) -> list[Fault]:
         """Read all files, and return those that cannot be packed."""
@@ -215,17 +213,15 @@ class _Packing:
             say(f"{fault.path}: {fault.reason}")
         if len(faults) > _FAULTS_SHOWN:
             say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
-        refused = {member.path for sample in source.samples for member in sample.members if member.field is None}
-        advice = other_kinds_advice([fault.path for fault in faults if fault.path in refused])
         if faults and not self._target.skip_bad:
             are, s = ("is", "") if len(faults) == 1 else ("are", "s")
             kind = f"no whole image{s}" if source.noun == "image" else "damaged or of another kind"
             raise ValueError(
-                f"{len(faults):,} of {counted(len(self._listing.paths), 'file')} {are} {kind}; "
-                f"{advice or 'repair or remove them'}, or leave them out with --skip-bad"
+                f"{len(faults):,} of {counted(len(self._versions), 'file')} {are} {kind}; "
+                "repair or remove them, or leave them out with --skip-bad"
             )
         if not any(record.shards for record in records):
-            raise ValueError(f"no {source.noun} is left to pack{f'; {advice}' if advice else ''}")
+            raise ValueError(f"no {source.noun} is left to pack")
 
 
 def _unchanged(samples: Sequence[SourceSample]) -> PackFiles:
@@ -258,6 +254,13 @@ def as_lines(packed: Packed, dest: str) -> Iterator[str]:
     lacking = [f"{samples - count:,} without {name!r}" for name, count in packed.fields.items() if count < samples]
     if lacking:
         yield f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}"
+    tables = [shard.table for record in packed.records for shard in record.shards]
+    content = sum(int(table.member_size.sum()) for table in tables)
+    if (stored := _figures(packed.records)["bytes"]) > max(2 * content, _SMALL_BYTES):
+        yield (
+            f"{shown_bytes(content)} of content became {shown_bytes(stored)}: in a tar each field takes 512 bytes more "
+            "and is filled up to 512; store small values together, as one json or npy"
+        )
     first = next(iter(by_split))
     folder = os.path.join(dest, first) if first else dest
     yield "read it with:"

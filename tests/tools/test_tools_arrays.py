@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from image_folders import files_below, pack, packed_samples
 
 from streamload import ShardWriter, StreamLoader
@@ -52,7 +53,7 @@ def test_other_forms_give_the_same_rows(tmp_path: Path, form: str, monkeypatch: 
         np.savez_compressed(path, x=array, labels=Y)
     else:
         np.savez(path, x=array, labels=Y)
-    in_memory = form in ("compressed", "by_columns", "npy_by_columns")
+    in_memory = form == "compressed"
     if in_memory:
         monkeypatch.setattr(ProcessPoolExecutor, "submit", None)  # no process is started
     status, _, err = pack(path, tmp_path / "dest", "--workers", 2, "--max-count", 3)
@@ -61,7 +62,7 @@ def test_other_forms_give_the_same_rows(tmp_path: Path, form: str, monkeypatch: 
     samples = packed_samples(tmp_path / "dest")
     expected = array if form == "big_endian" else X
     if path.suffix == ".npy":
-        assert "there are no labels; --label-column names their array" in err
+        assert "there are no labels; --label-column names them" in err
         assert samples == {f"{n:09d}": {"npy": npy(expected[n])} for n in range(10)}
     else:
         assert samples == {f"{n:09d}": {"x.npy": npy(expected[n]), "cls": b"%d" % Y[n]} for n in range(10)}
@@ -99,9 +100,8 @@ class Bomb:
         ({"x": X}, ["--label-column", "z"], "has no array 'z' (--label-column); it has 'x'"),
         ({"x": X}, ["--label-column", "x"], "has float32 of shape (10, 2, 3), and labels are integers"),
         ({"x": X}, ["--classes", "{0}/c.json"], "has no array of labels, which --classes numbers"),
-        ({"x": X}, ["--keep-columns"], "--keep-columns are for tables"),
-        ({"x": X}, ["--labels", "{0}/c.json"], "belong to a folder of files"),
-        ({"x": X}, ["--stems"], "--stems is for a folder"),
+        ({"x": X}, ["--keep-columns", "--stems"], "--stems and --keep-columns would have no effect on a file of"),
+        ({"x": X}, ["--labels", "{0}/c.json"], "--labels would have no effect"),
         ({"x": X}, ["--resize", "8"], "--resize is for images"),
     ],
 )
@@ -121,11 +121,36 @@ def test_files_that_are_cut_short_or_hold_other_things(tmp_path: Path) -> None:
         path = tmp_path / f"cut-{name}"
         path.write_bytes((tmp_path / name).read_bytes()[:-30])
         status, _, err = pack(path, tmp_path / "dest")
-        assert (status, "is no whole file of arrays" in err or "is cut short" in err) == (2, True)
+        assert (status, "cannot be read as arrays" in err) == (2, True)
     np.savez_compressed(tmp_path / "bad.npz", x=np.random.default_rng(0).integers(0, 255, (10, 4000), np.uint8))
     content = bytearray((tmp_path / "bad.npz").read_bytes())
     content[20_000] ^= 255
     (tmp_path / "bad.npz").write_bytes(content)
     status, _, err = pack(tmp_path / "bad.npz", tmp_path / "dest")
-    assert (status, "the array 'x' is damaged" in err) == (1, True)
+    assert (status, "bad.npz' cannot be read as arrays" in err) == (2, True)
     assert not (tmp_path / "dest").exists()
+
+
+@pytest.mark.parametrize("content", ["pair", "dict", "tensor"])
+def test_tensors_row_by_row(tmp_path: Path, content: str) -> None:
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    torch.save({"pair": (x, y), "dict": {"x": x, "y": y}, "tensor": x}[content], tmp_path / "data.pt")
+    status, _, err = pack(tmp_path / "data.pt", tmp_path / "dest", "--workers", 2, "--max-count", 3)
+    assert status == 0, err
+    labels = [{} if content == "tensor" else {"cls": b"%d" % label} for label in Y]
+    field = "npy" if content == "tensor" else "x.npy"
+    assert packed_samples(tmp_path / "dest") == {f"{n:09d}": {field: npy(X[n])} | labels[n] for n in range(10)}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"x": torch.zeros(3), "epoch": 5}, "does not hold tensors alone; save a tensor, a dict, or a tuple such as"),
+        (Bomb(), "cannot be read without running code from it; save tensors alone"),
+        ({"x": torch.zeros(3, dtype=torch.bfloat16)}, "convert the tensor before saving it, as with .float()"),
+    ],
+)
+def test_other_things_in_a_file_of_tensors(tmp_path: Path, content: Any, message: str) -> None:
+    torch.save(content, tmp_path / "data.pt")
+    status, _, err = pack(tmp_path / "data.pt", tmp_path / "dest")
+    assert (status, message in err) == (2, True), err

@@ -1,0 +1,327 @@
+"""A folder of files: class folders, files that share a stem, folders that pair by stem, and splits of all of these.
+
+One walk lists the folder; everything else is decided from the list. The convention of class folders is torchvision's
+`ImageFolder`: the classes are the folders directly in the source, sorted, and hold files of one kind at any depth.
+Files of one stem are a sample as in WebDataset: the key is the path up to the first dot of the name, the field is the
+rest, and `.cls` is the label.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streamload.pack.sources.loading import read_regular
+from streamload.pack.sources.source import (
+    Source,
+    SourceError,
+    SourceFile,
+    SourceSample,
+    extension_of,
+    field_named,
+    field_prefix,
+    is_data,
+    is_image,
+    kind_of,
+    numbers_of_classes,
+    unique_key,
+)
+from streamload.tar.scan import LABEL_FIELD
+from streamload.text import counted, listed
+from streamload.write.shard_writer import label_of
+
+_SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
+_INPUTS = ("images", "image", "imgs", "img", "jpegimages", "photos", "rgb", "inputs", "input", "frames")
+_TARGETS = (
+    *("masks", "mask", "labels", "label", "annotations", "annotation", "gt", "groundtruth", "ground_truth"),
+    *("segmentation", "segmentations", "segmentationclass", "depth", "depths", "targets", "captions", "texts"),
+)
+_SYSTEM_NAMES = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r")
+_NO_SAMPLES = ("csv", "tsv", "jsonl", "ndjson", "parquet", "tar", "zip", "gz", "md", "py", "npz", "html", "")
+_MANY_FIELDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The paths below a folder, relative to it.
+
+    Attributes:
+        root: the folder.
+        files: the files that may be samples, sorted.
+        folders: all folders, also empty ones.
+        ignored: hidden files and folders, and those that systems leave, such as `Thumbs.db`.
+        links: links to folders that were not followed.
+        circles: links to a folder above them.
+    """
+
+    root: str
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    circles: list[str] = field(default_factory=list)
+
+    def below(self, folder: str) -> list[str]:
+        """Return the files below a folder, whose path ends with a slash unless it is the root's, ""."""
+        return [path for path in self.files if path.startswith(folder)] if folder else self.files
+
+    def inside(self, folder: str) -> tuple[list[str], list[str]]:
+        """Return the names of the folders and the paths of the files directly in a folder."""
+        start = len(folder)
+        names = sorted(path[start:] for path in self.folders if path.startswith(folder) and "/" not in path[start:])
+        return names, [path for path in self.below(folder) if "/" not in path[start:]]
+
+    def notes(self) -> list[str]:
+        """Say what was skipped."""
+        notes = []
+        if self.ignored:
+            notes.append(f"ignored {counted(len(self.ignored), 'hidden or system file')}, such as {self.ignored[0]!r}")
+        if self.links:
+            some = listed(list(map(repr, self.links)))
+            notes.append(f"skipped folders that are links: {some}; --follow-symlinks follows them")
+        if self.circles:
+            some = listed(list(map(repr, self.circles)))
+            notes.append(f"skipped links that lead back to a folder above them: {some}")
+        return notes
+
+
+def walk(root: str, *, follow_links: bool) -> Tree:
+    """List all files below a folder. Raises OSError."""
+    tree = Tree(root)
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while waiting:
+        folder, above = waiting.pop()
+        status = os.stat(os.path.join(root, folder))
+        identity = status.st_dev, status.st_ino
+        if identity in above:
+            tree.circles.append(folder[:-1])
+            continue
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                path = folder + entry.name
+                if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_NAMES:
+                    tree.ignored.append(path)
+                elif not entry.is_dir():
+                    tree.files.append(path)
+                elif entry.is_symlink() and not follow_links:
+                    tree.links.append(path)
+                else:
+                    tree.folders.append(path)
+                    waiting.append((path + "/", above | {identity}))
+    for names in (tree.files, tree.ignored, tree.links, tree.circles):
+        names.sort()
+    return tree
+
+
+def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
+    """Return the samples of a folder, by splits if it has these; only the files of labels are opened.
+
+    Args:
+        tree: its files.
+        classes: the given names of the classes by number, or None.
+        by_stem: pack files that share a stem as one sample; False for class folders, None to decide by the files.
+
+    Raises:
+        SourceError: the files are neither, or ambiguous; the message says what to do.
+        OSError: the file of a label cannot be read.
+    """
+    layout = _layout(tree, by_stem=False if classes is not None else by_stem)
+    known = classes or tuple(
+        sorted({name for split, roots in layout.items() if not roots for name in tree.inside(split)[0]})
+    )
+    samples: list[SourceSample] = []
+    parts: dict[str, Sequence[int]] = {}
+    notes = tree.notes()
+    for split, roots in layout.items():
+        listed_samples = _by_stem(tree, roots, notes) if roots else _by_class(tree, split, known, notes)
+        parts[split.rstrip("/")] = range(len(samples), len(samples) + len(listed_samples))
+        samples += listed_samples
+    if not samples:
+        raise SourceError(f"{tree.root!r} holds no file to pack; give a folder of class folders, or of files")
+    packed = tuple(folder for split, roots in layout.items() for folder, _ in roots or [(split, "")])
+    if outside := [path for path in tree.files if not path.startswith(packed)]:
+        notes.append(f"left out {counted(len(outside), 'file')} outside of these folders, such as {outside[0]!r}")
+    if "" not in parts:
+        notes.append(f"{', '.join(parts)} are packed as splits of one dataset, into folders of these names")
+    stems = [split for split, roots in layout.items() if roots]
+    if stems:
+        where = dict.fromkeys(folder.rstrip("/") for split in stems for folder, _ in layout[split] if folder)
+        labels = "" if any(sample.label is not None for sample in samples) else " without labels"
+        notes.append(
+            f"files that share a name up to its first dot{f' in {listed(list(where))}' if where else ''} are packed as "
+            f"one sample{labels}; --no-stems takes folders as classes, --labels FILE gives labels"
+        )
+    fields = dict.fromkeys(member.field for sample in samples for member in sample.members if member.field is not None)
+    if len(fields) > _MANY_FIELDS:
+        notes.append(
+            f"there are {len(fields):,} different fields, such as {listed(list(fields)[-3:])}: a field is all that "
+            "follows the first dot of a name; replace dots that separate no extension"
+        )
+    if len(stems) < len(layout):
+        notes.append(f"{counted(len(known), 'class')}: {listed(known)}")
+    images = all(map(is_image, fields))
+    noun = "sample" if len(stems) == len(layout) else "image" if images else "file"
+    names = tuple((name,) for name in fields) if len(stems) == len(layout) else None
+    return Source(
+        tuple(samples),
+        known if len(stems) < len(layout) else None,
+        noun,
+        tuple(notes),
+        None if "" in parts else parts,
+        names,
+    )
+
+
+Roots = list[tuple[str, str]]
+"""Folders in which files of one stem are a sample, and what stands before the names of their fields."""
+
+
+def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
+    """Return the roots of each split, whose path is that of its folder; none if it holds class folders."""
+    folders, loose = tree.inside("")
+    if not any(map(is_data, loose)):
+        splits = _splits(folders)
+        flat = [split for split in splits if not tree.inside(f"{split}/")[0]]
+        if splits and not (flat and by_stem is False):
+            return {f"{split}/": _roots(tree, f"{split}/", by_stem=by_stem) for split in splits}
+    roots = _roots(tree, "", by_stem=by_stem)
+    if len(roots) > 1 and (splits := _splits(tree.inside(roots[0][0])[0])):
+        return {f"{split}/": [(f"{folder}{split}/", prefix) for folder, prefix in roots] for split in splits}
+    return {"": roots}
+
+
+def _roots(tree: Tree, folder: str, *, by_stem: bool | None) -> Roots:
+    folders, loose = tree.inside(folder)
+    if by_stem is False:
+        return []
+    files = tree.below(folder)
+    if len(folders) > 1 and not any(map(is_data, loose)) and (pairs := _pairs(files, folder, folders)):
+        return [(f"{folder}{name}/", field_prefix(name) if number else "") for number, name in enumerate(pairs)]
+    if by_stem or (not folders and any(kind_of(path) not in _NO_SAMPLES for path in loose)):
+        return [(folder, "")]
+    kinds = Counter(map(kind_of, files))
+    if len(kinds) < 2:
+        return []
+    usual = max(kinds, key=lambda kind: kinds[kind])
+    stems = {_stem(path) for path in files if kind_of(path) == usual}
+    accompanied = stems & {_stem(path) for path in files if kind_of(path) != usual}
+    return [(folder, "")] if 2 * len(accompanied) >= len(stems) else []
+
+
+def _pairs(paths: list[str], folder: str, names: list[str]) -> list[str]:
+    """Return the folders that hold parts of the same samples, such as `images` and `masks`; none for classes.
+
+    Equal stems alone show nothing, since cat/1.jpg and dog/1.jpg are two images. The folders need usual names, or files
+    of different kinds.
+    """
+    files: dict[str, list[str]] = {name: [] for name in names}
+    for path in paths:
+        name, slash, inside = path[len(folder) :].partition("/")
+        if slash:
+            files[name].append(inside)
+    kinds = [{*map(kind_of, inside)} for inside in files.values()]
+    inputs = [name for name in names if name.lower() in _INPUTS]
+    targets = [name for name in names if name.lower() in _TARGETS]
+    are_named = bool(inputs and targets)
+    if not are_named and sum(map(len, kinds)) > len(set().union(*kinds)):
+        return []
+    stems = {name: {*map(_stem, inside)} for name, inside in files.items()}
+    first = inputs[0] if inputs else names[next((n for n, of_folder in enumerate(kinds) if "image" in of_folder), 0)]
+    others = [name for name in names if name != first and 2 * len(stems[name] & stems[first]) >= len(stems[name]) > 0]
+    if are_named and not set(others) & set(targets):
+        raise SourceError(
+            f"{first!r} and {targets[0]!r} look like parts of the same samples, but the names of their files differ: "
+            f"{files[first][:1]}, {files[targets[0]][:1]}; rename them, list both in a .csv, or give --no-stems"
+        )
+    return [first, *others] if are_named or len(others) == len(names) - 1 else []
+
+
+def _stem(path: str) -> str:
+    folder, slash, name = path.rpartition("/")
+    return folder + slash + name.partition(".")[0]
+
+
+def _splits(names: list[str]) -> list[str]:
+    lower = {name.lower() for name in names}
+    return sorted(names, key=lambda name: _SPLITS.index(name.lower())) if len(names) > 1 and lower <= {*_SPLITS} else []
+
+
+def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
+    """Return the files of the class folders of a split; those of another kind than most have no field."""
+    names, loose = tree.inside(split)
+    where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
+    if data := [path for path in loose if is_data(path)]:
+        raise SourceError(
+            f"files such as {data[0]!r} lie directly in {where} and belong to no class; put them into class folders, "
+            "give their labels with --labels FILE, or pack them without labels with --stems"
+        )
+    if not names:
+        hint = f" (it holds links to folders, such as {tree.links[0]!r}: add --follow-symlinks)" if tree.links else ""
+        raise SourceError(f"{where} holds no class folder; it needs one folder of files for each class{hint}")
+    numbers = dict(zip(names, numbers_of_classes(names, classes, lambda _: f"a class folder in {where}"), strict=True))
+    paths = [path for path in tree.below(split) if "/" in path[len(split) :]]
+    paths.sort(key=lambda path: (path[len(split) :].partition("/")[0], path))  # a/x before a.b/x
+    kinds = list(map(kind_of, paths))
+    usual = max(counts := Counter(kinds), key=lambda kind: counts[kind], default="")
+    taken: set[str] = set()
+    samples = []
+    for path, kind in zip(paths, kinds, strict=True):
+        extension, inside = extension_of(path), path[len(split) :]
+        member = SourceFile(os.path.join(tree.root, path), field_named(extension) if kind == usual else None)
+        key = unique_key(inside.removesuffix(f".{extension}"), taken)
+        samples.append(SourceSample(key, (member,), numbers[inside.partition("/")[0]]))
+    filled = {sample.label for sample in samples}
+    if empty := [name for name in names if numbers[name] not in filled]:
+        notes.append(f"{counted(len(empty), 'class folder')} without a file, each with its number: {listed(empty)}")
+    if lacking := len(classes) - len(names):
+        notes.append(f"{where} has no folder for {counted(lacking, 'class')}")
+    if loose:
+        notes.append(f"skipped {counted(len(loose), 'file')} outside of the class folders, such as {loose[0]!r}")
+    if len(names) == 1 and len(tree.inside(f"{split}{names[0]}/")[0]) > 1:
+        notes.append(f"{names[0]!r} is the only class; if the folders in it are the classes, give that folder")
+    return samples
+
+
+def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
+    """Return a sample for each stem in the roots."""
+    members: dict[str, dict[str, str]] = {}
+    strays = []
+    for folder, prefix in roots:
+        for path in tree.below(folder):
+            stem = _stem(path)
+            extension = path[len(stem) + 1 :]
+            if not extension:
+                strays.append(path)
+                continue
+            field = field_named(prefix + extension)
+            if field is None:
+                raise SourceError(f"{path!r}: {extension!r} cannot be a field of a sample; rename or remove the file")
+            fields = members.setdefault(stem[len(folder) :], {})
+            if field in fields:
+                raise SourceError(
+                    f"{fields[field]!r} and {path!r} would both be the field {field!r} of one sample; rename or remove "
+                    "one of them"
+                )
+            fields[field] = path
+    if strays:
+        notes.append(f"skipped {counted(len(strays), 'file')} without an extension, such as {strays[0]!r}")
+    taken: set[str] = set()
+    samples = []
+    for stem, fields in members.items():
+        label = fields.pop(LABEL_FIELD, None)
+        files = [SourceFile(os.path.join(tree.root, path), field, decodable=False) for field, path in fields.items()]
+        number = None if label is None else _label_in(os.path.join(tree.root, label))
+        samples.append(SourceSample(unique_key(stem, taken), tuple(files), number))
+    return samples
+
+
+def _label_in(path: str) -> int:
+    content = read_regular(path) or b""
+    label = label_of([(LABEL_FIELD, b"", content)])
+    if label is None:
+        raise SourceError(
+            f"{path!r} holds {content[:40]!r}, and a label is an integer; if it is a name, call the file .txt"
+        )
+    return label
