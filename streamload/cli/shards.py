@@ -34,18 +34,16 @@ from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, check_sha
 from streamload.index.index_writer import IndexFolder, update_index
 from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
 from streamload.index.shard_names import WEB, folder_and_name, shard_name
-from streamload.index.streamed_table import ReadShard, stream_shard
+from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.index.table_file import pack_table
 from streamload.pack.failures import UsageError
 from streamload.pack.output import say, shown_bytes
 from streamload.pack.progress import open_progress
 from streamload.pack.ray_pool import RayPool, open_pool
-from streamload.pack.reading import differences, scanned_table
 from streamload.sampling.selection import Selection
-from streamload.storage.local_storage import storage_for
 from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import compression_of, is_compressed
+from streamload.tar.decompression import is_compressed
 from streamload.tar.header_chain import LINK, MISSING_END, RECORD_BYTES
 from streamload.tar.table import ShardTable
 from streamload.text import counted
@@ -100,49 +98,27 @@ def each(
                 stopped.set()
 
 
-def read_shard(
-    url: str,
-    report: Report,
-    *,
-    storages: Storages,
-    record_bytes: int = RECORD_BYTES,
-    every_byte: bool = True,
-    labels: bool = True,
-) -> ReadShard:
-    """Read one shard strictly.
+def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) -> ReadShard:
+    """Read one shard strictly, on a thread or a node. Takes the options of `read_shard`, and raises its errors.
 
     Args:
         url: the shard.
         report: called as bytes arrive, and at the end.
         storages: options of the shard's storage.
-        record_bytes: as for `scan_shard`.
-        every_byte: compute crc32 and labels of all members. If False, only headers of local uncompressed shards are
-            read, and the labels if `labels`.
-        labels: see `every_byte`.
-
-    Raises:
-        StorageError: the shard cannot be read.
-        ShardFormatError: the shard is damaged.
+        **options: as for `read_shard`.
     """
-    local = storages.is_local(url)
-    mtime_ns = storage_for(url).info(url).mtime_ns if local else None
-    if local and compression_of(url) is None:
-        table = scanned_table(url, every_byte=every_byte, labels=labels, record_bytes=record_bytes)
-        report(1, table.shard_bytes)
-        return ReadShard(table.shard_bytes, mtime_ns, None, table)
 
     async def stream() -> ReadShard:
         own = storages.copy()  # connections belong to the loop that opened them
-        every, on_bytes = every_byte or labels, partial(report, 0)
         try:
-            storage = own.for_url(url)
-            return await stream_shard(storage, url, every_byte=every, record_bytes=record_bytes, on_bytes=on_bytes)
+            return await read_shard(own.for_url(url), url, on_bytes=partial(report, 0), **options)
         finally:
             await own.aclose()
 
-    read = asyncio.run(stream())
-    report(1, 0)
-    return read._replace(mtime_ns=mtime_ns)
+    local = scan_local(storages.for_url(url), url, **options)
+    result = asyncio.run(stream()) if local is None else local
+    report(1, 0 if local is None else local.bytes)
+    return result
 
 
 def tables(
@@ -182,7 +158,7 @@ def tables(
         shard = listing.shards[number]
         table = None if shard.index_folder is None else lookup.table_of(shard.folder, shard.name)
         if table is None:
-            result = read_shard(shard.url, report, storages=storages, every_byte=False, labels=labels)
+            result = read_whole(shard.url, report, storages=storages, labels=labels)
             return result.bytes, result.table
         report(1, 0)
         return shard.bytes, table
@@ -286,7 +262,7 @@ def index_command(
     places: list[tuple[int, int]] = []
     gone: list[str] = []
     links = 0
-    reading = partial(read_shard, storages=storages, record_bytes=record_size)
+    reading = partial(read_whole, storages=storages, every_byte=True, record_bytes=record_size)
     with open_pool(ray, workers) as pool, tempfile.TemporaryFile() as spool:
         for url, read in zip(urls, each(reading, urls, workers, pool, "indexing"), strict=True):
             _warn_of_missing_end(url, read.table)
@@ -473,7 +449,7 @@ def _faults(
 
 def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes: int) -> ReadShard | StreamloadError:
     try:
-        return read_shard(url, report, storages=storages, record_bytes=record_bytes)
+        return read_whole(url, report, storages=storages, every_byte=True, record_bytes=record_bytes)
     except StreamloadError as exc:
         return exc
 

@@ -22,7 +22,7 @@ from streamload.errors import DatasetIndexError, ShardNotFoundError
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.streamed_table import read_table
+from streamload.index.streamed_table import read_shard
 from streamload.index.unfinished import is_page
 from streamload.limits import SMALL_REQUESTS
 from streamload.order.groups import group_sizes
@@ -140,7 +140,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     async def of_shard(dataset: Dataset, shard: int) -> list[Any]:
         table, url = await dataset.load(shard), dataset.url(shard)
         if table is None:
-            table = await read_table(dataset.storages.for_url(url), url)
+            table = (await read_shard(dataset.storages.for_url(url), url)).table
         fields.update(table.fields)
         return [len(table), *(_values(table, name, url) for name in others)]
 

@@ -22,7 +22,7 @@ from streamload.order.layout import ShardCounts
 from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
 from streamload.tar.header import BLOCK_BYTES
-from streamload.tar.scan import GrowingTable, ScannedPiece
+from streamload.tar.scan import ScannedPiece, Scanner
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import listed
 
@@ -86,7 +86,7 @@ class Dataset:
         self._needed: frozenset[int] = frozenset()
         self._needed_groups: frozenset[_Group] = frozenset()
         self._columns: dict[int, tuple[ShardTable, dict[tuple[str, ...], NDArray[np.int64]]]] = {}
-        self._growing: dict[int, GrowingTable] = {}
+        self._growing: dict[int, Scanner] = {}
         self._sidecars: dict[int, list[int]] = {}
         for number, owner in enumerate(listing.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)
@@ -219,10 +219,10 @@ class Dataset:
         """Take in the next piece of a shard that is scanned as its bytes come.
 
         Raises:
-            ShardFormatError: as `GrowingTable.add`.
+            ShardFormatError: as `Scanner.add`.
             ValueError: the piece does not begin where the one before it ended.
         """
-        growing = self._growing.setdefault(shard, GrowingTable(self.url(shard)))
+        growing = self._growing.setdefault(shard, Scanner(self.url(shard)))
         table = growing.add(piece)
         if growing.ended:
             del self._growing[shard]

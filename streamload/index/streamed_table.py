@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamload.errors import ShardFormatError
-from streamload.memory.sparse import SparseMemory
+from streamload.errors import DatasetIndexError, ShardFormatError, StorageError, StreamloadError
 from streamload.storage.download import Pin, download
 from streamload.storage.local_storage import LocalStorage
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
 from streamload.tar.header_chain import RECORD_BYTES
-from streamload.tar.scan import GrowingTable, crc32_of, labels_of, scan_file, scan_prefix
+from streamload.tar.scan import Scanner, scan_file
 from streamload.tar.table import ShardTable
 
-_STEP_BYTES = 8 << 20
 _TO_THE_END = 1 << 62
 
 
@@ -42,87 +38,96 @@ class ReadShard(NamedTuple):
     table: ShardTable
 
 
-async def read_table(storage: Storage, url: str) -> ShardTable:
-    """Return the table of a shard: reads the headers of a local uncompressed one, and all bytes of any other.
+def scan_local(
+    storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False, record_bytes: int = RECORD_BYTES
+) -> ReadShard | None:
+    """Scan a local uncompressed shard on the calling thread; return None for any other, which `read_shard` reads.
+
+    Only headers are read, unless `every_byte` or `labels` needs more. Takes the arguments of `read_shard`.
 
     Raises:
         StorageError: it cannot be read.
         ShardFormatError: it is damaged.
     """
     if not isinstance(storage, LocalStorage) or compression_of(url) is not None:
-        return (await stream_shard(storage, url, every_byte=False)).table
-
-    def scan() -> ShardTable:
+        return None
+    try:
         with open(storage.open(url), "rb", buffering=0) as file:
-            return scan_file(file.fileno(), os.fstat(file.fileno()).st_size, url)
+            status, options = os.fstat(file.fileno()), {"crc32": every_byte, "labels": labels or every_byte}
+            table = scan_file(file.fileno(), status.st_size, url, record_bytes=record_bytes, **options)
+    except OSError as exc:
+        raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
+    return ReadShard(status.st_size, status.st_mtime_ns, None, table)
 
-    return await asyncio.to_thread(scan)
 
-
-async def stream_shard(
+async def read_shard(
     storage: Storage,
     url: str,
     *,
-    every_byte: bool,
+    every_byte: bool = False,
+    labels: bool = False,
     record_bytes: int = RECORD_BYTES,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard as one stream; no more than some megabytes of it, or its largest sample, are held at once.
+    """Read a shard strictly; some megabytes of it, or its largest sample, are held at once.
 
     Args:
         storage: where it lies.
         url: the shard.
         every_byte: compute the crc32 of each member and read the labels.
+        labels: read the labels.
         record_bytes: as for `scan_shard`.
-        on_bytes: called with the number of bytes as they arrive; what it raises ends the reading.
+        on_bytes: called with the number of bytes as they arrive; an exception ends the reading.
 
     Raises:
         StorageError: it cannot be read.
         ShardFormatError: it is damaged.
     """
-    pin, growing, memory = Pin(), GrowingTable(url), SparseMemory(None)
-    compression = compression_of(url)
+    compression, mtime_ns = compression_of(url), None
+    if isinstance(storage, LocalStorage):
+        scan = partial(scan_local, storage, url, every_byte=every_byte, labels=labels, record_bytes=record_bytes)
+        if (local := await asyncio.to_thread(scan)) is not None:
+            return local
+        mtime_ns = storage.info(url).mtime_ns
+    pin = Pin()
     decompressor = None if compression is None else Decompressor(compression, url)
-    available, next_scan = 0, _STEP_BYTES
-    crc32s: list[NDArray[np.uint32]] = [np.empty(0, np.uint32)]
-    labels: list[NDArray[np.int64] | None] = []
+    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte or labels)
 
-    def scan(total: int | None) -> None:
-        nonlocal next_scan
-        octets = np.frombuffer(mmap.mmap(memory.descriptor, available, access=mmap.ACCESS_READ), np.uint8)
-        piece = scan_prefix(
-            octets, url, start=growing.resume, available=available, total=total, record_bytes=record_bytes
-        )
-        growing.add(piece)
-        table = piece.table
-        if every_byte and len(table):
-            crc32s.append(crc32_of(octets, table.member_offset, table.member_size))
-            labels.append(labels_of(table, lambda offset, _: (octets, offset)))
-        memory.free(0, min(growing.resume, available))
-        next_scan = max(growing.needs or 0, available + _STEP_BYTES)
-
-    def take(_: int, piece: bytes) -> None:
-        nonlocal available
+    def receive(_: int, piece: bytes) -> None:
         on_bytes(len(piece))
-        for data in (piece,) if decompressor is None else decompressor.feed(piece):
-            memory.write(available, data)
-            available += len(data)
-            if available >= next_scan:
-                scan(None)
+        for decompressed in (piece,) if decompressor is None else decompressor.feed(piece):
+            scanner.feed(decompressed)
 
-    try:
-        await download(storage, url, 0, _TO_THE_END, take, pin=pin)
-        if decompressor is not None and pin.total_bytes != 0:
-            decompressor.finish()
-        if available == 0:
-            raise ShardFormatError("the shard is empty; fetch it again", url=url, offset=0)
-        while growing.needs is not None:
-            scan(available)
-        table = growing.table
-        if every_byte:
-            known = [each for each in labels if each is not None]
-            all_labels = np.concatenate(known) if known and len(known) == len(labels) else None
-            table = replace(table, member_crc32=np.concatenate(crc32s), labels=all_labels)
-        return ReadShard(pin.total_bytes or 0, None, pin.etag, table)
-    finally:
-        memory.close()
+    await download(storage, url, 0, _TO_THE_END, receive, pin=pin)
+    if decompressor is not None and pin.total_bytes != 0:
+        decompressor.finish()
+    return ReadShard(pin.total_bytes or 0, mtime_ns, pin.etag, scanner.finish())
+
+
+def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
+    """Yield the differences between a shard's own table and the one in its index."""
+    rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
+    same_places = (
+        table.fields == known.fields
+        and np.array_equal(table.member_offset, known.member_offset)
+        and np.array_equal(table.member_size, known.member_size)
+        and np.array_equal(table.member_field, known.member_field)
+        and np.array_equal(table.sample_start, known.sample_start)
+        and np.array_equal(table.key_bytes, known.key_bytes)
+        and np.array_equal(table.key_start, known.key_start)
+    )
+    if not same_places:
+        yield DatasetIndexError(f"the index lists other samples than the shard contains; {rebuild}", url=url)
+        return
+    if known.member_crc32 is not None and table.member_crc32 is not None:
+        for member in np.flatnonzero(table.member_crc32 != known.member_crc32).tolist():
+            sample = int(np.searchsorted(table.sample_start, member, side="right")) - 1
+            field = table.fields[int(table.member_field[member])]
+            yield ShardFormatError(
+                f"the bytes of field {field!r} differ from the indexed ones (crc32); {rebuild}",
+                url=url,
+                key=table.key(sample),
+                offset=int(table.member_offset[member]),
+            )
+    if known.labels is not None and not (table.labels is not None and np.array_equal(table.labels, known.labels)):
+        yield DatasetIndexError(f"the index has other labels than the shard; {rebuild}", url=url)

@@ -30,47 +30,52 @@ from streamload.tar.not_a_tar import what_else
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_SUFFIX = re.compile(
-    r"\.(?:(?P<GZIP>tgz|tar\.gz)|(?P<ZSTD>tzst|tar\.zstd?)|(?P<XZ>txz|tar\.xz)|(?P<BZIP2>tbz2?|tar\.bz2))\Z",
-    re.IGNORECASE,
-)
-_QUERY = re.compile(r"[?#].*", re.DOTALL)
-
-
-def compression_name(url: str) -> str | None:
-    """`GZIP`, `ZSTD`, `XZ` or `BZIP2` by the end of a name in any case; None where it is none of them.
-
-    What follows a `?` or `#` in a url with a scheme is no part of the name.
-    """
-    match = _SUFFIX.search(_QUERY.sub("", url) if "://" in url else url)
-    return None if match is None else match.lastgroup
-
-
-def is_compressed(url: str) -> bool:
-    """Whether the size of a shard is another one than that of the archive in it."""
-    return compression_name(url) is not None
-
-
-def without_compression(name: str) -> str:
-    """The name of the archive in a shard: `a.tar` for `a.tar.gz` and `a.tgz`, and for `a.tar`."""
-    return _SUFFIX.sub(".tar", name)
-
-
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
+_SUFFIX = re.compile(
+    r"\.(?:(?P<GZIP>tgz|tar\.gz)|(?P<ZSTD>tzst|tar\.zstd?)|(?P<XZ>txz|tar\.xz)|(?P<BZIP2>tbz2?|tar\.bz2))\Z",
+    re.IGNORECASE,
+)
+_QUERY = re.compile(r"[?#].*", re.DOTALL)
 _GZIP_WITH_HEADER = 31
 _XZ_MOST_MEMORY_BYTES = 256 << 20
+# bzip2's error is a plain OSError.
+_FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
 
 
-FAILURES = (zlib.error, lzma.LZMAError, zstd.ZstdError, OSError)
-"""What decompressing raises for a damaged stream; bzip2's is a plain OSError."""
+class Compression(enum.Enum):
+    """How a shard is compressed; the value is the format's name."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    XZ = "xz"
+    BZIP2 = "bzip2"
+
+
+def compression_of(url: str) -> Compression | None:
+    """Return how a shard is compressed by the end of its name in any case; None if it is not, or in no way known here.
+
+    Text after a `?` or `#` in a url with a scheme is no part of the name.
+    """
+    match = _SUFFIX.search(_QUERY.sub("", url) if "://" in url else url)
+    return None if match is None else Compression[str(match.lastgroup)]
+
+
+def is_compressed(url: str) -> bool:
+    """Return True if the size of a shard differs from that of the archive in it."""
+    return compression_of(url) is not None
+
+
+def without_compression(name: str) -> str:
+    """Return the name of the archive in a shard: `a.tar` for `a.tar.gz` and `a.tgz`, and for `a.tar`."""
+    return _SUFFIX.sub(".tar", name)
 
 
 class _GzipMember:
-    """A gzip member; zlib verifies its crc32 and its length."""
+    """A gzip member, with the interface of the other decompressors; zlib verifies its crc32 and its length."""
 
     def __init__(self) -> None:
         self._object = zlib.decompressobj(_GZIP_WITH_HEADER)
@@ -85,14 +90,19 @@ class _GzipMember:
         return self._object.unused_data
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        tail = self._object.unconsumed_tail
-        piece = self._object.decompress(tail + data if tail else data, max_length)
+        piece = self._object.decompress(self._object.unconsumed_tail + data, max_length)
         self.needs_input = not self._object.unconsumed_tail
         return piece
 
 
-CompressedStream = _GzipMember | bz2.BZ2Decompressor | lzma.LZMADecompressor | zstd.ZstdDecompressor
-"""Decompresses one stream. Memory is bounded by the format's window, the input given at once and `max_length`."""
+# Memory is bounded by the format's window, the input given at once and `max_length`.
+_Stream = _GzipMember | bz2.BZ2Decompressor | lzma.LZMADecompressor | zstd.ZstdDecompressor
+_FORMATS: dict[Compression, tuple[str, Callable[[], _Stream]]] = {
+    Compression.GZIP: ("gzip member", _GzipMember),
+    Compression.ZSTD: ("zstd frame", zstd.ZstdDecompressor),  # libzstd refuses windows of more than 128 MiB
+    Compression.XZ: ("xz stream", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MOST_MEMORY_BYTES)),
+    Compression.BZIP2: ("bzip2 stream", bz2.BZ2Decompressor),
+}
 
 MOST_RATIO = 1000
 """A shard that decompresses to more than this many times its size is refused, above `RATIO_FREE_BYTES`."""
@@ -106,43 +116,14 @@ _STEP_BYTES = 4 << 20  # what a thread makes before the loop hears of it
 _XZ_PADDING_BYTES = 4
 
 
-class Compression(enum.Enum):
-    """How a shard is compressed; the value is the format's name."""
-
-    GZIP = "gzip"
-    ZSTD = "zstd"
-    XZ = "xz"
-    BZIP2 = "bzip2"
-
-
-_STREAMS: dict[Compression, Callable[[], CompressedStream]] = {
-    Compression.GZIP: _GzipMember,
-    Compression.ZSTD: zstd.ZstdDecompressor,  # libzstd refuses windows of more than 128 MiB
-    Compression.XZ: partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MOST_MEMORY_BYTES),
-    Compression.BZIP2: bz2.BZ2Decompressor,
-}
-_STREAM_NAMES = {
-    Compression.GZIP: "gzip member",
-    Compression.ZSTD: "zstd frame",
-    Compression.XZ: "xz stream",
-    Compression.BZIP2: "bzip2 stream",
-}
-
-
-def compression_of(url: str) -> Compression | None:
-    """How a shard is compressed, by the end of its name; None where it is not, or in no way known here."""
-    name = compression_name(url)
-    return None if name is None else Compression[name]
-
-
 class Decompressor:
-    """Takes in a compressed shard piece by piece and gives out what it decompresses to. Not safe for several threads.
+    """Decompresses a shard piece by piece. Not safe for several threads.
 
     Decompressing releases the GIL, so it is worth a thread (see `decompress`).
 
     Attributes:
-        compressed_bytes: what was taken in so far.
-        decompressed_bytes: what was given out so far.
+        compressed_bytes: input so far.
+        decompressed_bytes: output so far.
     """
 
     def __init__(
@@ -166,12 +147,12 @@ class Decompressor:
         self.compressed_bytes = 0
         self.decompressed_bytes = 0
         self._compression = compression
+        self._name, self._new_stream = _FORMATS[compression]
         self._url = url
         self._piece_bytes = piece_bytes
         self._most_ratio = most_ratio
         self._ratio_free_bytes = ratio_free_bytes
-        self._new_stream = _STREAMS[compression]
-        self._stream: CompressedStream | None = None
+        self._stream: _Stream | None = None
         self._streams_ended = 0
         self._stream_start = 0
         self._decompressed_before = 0  # by the streams before this one
@@ -193,7 +174,21 @@ class Decompressor:
         for start in range(0, len(view), _SLICE_BYTES):
             data = bytes(view[start : start + _SLICE_BYTES])
             self.compressed_bytes += len(data)
-            yield from self._pieces_of(data)
+            while True:
+                if self._stream is None:
+                    data = self._begin(data)
+                if self._stream is None:
+                    break
+                piece = self._decompress(self._stream, data)
+                data = b""
+                if piece:
+                    yield piece
+                if self._stream.eof:
+                    data, self._stream = self._stream.unused_data, None
+                    self._streams_ended += 1
+                    self._padding_bytes = 0
+                elif self._stream.needs_input:
+                    break
 
     def finish(self) -> None:
         """Check that the shard may end here.
@@ -201,92 +196,54 @@ class Decompressor:
         Raises:
             ShardFormatError: the shard is cut.
         """
-        name = _STREAM_NAMES[self._compression]
         if self._stream is not None or not self._streams_ended:
-            raise self._error(
-                f"the shard is cut: it ends within the {name} that starts at byte {self._stream_start}; "
-                "fetch or pack it again",
-                self.compressed_bytes,
-            )
+            start = f"it ends within the {self._name} that starts at byte {self._stream_start}"
+            raise self._error(f"the shard is cut: {start}; fetch or pack it again", self.compressed_bytes)
         if self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES:
-            raise self._error(
-                "the padding behind the last xz stream is no multiple of 4 bytes; fetch or pack it again",
-                self.compressed_bytes,
-            )
-
-    def _pieces_of(self, data: bytes) -> Iterator[bytes]:
-        while True:
-            if self._stream is None:
-                data = self._begin(data)
-            if self._stream is None:
-                return
-            piece = self._decompress(self._stream, data)
-            data = b""
-            if piece:
-                self.decompressed_bytes += len(piece)
-                self._refuse_bombs()
-                yield piece
-            if self._stream.eof:
-                data = self._stream.unused_data
-                self._stream = None
-                self._streams_ended += 1
-                self._padding_bytes = 0
-            elif self._stream.needs_input:
-                return
+            message = "the padding behind the last xz stream is no multiple of 4 bytes; fetch or pack it again"
+            raise self._error(message, self.compressed_bytes)
 
     def _begin(self, data: bytes) -> bytes:
-        """Pass over padding, and begin a stream where there is anything else; the rest of the data."""
+        """Pass over padding, and begin a stream if there is anything else; return the rest of the data."""
         if self._streams_ended and self._compression in (Compression.GZIP, Compression.XZ):
             rest = data.lstrip(b"\0")
             self._padding_bytes += len(data) - len(rest)
             data = rest
         if not data:
             return data
+        offset = self.compressed_bytes - len(data)
         may_follow = self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES == 0
         if self._padding_bytes and not may_follow:
-            offset = self.compressed_bytes - len(data)
-            name = _STREAM_NAMES[self._compression]
-            raise self._error(
-                f"the padding behind the last {name} is followed by something else at byte {offset}; fetch or pack the "
-                "shard again",
-                offset,
-            )
+            place = f"the padding behind the last {self._name} is followed by something else at byte {offset}"
+            raise self._error(f"{place}; fetch or pack the shard again", offset)
         self._stream = self._new_stream()
-        self._stream_start = self.compressed_bytes - len(data)
-        self._decompressed_before = self.decompressed_bytes
+        self._stream_start, self._decompressed_before = offset, self.decompressed_bytes
         return data
 
-    def _decompress(self, stream: CompressedStream, data: bytes) -> bytes:
+    def _decompress(self, stream: _Stream, data: bytes) -> bytes:
         start = self.compressed_bytes - len(data)
         try:
-            return stream.decompress(data, self._piece_bytes)
-        except FAILURES as exc:
+            piece = stream.decompress(data, self._piece_bytes)
+        except _FAILURES as exc:
             if start == 0 and (what := what_else(data, self._compression.value)) is not None:
                 raise self._error(what, 0) from exc
-            name = _STREAM_NAMES[self._compression]
+            doubt = ""
+            if self._streams_ended and self.decompressed_bytes == self._decompressed_before:
+                doubt = f", or something that does not belong there follows {self._streams_ended} whole ones"
             raise self._error(
-                f"the shard is damaged: the {name} that starts at byte {self._stream_start} cannot be decompressed "
-                f"behind byte {start} ({exc}){self._doubt()}; fetch or pack it again",
+                f"the shard is damaged: the {self._name} that starts at byte {self._stream_start} cannot be "
+                f"decompressed behind byte {start} ({exc}){doubt}; fetch or pack it again",
                 start,
             ) from exc
-
-    def _doubt(self) -> str:
-        """What else the damage may be: a stream behind others that gave nothing is perhaps none at all."""
-        if not self._streams_ended or self.decompressed_bytes > self._decompressed_before:
-            return ""
-        return f", or something that does not belong there follows {self._streams_ended} whole ones"
-
-    def _refuse_bombs(self) -> None:
-        if (
-            self.decompressed_bytes > self._ratio_free_bytes
-            and self.decompressed_bytes > self._most_ratio * self.compressed_bytes
-        ):
+        self.decompressed_bytes += len(piece)
+        if self.decompressed_bytes > max(self._ratio_free_bytes, self._most_ratio * self.compressed_bytes):
             raise self._error(
                 f"the first {self.compressed_bytes} bytes of this shard make {self.decompressed_bytes} or more, "
                 f"over {self._most_ratio:g} times as much, so it may be a decompression bomb; if it is not, store it "
                 "uncompressed",
                 self.compressed_bytes,
             )
+        return piece
 
     def _error(self, message: str, offset: int) -> ShardFormatError:
         return ShardFormatError(message, url=self._url, offset=offset)

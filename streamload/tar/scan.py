@@ -1,8 +1,8 @@
 """A shard to its table of samples: whole, from memory or from a file, or piece by piece while it arrives.
 
-Headers precede payloads, so a sample is known to be complete only when the next header has been read. `scan_prefix`
-leaves what is incomplete to the next call, which begins at the sample's first header. The calls share nothing, so each
-may run in another process; `GrowingTable` puts their results together.
+Headers precede payloads, so a sample is known to be complete only when the next header has been read. A piece leaves an
+incomplete sample to the next piece, which begins at the sample's first header. Pieces share nothing, so each may be
+scanned in another process; `Scanner` joins them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,216 +23,57 @@ from streamload.errors import ShardChangedError, ShardFormatError
 from streamload.memory.gathered import gather, read_fully
 from streamload.memory.mapped import Bytes
 from streamload.tar.header import BLOCK_BYTES, padded
-from streamload.tar.header_chain import RECORD_BYTES, ArchivePart, TarMembers, read_chain, read_chain_part
+from streamload.tar.header_chain import RECORD_BYTES, TarMembers, read_members
 from streamload.tar.table import MISSING, ShardTable
-
-_META = re.compile(rb"__[^/]*__($|/)")
-# Fields that loaders add to a sample, `__key__` for example, and that no member may replace.
-_RESERVED = re.compile(rb"__[^/]*__")
-
-_MOST_FIELDS = 1 << 16
-MOST_KEY_BYTES = 256 << 20
-"""Of all samples of a shard together, which are held in memory."""
-_NO_FIELD = -1
-_NO_STEM = b"\0"  # names have no NUL in them
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
-    """Which members make up which samples.
-
-    Attributes:
-        member: int64[M], the numbers of the members that belong to a sample, ascending.
-        member_field: uint16[M], the field of each, as a number in `fields`.
-        sample_start: int64[S + 1], sample i is `member[sample_start[i]:sample_start[i + 1]]`.
-        keys: the S keys, as stored.
-        fields: the distinct fields, in the order of their first appearance.
-        skipped: the numbers of the members that belong to no sample, each with the reason.
-    """
-
-    member: NDArray[np.int64]
-    member_field: NDArray[np.uint16]
-    sample_start: NDArray[np.int64]
-    keys: list[bytes]
-    fields: tuple[str, ...]
-    skipped: dict[int, str]
-
-
-def group_members(names: list[bytes], header_offset: NDArray[np.int64], url: str) -> Samples:
-    """Group the regular files of one shard into samples.
-
-    Args:
-        names: the name of each member, in the order of the shard.
-        header_offset: int64[n], where each member's header starts, for errors.
-        url: the shard, for errors.
-
-    Raises:
-        ShardFormatError: a field is repeated in a sample, a key is repeated after another key, there are more
-            than 65,536 different fields, or the keys have more than 256 MiB together.
-    """
-    samples = _group(names, url)
-    key_start = np.cumsum([0, *map(len, samples.keys)], dtype=np.int64)
-    refuse_many_key_bytes(key_start, header_offset[samples.member[samples.sample_start[:-1]]], url)
-    _refuse_repeated_keys(samples, header_offset, url)
-    _refuse_repeated_fields(samples, header_offset, url)
-    return samples
-
-
-def group_part(names: list[bytes], header_offset: NDArray[np.int64], url: str) -> Samples:
-    """As `group_members`, for members that follow one another in a shard, the first of which begins a sample.
-
-    Checks across all keys are left to the caller, which knows those of the other parts.
-    """
-    samples = _group(names, url)
-    _refuse_repeated_fields(samples, header_offset, url)
-    return samples
-
-
-def refuse_many_fields(count: int, url: str) -> None:
-    """Raise a ShardFormatError if a shard has more different fields than a table can number."""
-    if count > _MOST_FIELDS:
-        raise ShardFormatError(
-            f"{count} different fields (at most {_MOST_FIELDS}); what follows the first dot of a file's "
-            "name is its field, so numbers belong before that dot",
-            url=url,
-        )
-
-
-def refuse_many_key_bytes(key_start: NDArray[np.int64], header_offset: NDArray[np.int64], url: str) -> None:
-    """Raise a ShardFormatError at the sample with which a shard's keys become more than a process should hold.
-
-    Args:
-        key_start: int64[S + 1], where the key of each sample begins among all of the shard, and where the last ends.
-        header_offset: int64[S], where each sample's first header starts.
-        url: the shard, for errors.
-    """
-    if key_start[-1] > MOST_KEY_BYTES:
-        sample = int(np.searchsorted(key_start[1:], MOST_KEY_BYTES, side="right"))
-        raise ShardFormatError(
-            f"up to here the samples' keys have more than {MOST_KEY_BYTES} bytes together, and a shard's keys are "
-            "held in memory; give the samples shorter names, or pack them into several shards",
-            url=url,
-            offset=int(header_offset[sample]),
-        )
-
-
-def repeated_key(key: bytes, first_offset: int, offset: int, url: str) -> ShardFormatError:
-    """The error for a key whose members do not stand together; the offsets are those of the samples' headers."""
-    return ShardFormatError(
-        f"the members of this sample do not stand together: they begin at offset {first_offset} and come again "
-        "behind another sample; pack the shard again, sorted: `tar --sort=name -cf ...`",
-        url=url,
-        key=key.decode("utf-8", "surrogateescape"),
-        offset=offset,
-    )
-
-
-def _group(names: list[bytes], url: str) -> Samples:
-    fields = _FieldNumbers()
-    keys: list[bytes] = []
-    sample_start: list[int] = []
-    member_field: list[int] = []
-    reasons: dict[int, str] = {}
-    stem, stem_bytes = _NO_STEM, len(_NO_STEM)
-    for member, name in enumerate(names):
-        if name.startswith(stem):  # another member of the same sample, unless the dot was a folder's
-            number = fields[name[stem_bytes:]]
-            if number != _NO_FIELD:
-                member_field.append(number)
-                continue
-        component = name.rfind(b"/") + 1
-        dot = name.find(b".", component)
-        if dot <= component or name.startswith(b"__") or name.endswith(b"__"):
-            reason = _reason_to_skip(name, component, dot)
-            if reason is not None:
-                reasons[member] = reason
-                continue
-        key = name[:dot]
-        if not keys or key != keys[-1]:
-            keys.append(key)
-            sample_start.append(len(member_field))
-            stem = _NO_STEM if name.startswith(b"__") else name[: dot + 1]
-            stem_bytes = len(stem)
-        member_field.append(fields[name[dot + 1 :]])
-    sample_start.append(len(member_field))
-    refuse_many_fields(len(fields.names), url)
-    return Samples(
-        np.delete(np.arange(len(names)), list(reasons)),
-        np.array(member_field, np.int64).astype(np.uint16),
-        np.array(sample_start, np.int64),
-        keys,
-        tuple(fields.names),
-        reasons,
-    )
-
-
-class _FieldNumbers(dict[bytes, int]):
-    """Numbers for extensions, assigned on first use; spellings that differ in case share one.
-
-    What has a slash in it is no extension, and what is reserved is no field; they have the number -1.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: dict[str, int] = {}
-
-    def __missing__(self, extension: bytes) -> int:
-        if b"/" in extension or _RESERVED.fullmatch(extension):
-            return _NO_FIELD
-        name = extension.decode("utf-8", "surrogateescape").lower()
-        number = self[extension] = self.names.setdefault(name, len(self.names))
-        return number
-
-
-def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
-    """Why a member belongs to no sample, or None if it does; `component` and `dot` are positions in the name."""
-    if _META.match(name):
-        return "meta"
-    if dot > component:
-        return "reserved field" if _RESERVED.fullmatch(name, dot + 1) else None
-    if component == len(name) and name:
-        return "directory"  # V7 marks one by the slash alone
-    return "hidden" if dot == component else "no extension"
-
-
-def _refuse_repeated_keys(samples: Samples, header_offset: NDArray[np.int64], url: str) -> None:
-    if len(set(samples.keys)) == len(samples.keys):
-        return
-    first_of: dict[bytes, int] = {}
-    for sample, key in enumerate(samples.keys):
-        first = first_of.setdefault(key, sample)
-        if first != sample:
-            offsets = header_offset[samples.member[samples.sample_start[[first, sample]]]].tolist()
-            raise repeated_key(key, offsets[0], offsets[1], url)
-
-
-def _refuse_repeated_fields(samples: Samples, header_offset: NDArray[np.int64], url: str) -> None:
-    sample_of_member = np.repeat(np.arange(len(samples.keys)), np.diff(samples.sample_start))
-    pairs = sample_of_member * _MOST_FIELDS + samples.member_field
-    order = np.argsort(pairs, kind="stable")
-    repeats = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
-    if len(repeats):
-        repeat = int(repeats.min())
-        raise ShardFormatError(
-            f"the sample has the field {samples.fields[int(samples.member_field[repeat])]!r} twice; "
-            "re-pack the shard with each name once",
-            url=url,
-            key=samples.keys[int(sample_of_member[repeat])].decode("utf-8", "surrogateescape"),
-            offset=int(header_offset[samples.member[repeat]]),
-        )
-
 
 LABEL_FIELD = "cls"
 """The field whose decimal integer is a sample's label."""
 
+UNKNOWN_BYTES = -1
+"""The `shard_bytes` of a table whose shard's size is not known yet."""
+
+MOST_KEY_BYTES = 256 << 20
+"""Of all samples of a shard together, which are held in memory."""
+
+_META = re.compile(rb"__[^/]*__($|/)")
+# Fields that loaders add to a sample, `__key__` for example, and that no member may replace.
+_RESERVED = re.compile(rb"__[^/]*__")
 _INTEGER = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _MOST_LABEL_BYTES = 64
-
+_MOST_FIELDS = 1 << 16
+_NO_FIELD = -1
+_NO_STEM = b"\0"  # names have no NUL in them
+_FIRST_ROOM = 1_024
 # From this mean distance on, headers are read one by one and payloads are not read.
 _FAR_APART_BYTES = 256 << 10
 
 Gather = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Bytes, NDArray[np.int64]]]
-"""Gives the bytes at some (offsets, sizes) of a shard, and where each of them begins in the result."""
+"""Returns the bytes at some (offsets, sizes) of a shard, and where each of them begins in the result."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScannedPiece:
+    """The whole samples in a piece of a shard.
+
+    Attributes:
+        start: where the piece begins.
+        table: the samples. Offsets are those of the shard; members, samples and fields are numbered from 0 in this
+            piece. There are no checksums and no labels. Every byte of these samples lies before `resume`.
+        resume: where the next piece must begin, possibly after the bytes that were available. Earlier bytes are not
+            needed any more.
+        needs: the end of the bytes that the next piece needs to make progress, always beyond `available`; None at the
+            end of the shard.
+    """
+
+    start: int
+    table: ShardTable
+    resume: int
+    needs: int | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the shard has been scanned and checked to its end."""
+        return self.needs is None
 
 
 def scan_shard(
@@ -245,8 +86,8 @@ def scan_shard(
 ) -> ShardTable:
     """Find the samples of an uncompressed tar archive, trusting nothing.
 
-    Every header and the end of the archive are verified; the table has everything that the archive holds.
-    Nothing in the table refers to `data`, and payloads are read only for `crc32` and `labels`.
+    Every header and the end of the archive are verified. Nothing in the table refers to `data`, and payloads are read
+    only for `crc32` and `labels`.
 
     Args:
         data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of a truncated one.
@@ -256,12 +97,13 @@ def scan_shard(
         labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.
 
     Raises:
-        ShardFormatError: the archive is damaged or cut or not tar; it holds what cannot be read in place (sparse or
-            multi-volume members); a sample's members are not together, or a field comes twice. `url` and `offset`
+        ShardFormatError: the archive is damaged, cut or not tar; it holds what cannot be read in place (sparse or
+            multi-volume members); a sample's members are not together, or a field is repeated. `url` and `offset`
             are set.
     """
-    octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    table = _whole_table(read_chain(octets, url, record_bytes), len(octets), url)
+    octets = _octets(data)
+    members = read_members(octets, url, start=0, total=len(octets), record_bytes=record_bytes)
+    table = Scanner(url).add(_grouped(members, 0, len(octets), url))
     if crc32:
         table = replace(table, member_crc32=crc32_of(octets, table.member_offset, table.member_size))
     if labels:
@@ -279,17 +121,17 @@ def scan_file(
     labels: bool = False,
     window_bytes: int = 1 << 20,
 ) -> ShardTable:
-    """`scan_shard` of an open file, without mapping it, so that it may be truncated meanwhile.
+    """Scan an open file as `scan_shard` does, without mapping it, so that it may be truncated meanwhile.
 
-    Payloads are not read where headers are far apart.
+    Payloads are not read if headers are far apart.
 
     Args:
         descriptor: the file.
         shard_bytes: its size.
-        url: as for `scan_shard`, like all that follows.
-        record_bytes: see there.
-        crc32: see there.
-        labels: see there.
+        url: the shard, for errors.
+        record_bytes: as for `scan_shard`.
+        crc32: as for `scan_shard`.
+        labels: as for `scan_shard`.
         window_bytes: how much is read at once.
 
     Raises:
@@ -297,88 +139,283 @@ def scan_file(
         ShardChangedError: the file has become shorter.
         OSError: it cannot be read.
     """
-
-    def places(offset: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[Bytes, NDArray[np.int64]]:
-        found = gather(descriptor, offset, size)
-        if found is None:
-            raise _shorter(url, shard_bytes)
-        return found
-
-    table = _whole_table(_chain_of(descriptor, shard_bytes, url, record_bytes, window_bytes), shard_bytes, url)
-    if crc32:
-        edges = zip(table.member_offset.tolist(), table.member_size.tolist(), strict=True)
-        checksums = (
-            _crc32_at(descriptor, offset, size, url, shard_bytes=shard_bytes, window_bytes=window_bytes)
-            for offset, size in edges
-        )
-        table = replace(table, member_crc32=np.fromiter(checksums, np.uint32, len(table.member_offset)))
-    if labels:
-        table = replace(table, labels=labels_of(table, places))
-    return table
-
-
-def _chain_of(descriptor: int, shard_bytes: int, url: str, record_bytes: int, most_bytes: int) -> TarMembers:
-    """The members of an open file, window by window."""
-    found: list[TarMembers] = []
-    start, window_bytes = 0, most_bytes
-    needs: int | None = BLOCK_BYTES
-    while needs is not None:
-        available = min(shard_bytes, max(needs, start + window_bytes))
-        data = np.empty(available - start, np.uint8)
-        if read_fully(descriptor, memoryview(data.data), start) < len(data):
-            raise _shorter(url, shard_bytes)
-        part = read_chain_part(ArchivePart(data, start, available, shard_bytes, first=start), url, record_bytes)
-        found.append(part)
-        far_apart = part.reached - start > _FAR_APART_BYTES * max(1, len(part.names))
-        window_bytes = BLOCK_BYTES if far_apart else most_bytes
-        start, needs = part.reached, part.needs
-    if len(found) == 1:
-        return found[0]
-    return replace(
-        found[-1],
-        names=list(chain.from_iterable(part.names for part in found)),
-        offset=np.concatenate([part.offset for part in found]),
-        size=np.concatenate([part.size for part in found]),
-        skipped=list(chain.from_iterable(part.skipped for part in found)),
-    )
-
-
-def _crc32_at(descriptor: int, offset: int, size: int, url: str, *, shard_bytes: int, window_bytes: int) -> int:
-    """The crc32 of one payload, read window by window."""
-    checksum, end = 0, offset + size
-    while offset < end:
-        data = os.pread(descriptor, min(end - offset, window_bytes), offset)
-        if not data:
-            raise _shorter(url, shard_bytes)
-        checksum = zlib.crc32(data, checksum)
-        offset += len(data)
-    return checksum
-
-
-def _shorter(url: str, shard_bytes: int) -> ShardChangedError:
-    return ShardChangedError(
+    shorter = ShardChangedError(
         f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards that are "
         "in use, and fetch or pack it again",
         url=url,
     )
-
-
-def _whole_table(members: TarMembers, shard_bytes: int, url: str) -> ShardTable:
-    """The samples of a whole archive's members."""
-    samples = group_members(members.names, members.offset - BLOCK_BYTES, url)
-    skipped = Counter(reason for _, reason in members.skipped)
-    skipped.update(samples.skipped.values())
-    return ShardTable(
-        shard_bytes=shard_bytes,
-        fields=samples.fields,
-        member_offset=members.offset[samples.member],
-        member_size=members.size[samples.member],
-        member_field=samples.member_field,
-        sample_start=samples.sample_start,
-        key_bytes=np.frombuffer(b"".join(samples.keys), np.uint8),
-        key_start=np.cumsum([0, *map(len, samples.keys)], dtype=np.int64),
-        skipped=dict(skipped),
+    parts: list[TarMembers] = []
+    start, ahead_bytes = 0, window_bytes
+    needs: int | None = BLOCK_BYTES
+    while needs is not None:
+        data = np.empty(min(shard_bytes, max(needs, start + ahead_bytes)) - start, np.uint8)
+        if read_fully(descriptor, memoryview(data.data), start) < len(data):
+            raise shorter
+        part = read_members(data, url, start=start, total=shard_bytes, record_bytes=record_bytes)
+        parts.append(part)
+        far_apart = part.reached - start > _FAR_APART_BYTES * max(1, len(part.names))
+        ahead_bytes = BLOCK_BYTES if far_apart else window_bytes
+        start, needs = part.reached, part.needs
+    members = TarMembers(
+        names=[name for part in parts for name in part.names],
+        offset=np.concatenate([part.offset for part in parts]),
+        size=np.concatenate([part.size for part in parts]),
+        skipped=[each for part in parts for each in part.skipped],
+        reached=start,
+        needs=None,
     )
+    table = Scanner(url).add(_grouped(members, 0, shard_bytes, url))
+    if crc32:
+        checksums = np.zeros(len(table.member_offset), np.uint32)
+        for number, (first, size) in enumerate(
+            zip(table.member_offset.tolist(), table.member_size.tolist(), strict=True)
+        ):
+            checksum = 0
+            for position in range(first, first + size, window_bytes):
+                payload = os.pread(descriptor, min(first + size - position, window_bytes), position)
+                if len(payload) < min(first + size - position, window_bytes):
+                    raise shorter
+                checksum = zlib.crc32(payload, checksum)
+            checksums[number] = checksum
+        table = replace(table, member_crc32=checksums)
+    if labels:
+
+        def places(offset: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[Bytes, NDArray[np.int64]]:
+            gathered = gather(descriptor, offset, size)
+            if gathered is None:
+                raise shorter
+            return gathered
+
+        table = replace(table, labels=labels_of(table, places))
+    return table
+
+
+def scan_prefix(
+    data: memoryview | NDArray[np.uint8],
+    url: str,
+    *,
+    start: int,
+    available: int,
+    total: int | None,
+    record_bytes: int = RECORD_BYTES,
+) -> ScannedPiece:
+    """Find the samples that are whole in bytes `start` to `available` of an uncompressed tar archive.
+
+    No other bytes are inspected. All checks of `scan_shard` are made, each as soon as its bytes have arrived; `Scanner`
+    refuses a key that is repeated in another piece. Of several faults the one whose bytes arrive first is raised.
+
+    Args:
+        data: maps the shard from its first byte to `available` at least.
+        url: the shard, for errors.
+        start: 0, or the last piece's `resume`.
+        available: the end of the bytes that have arrived without a gap from `start` on.
+        total: the size of the shard, or None if it is not known yet; then the piece cannot end the shard, which must
+            be scanned once more with the size when all bytes have arrived.
+        record_bytes: as for `scan_shard`.
+
+    Raises:
+        ShardFormatError: as for `scan_shard`.
+        ValueError: the numbers contradict each other.
+    """
+    octets = _octets(data)
+    if available > len(octets):
+        raise ValueError(f"{available} bytes cannot have arrived of {len(octets)}")
+    part = octets[start : max(start, available)]
+    members = read_members(part, url, start=start, total=total, record_bytes=record_bytes)
+    return _grouped(members, start, total, url)
+
+
+class Scanner:
+    """Joins the pieces of a shard in order, or takes its bytes as they come (`feed`).
+
+    All calls together cost time proportional to the shard's members.
+
+    Attributes:
+        table: all samples so far. Adding a piece replaces it by a longer one, in which samples and members keep their
+            numbers. Its `shard_bytes` is UNKNOWN_BYTES while the size is not known.
+        resume: where the next piece must begin.
+        needs: the end of the bytes that the next piece needs; None at the end.
+    """
+
+    def __init__(
+        self, url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False, step_bytes: int = 8 << 20
+    ) -> None:
+        """Start empty.
+
+        Args:
+            url: the shard, for errors.
+            record_bytes: as for `scan_shard`.
+            every_byte: compute crc32 and labels of the bytes that are fed.
+            step_bytes: how many bytes are fed between two scans.
+        """
+        self.resume = 0
+        self.needs: int | None = BLOCK_BYTES
+        self._url = url
+        self._record_bytes = record_bytes
+        self._held = bytearray()  # the bytes that were fed, from `resume` on
+        self._next_scan = self._step_bytes = step_bytes
+        self._crc32 = _Column(np.uint32) if every_byte else None
+        self._labels = _Column(np.int64) if every_byte else None
+        self._keys: set[bytes] = set()
+        self._fields: dict[str, int] = {}
+        self._skipped: Counter[str] = Counter()
+        self._columns = {name: _Column(dtype) for name, dtype in _COLUMNS.items()}
+        for name in ("sample_start", "key_start"):
+            self._columns[name].extend(np.zeros(1, np.int64))
+        self.table = self._table_so_far(UNKNOWN_BYTES)
+
+    @property
+    def ended(self) -> bool:
+        """Whether `table` is that of the whole shard."""
+        return self.needs is None
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the shard. At most `step_bytes` and the largest sample are held.
+
+        Raises:
+            ShardFormatError: the shard is damaged.
+        """
+        self._held += data
+        if self.resume + len(self._held) >= self._next_scan:
+            self._scan_held(None)
+
+    def finish(self) -> ShardTable:
+        """Return the table after the last byte was fed, as `scan_shard` makes it.
+
+        Raises:
+            ShardFormatError: the shard is damaged.
+        """
+        total = self.resume + len(self._held)
+        while not self.ended:
+            self._scan_held(total)
+        labels = None if self._labels is None or not len(self.table) else self._labels.filled
+        return replace(self.table, member_crc32=None if self._crc32 is None else self._crc32.filled, labels=labels)
+
+    def _scan_held(self, total: int | None) -> None:
+        start = self.resume
+        self.add(self._held_piece(total))
+        del self._held[: self.resume - start]
+        self._next_scan = max(self.needs or 0, self.resume + len(self._held) + self._step_bytes)
+
+    def _held_piece(self, total: int | None) -> ScannedPiece:
+        octets, start = _octets(self._held), self.resume
+        members = read_members(octets, self._url, start=start, total=total, record_bytes=self._record_bytes)
+        piece = _grouped(members, start, total, self._url)
+        table = piece.table
+        if self._crc32 is not None:
+            self._crc32.extend(crc32_of(octets, table.member_offset - start, table.member_size))
+        if self._labels is not None and len(table):
+            labels = labels_of(table, lambda offset, _: (octets, offset - start))
+            self._labels = None if labels is None else self._labels.extend(labels)
+        return piece
+
+    def add(self, piece: ScannedPiece) -> ShardTable:
+        """Append the next piece; return all samples so far.
+
+        Raises:
+            ShardFormatError: a key is repeated, or there are too many fields or too long keys. Then no more pieces can
+                be added.
+            ValueError: the piece does not begin where the last one ended.
+        """
+        if piece.start != self.resume:
+            raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
+        table, columns = piece.table, self._columns
+        key_bytes = columns["key_bytes"].count
+        if key_bytes + len(table.key_bytes) > MOST_KEY_BYTES:
+            sample = int(np.searchsorted(table.key_start[1:] + key_bytes, MOST_KEY_BYTES, side="right"))
+            raise ShardFormatError(
+                f"up to here the samples' keys have more than {MOST_KEY_BYTES} bytes together, and a shard's keys are "
+                "held in memory; give the samples shorter names, or pack them into several shards",
+                url=self._url,
+                offset=int(_sample_offsets(table)[sample]),
+            )
+        self._add_keys(table)
+        numbers = np.array([self._fields.setdefault(name, len(self._fields)) for name in table.fields], np.uint32)
+        if len(self._fields) > _MOST_FIELDS:
+            raise _many_fields(len(self._fields), self._url)
+        columns["sample_start"].extend(table.sample_start[1:] + columns["member_offset"].count)
+        columns["key_start"].extend(table.key_start[1:] + key_bytes)
+        columns["member_field"].extend(numbers[table.member_field] if len(numbers) else table.member_field)
+        for name in ("member_offset", "member_size", "key_bytes"):
+            columns[name].extend(getattr(table, name))
+        self._skipped.update(table.skipped)
+        self.resume, self.needs = piece.resume, piece.needs
+        self.table = self._table_so_far(table.shard_bytes)
+        if self.ended:
+            self._keys.clear()
+            without_room: dict[str, Any] = {name: column.filled.copy() for name, column in columns.items()}
+            self.table = replace(self.table, **without_room)
+        return self.table
+
+    def _add_keys(self, table: ShardTable) -> None:
+        """Remember a piece's keys; raise ShardFormatError if one is repeated."""
+        keys, before = _keys_of(table), len(self._keys)
+        self._keys.update(keys)
+        if len(self._keys) == before + len(keys):
+            return
+        starts = (*_sample_offsets(self.table).tolist(), *_sample_offsets(table).tolist())
+        first_of: dict[bytes, int] = {}
+        for key, start in zip([*_keys_of(self.table), *keys], starts, strict=True):
+            first = first_of.setdefault(key, start)
+            if first != start:
+                raise ShardFormatError(
+                    f"the members of this sample do not stand together: they begin at offset {first} and come again "
+                    "behind another sample; pack the shard again, sorted: `tar --sort=name -cf ...`",
+                    url=self._url,
+                    key=key.decode("utf-8", "surrogateescape"),
+                    offset=start,
+                )
+
+    def _table_so_far(self, shard_bytes: int) -> ShardTable:
+        columns = {name: column.filled for name, column in self._columns.items()}
+        return ShardTable(shard_bytes=shard_bytes, fields=tuple(self._fields), skipped=dict(self._skipped), **columns)
+
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "member_offset": np.int64,
+    "member_size": np.int64,
+    "member_field": np.uint16,
+    "sample_start": np.int64,
+    "key_bytes": np.uint8,
+    "key_start": np.int64,
+}
+"""The arrays of a table, with their types."""
+
+
+class _Column:
+    """An array that grows by doubling; what is filled never changes."""
+
+    def __init__(self, dtype: type[np.generic]) -> None:
+        self.count = 0
+        self._values: NDArray[Any] = np.empty(_FIRST_ROOM, dtype)
+
+    @property
+    def filled(self) -> NDArray[Any]:
+        return self._values[: self.count]
+
+    def extend(self, values: NDArray[Any]) -> _Column:
+        end = self.count + len(values)
+        if end > len(self._values):
+            longer = np.empty(max(end, 2 * len(self._values)), self._values.dtype)
+            longer[: self.count] = self.filled
+            self._values = longer
+        self._values[self.count : end] = values
+        self.count = end
+        return self
+
+
+def _octets(data: memoryview | bytearray | NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+
+
+def _keys_of(table: ShardTable) -> list[bytes]:
+    joined = table.key_bytes.tobytes()
+    return [joined[start:end] for start, end in pairwise(table.key_start.tolist())]
+
+
+def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
+    """int64[S], where the header of each sample's first member stands."""
+    return table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
 
 
 def crc32_of(octets: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint32]:
@@ -407,245 +444,125 @@ def labels_of(table: ShardTable, places: Gather) -> NDArray[np.int64] | None:
     return np.array(labels, np.int64)
 
 
-UNKNOWN_BYTES = -1
-"""The `shard_bytes` of a table whose shard's size is not known yet."""
+# -- members to samples
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScannedPiece:
-    """What one call of `scan_prefix` has found.
+class _FieldNumbers(dict[bytes, int]):
+    """Numbers for extensions, assigned on first use; spellings that differ in case share one.
 
-    Attributes:
-        start: where the call began.
-        table: the samples that are whole, from `start` on. Offsets are those of the shard; members, samples and
-            fields are numbered from 0 in this piece. There are no checksums and no labels. Every byte of these
-            samples lies before `resume`.
-        resume: where the next call must begin; where the shard's size is known it may lie behind what was available.
-            No scan needs what lies before.
-        needs: the end of the bytes that the next call needs to make progress, always beyond `available`; None if there
-            is nothing left to scan.
+    Text with a slash is not an extension, and reserved names are not fields; they have the number -1.
     """
 
-    start: int
-    table: ShardTable
-    resume: int
-    needs: int | None
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, int] = {}
 
-    @property
-    def ended(self) -> bool:
-        """Whether the shard has been scanned and checked to its end."""
-        return self.needs is None
+    def __missing__(self, extension: bytes) -> int:
+        if b"/" in extension or _RESERVED.fullmatch(extension):
+            return _NO_FIELD
+        name = extension.decode("utf-8", "surrogateescape").lower()
+        number = self[extension] = self.names.setdefault(name, len(self.names))
+        return number
 
 
-def scan_prefix(
-    data: memoryview | NDArray[np.uint8],
-    url: str,
-    *,
-    start: int,
-    available: int,
-    total: int | None,
-    record_bytes: int = RECORD_BYTES,
-) -> ScannedPiece:
-    """Find the samples that are whole in bytes `start` to `available` of an uncompressed tar archive.
-
-    Nothing outside of these bytes is looked at. All checks of `scan_shard` are made, each as soon as its bytes have
-    arrived; `GrowingTable` refuses a key that is repeated in another piece. Of several faults the one whose bytes
-    arrive first is raised, which need not be the one that `scan_shard` names.
-
-    Args:
-        data: maps the shard from its first byte to `available` at least.
-        url: the shard, for errors.
-        start: 0, or where the last piece says to `resume`.
-        available: the end of the bytes that have arrived without a gap from `start` on.
-        total: the size of the shard, or None where that is not known yet; then it cannot come to its end, and must be
-            scanned once more with the size when all bytes have arrived.
-        record_bytes: as for `scan_shard`.
-
-    Raises:
-        ShardFormatError: as for `scan_shard`.
-        ValueError: the numbers contradict each other; see `ArchivePart`.
-    """
-    octets = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    members = read_chain_part(ArchivePart(octets, start, available, total), url, record_bytes)
-    samples = group_part(members.names, members.offset - BLOCK_BYTES, url)
-    if members.needs is None or not samples.keys:
-        whole, member_end = len(samples.keys), len(members.names)
-        resume = members.reached if members.needs is not None or total is None else total
-    else:
-        whole, member_end = len(samples.keys) - 1, int(samples.member[samples.sample_start[-2]])
-        resume = start if member_end == 0 else _end_of(members, member_end - 1)
-    skipped = Counter(reason for position, reason in members.skipped if position < resume or members.needs is None)
-    skipped.update(reason for member, reason in samples.skipped.items() if member < member_end)
-    shard_bytes = UNKNOWN_BYTES if total is None else total
-    table = _table_of_piece(members, samples, whole, shard_bytes, dict(skipped))
+def _grouped(members: TarMembers, start: int, total: int | None, url: str) -> ScannedPiece:
+    """Group members into samples; leave the last sample to the next piece unless the archive has ended."""
+    fields = _FieldNumbers()
+    keys: list[bytes] = []
+    sample_start: list[int] = []
+    member_field: list[int] = []
+    reasons: dict[int, str] = {}
+    stem, stem_bytes = _NO_STEM, len(_NO_STEM)
+    for member, name in enumerate(members.names):
+        if name.startswith(stem):  # another member of the same sample, unless the dot was a folder's
+            number = fields[name[stem_bytes:]]
+            if number != _NO_FIELD:
+                member_field.append(number)
+                continue
+        component = name.rfind(b"/") + 1
+        dot = name.find(b".", component)
+        if dot <= component or name.startswith(b"__") or name.endswith(b"__"):
+            reason = _reason_to_skip(name, component, dot)
+            if reason is not None:
+                reasons[member] = reason
+                continue
+        key = name[:dot]
+        if not keys or key != keys[-1]:
+            keys.append(key)
+            sample_start.append(len(member_field))
+            stem = _NO_STEM if name.startswith(b"__") else name[: dot + 1]
+            stem_bytes = len(stem)
+        member_field.append(fields[name[dot + 1 :]])
+    sample_start.append(len(member_field))
+    if len(fields.names) > _MOST_FIELDS:
+        raise _many_fields(len(fields.names), url)
+    chosen = np.delete(np.arange(len(members.names)), list(reasons))
+    offset, starts = members.offset[chosen], np.array(sample_start, np.int64)
+    numbers, names = np.array(member_field, np.int64), tuple(fields.names)
+    _refuse_repeated_fields(keys, starts, numbers, offset, names=names, url=url)
+    whole, resume = len(keys), members.reached
+    member_end = len(members.names)
+    if members.needs is None:
+        resume = resume if total is None else total
+    elif keys:
+        whole, member_end = len(keys) - 1, int(chosen[starts[-2]])
+        last = member_end - 1
+        resume = start if member_end == 0 else int(members.offset[last]) + padded(int(members.size[last]))
+    skipped = Counter(reason for place, reason in members.skipped if place < resume or members.needs is None)
+    skipped.update(reason for member, reason in reasons.items() if member < member_end)
+    end = int(starts[whole])
+    table = ShardTable(
+        shard_bytes=UNKNOWN_BYTES if total is None else total,
+        # Fields are numbered in the order of their appearance, so those of the first members are the first ones.
+        fields=names[: int(numbers[:end].max()) + 1 if end else 0],
+        member_offset=offset[:end],
+        member_size=members.size[chosen[:end]],
+        member_field=numbers[:end].astype(np.uint16),
+        sample_start=starts[: whole + 1],
+        key_bytes=np.frombuffer(b"".join(keys[:whole]), np.uint8),
+        key_start=np.cumsum([0, *map(len, keys[:whole])], dtype=np.int64),
+        skipped=dict(skipped),
+    )
     return ScannedPiece(start, table, resume, members.needs)
 
 
-def _end_of(members: TarMembers, member: int) -> int:
-    """Where the next header, of any kind, starts after a member."""
-    return int(members.offset[member]) + padded(int(members.size[member]))
+def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
+    """Return why a member belongs to no sample, or None; `component` and `dot` are positions in the name."""
+    if _META.match(name):
+        return "meta"
+    if dot > component:
+        return "reserved field" if _RESERVED.fullmatch(name, dot + 1) else None
+    if component == len(name) and name:
+        return "directory"  # V7 marks one by the slash alone
+    return "hidden" if dot == component else "no extension"
 
 
-def _table_of_piece(
-    members: TarMembers, samples: Samples, whole: int, shard_bytes: int, skipped: dict[str, int]
-) -> ShardTable:
-    """The table of the first `whole` samples."""
-    member_end = int(samples.sample_start[whole])
-    chosen, member_field = samples.member[:member_end], samples.member_field[:member_end]
-    # Fields are numbered in the order of their appearance, so those of the first members are the first ones.
-    fields = samples.fields[: int(member_field.max()) + 1 if member_end else 0]
-    keys = samples.keys[:whole]
-    return ShardTable(
-        shard_bytes=shard_bytes,
-        fields=fields,
-        member_offset=members.offset[chosen],
-        member_size=members.size[chosen],
-        member_field=member_field,
-        sample_start=samples.sample_start[: whole + 1],
-        key_bytes=np.frombuffer(b"".join(keys), np.uint8),
-        key_start=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-        skipped=skipped,
-    )
-
-
-_FIRST_ROOM = 1_024
-
-
-class GrowingTable:
-    """Joins a shard's pieces in order. All calls together cost time proportional to the shard's members.
-
-    Attributes:
-        table: all samples so far. Adding a piece replaces it by a longer one, in which samples and members keep their
-            numbers. Its `shard_bytes` is UNKNOWN_BYTES while the size is not known.
-        resume: where the next scan must begin.
-        needs: the end of the bytes that the next scan needs; None when there is none.
-    """
-
-    def __init__(self, url: str) -> None:
-        """Start empty; `url` is the shard, for errors."""
-        self.resume = 0
-        self.needs: int | None = BLOCK_BYTES
-        self._url = url
-        self._keys: set[bytes] = set()
-        self._fields: dict[str, int] = {}
-        self._skipped: dict[str, int] = {}
-        self._offset = _Column(np.int64)
-        self._size = _Column(np.int64)
-        self._field = _Column(np.uint16)
-        self._key_bytes = _Column(np.uint8)
-        self._sample_start = _Column(np.int64)
-        self._key_start = _Column(np.int64)
-        self._sample_start.extend(np.zeros(1, np.int64))
-        self._key_start.extend(np.zeros(1, np.int64))
-        self.table = self._view(UNKNOWN_BYTES)
-
-    @property
-    def ended(self) -> bool:
-        """Whether `table` is that of the whole shard."""
-        return self.needs is None
-
-    def add(self, piece: ScannedPiece) -> ShardTable:
-        """Append the next piece; returns all samples so far.
-
-        Raises:
-            ShardFormatError: a key is repeated, or there are too many fields or too long keys. Then no more pieces can
-                be added.
-            ValueError: the piece does not begin where the last one ended.
-        """
-        if piece.start != self.resume:
-            raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
-        table = piece.table
-        refuse_many_key_bytes(table.key_start + self._key_bytes.count, _sample_offsets(table), self._url)
-        self._note_keys(table)
-        numbers = self._numbers_of(table.fields)
-        self._sample_start.extend(table.sample_start[1:] + self._offset.count)
-        self._key_start.extend(table.key_start[1:] + self._key_bytes.count)
-        self._offset.extend(table.member_offset)
-        self._size.extend(table.member_size)
-        self._field.extend(numbers[table.member_field] if len(numbers) else table.member_field)
-        self._key_bytes.extend(table.key_bytes)
-        for reason, count in table.skipped.items():
-            self._skipped[reason] = self._skipped.get(reason, 0) + count
-        self.resume, self.needs = piece.resume, piece.needs
-        self.table = self._view(table.shard_bytes)
-        if self.ended:
-            self._keys.clear()
-            self.table = _without_room(self.table)
-        return self.table
-
-    def _note_keys(self, table: ShardTable) -> None:
-        """Remember a piece's keys, and refuse one that was there before."""
-        keys = _keys_of(table)
-        before = len(self._keys)
-        self._keys.update(keys)
-        if len(self._keys) == before + len(keys):
-            return
-        starts = (*_sample_offsets(self.table).tolist(), *_sample_offsets(table).tolist())
-        first_of: dict[bytes, int] = {}
-        for key, start in zip([*_keys_of(self.table), *keys], starts, strict=True):
-            first = first_of.setdefault(key, start)
-            if first != start:
-                raise repeated_key(key, first, start, self._url)
-
-    def _numbers_of(self, fields: tuple[str, ...]) -> NDArray[np.uint16]:
-        """The numbers, in the whole table, of a piece's fields."""
-        numbers = [self._fields.setdefault(name, len(self._fields)) for name in fields]
-        refuse_many_fields(len(self._fields), self._url)
-        return np.array(numbers, np.uint16)
-
-    def _view(self, shard_bytes: int) -> ShardTable:
-        return ShardTable(
-            shard_bytes=shard_bytes,
-            fields=tuple(self._fields),
-            member_offset=self._offset.filled,
-            member_size=self._size.filled,
-            member_field=self._field.filled,
-            sample_start=self._sample_start.filled,
-            key_bytes=self._key_bytes.filled,
-            key_start=self._key_start.filled,
-            skipped=dict(self._skipped),
+def _refuse_repeated_fields(
+    keys: list[bytes],
+    starts: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    offset: NDArray[np.int64],
+    *,
+    names: tuple[str, ...],
+    url: str,
+) -> None:
+    sample_of_member = np.repeat(np.arange(len(keys)), np.diff(starts))
+    pairs = sample_of_member * _MOST_FIELDS + numbers
+    order = np.argsort(pairs, kind="stable")
+    repeats = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
+    if len(repeats):
+        repeat = int(repeats.min())
+        raise ShardFormatError(
+            f"the sample has the field {names[int(numbers[repeat])]!r} twice; re-pack the shard with each name once",
+            url=url,
+            key=keys[int(sample_of_member[repeat])].decode("utf-8", "surrogateescape"),
+            offset=int(offset[repeat]) - BLOCK_BYTES,
         )
 
 
-class _Column:
-    """An array that grows by doubling; what is filled never changes."""
-
-    def __init__(self, dtype: type[np.generic]) -> None:
-        self.count = 0
-        self._values: NDArray[Any] = np.empty(_FIRST_ROOM, dtype)
-
-    @property
-    def filled(self) -> NDArray[Any]:
-        return self._values[: self.count]
-
-    def extend(self, values: NDArray[Any]) -> None:
-        end = self.count + len(values)
-        if end > len(self._values):
-            longer = np.empty(max(end, 2 * len(self._values)), self._values.dtype)
-            longer[: self.count] = self.filled
-            self._values = longer
-        self._values[self.count : end] = values
-        self.count = end
-
-
-def _keys_of(table: ShardTable) -> list[bytes]:
-    joined = table.key_bytes.tobytes()
-    return [joined[start:end] for start, end in pairwise(table.key_start.tolist())]
-
-
-def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
-    """int64[S], where the header of each sample's first member stands."""
-    return table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
-
-
-def _without_room(table: ShardTable) -> ShardTable:
-    """The same table without spare room."""
-    return replace(
-        table,
-        member_offset=table.member_offset.copy(),
-        member_size=table.member_size.copy(),
-        member_field=table.member_field.copy(),
-        sample_start=table.sample_start.copy(),
-        key_bytes=table.key_bytes.copy(),
-        key_start=table.key_start.copy(),
+def _many_fields(count: int, url: str) -> ShardFormatError:
+    return ShardFormatError(
+        f"{count} different fields (at most {_MOST_FIELDS}); the text after the first dot of a file's name is its "
+        "field, so numbers belong before that dot",
+        url=url,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from matrix import EVERY
 from written_shards import SAMPLES, write
 
 from streamload.errors import ShardFormatError
-from streamload.tar.scan import GrowingTable, ScannedPiece, scan_prefix, scan_shard
+from streamload.tar.scan import ScannedPiece, Scanner, scan_prefix, scan_shard
 from streamload.tar.table import ShardTable
 
 URL = "memory/shard.tar"
@@ -83,11 +84,11 @@ def pieces_of(content: bytes, cuts: list[int], *, known: bool = True) -> list[Sc
 
 
 def join(pieces: Iterable[ScannedPiece]) -> ShardTable:
-    growing = GrowingTable(URL)
+    scanner = Scanner(URL)
     for piece in pieces:
-        growing.add(piece)
-    assert growing.ended
-    return growing.table
+        scanner.add(piece)
+    assert scanner.ended
+    return scanner.table
 
 
 def check_piece(piece: ScannedPiece, start: int, available: int) -> None:
@@ -115,10 +116,14 @@ def assert_same(joined: ShardTable, whole: ShardTable) -> None:
 
 def outcome(content: bytes, cuts: list[int] | None, **options: bool) -> ShardTable | tuple[object, ...]:
     """The table, or what an error says; of the whole shard where there are no cuts."""
+    if cuts is None:
+        return outcome_of(lambda: scan_shard(memoryview(content), URL))
+    return outcome_of(lambda: join(pieces_of(content, cuts, **options)))
+
+
+def outcome_of(scan: Callable[[], ShardTable]) -> ShardTable | tuple[object, ...]:
     try:
-        if cuts is None:
-            return scan_shard(memoryview(content), URL)
-        return join(pieces_of(content, cuts, **options))
+        return scan()
     except ShardFormatError as error:
         # Before the size of the shard is known, no error can name the length of its rest.
         message = re.sub("(at least )?[0-9,]+ bytes follow", "bytes follow", error.message)
@@ -182,6 +187,31 @@ def test_one_damage_is_the_same_error(name: str, known: bool, data: st.DataObjec
         content += SOUND["ustar"]
     whole = bytes(content)
     check_same_outcome(whole, data.draw(cuts_of(whole)), known=known)
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.sampled_from([name for name in SOUND if name != "long"]), st.integers(1, 5000), st.data())
+def test_bytes_that_are_fed_give_the_same_table_and_the_same_error(name: str, step: int, data: st.DataObject) -> None:
+    content = SOUND[name]
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    places = [0, *sorted(data.draw(cuts_of(content))), len(content)]
+
+    def fed() -> ShardTable:
+        scanner = Scanner(URL, every_byte=True, step_bytes=step)
+        for start, end in pairwise(places):
+            scanner.feed(content[start:end])
+        return scanner.finish()
+
+    expected, table = (
+        outcome_of(scan) for scan in (lambda: scan_shard(memoryview(content), URL, crc32=True, labels=True), fed)
+    )
+    if isinstance(expected, ShardTable):
+        assert isinstance(table, ShardTable), table
+        assert_same(table, expected)
+    else:
+        assert table == expected
 
 
 def test_an_extension_header_that_is_too_long_is_refused_before_it_has_come() -> None:

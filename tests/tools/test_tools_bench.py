@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_folders import images, pack, run
+from image_folders import image_bytes, images, pack, run
 from preloaded import Preloaded
-from remote_places import new_place
-from servers.rclone import S3Server
 
 from streamload import ShardWriter
 from streamload.cli import main as streamload
@@ -61,13 +59,12 @@ def test_bench_resizes_images_to_one_size_or_leaves_their_bytes(photos: Path) ->
     assert raw[0].endswith("fields jpg;png, cls, not decoded")
 
 
-def test_bench_reads_from_a_bucket(arrays: Path, tmp_path: Path, rclone_s3: S3Server) -> None:
-    bucket = new_place(rclone_s3, tmp_path)
-    for path in arrays.glob("*.tar"):
-        (bucket.folder / path.name).write_bytes(path.read_bytes())
-    lines = bench(bucket.url, *bucket.options, "--batch-size", 10, "--batches", 2)
-    assert lines[0].endswith("fields npy, cls")
-    assert "measured over 20 samples" in lines[2]
+def test_masks_are_not_another_form_of_the_image(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "masks") as writer:
+        for number in range(4):
+            image = image_bytes(number, ".png")
+            writer.write({"__key__": f"{number}", "png": image, "mask.png": image, "cls": number})
+    assert bench(tmp_path / "masks", "--batch-size", 2, "--batches", 1)[0].endswith("png, cls, RandomResizedCrop(224)")
 
 
 def test_what_cannot_be_measured_is_one_message(arrays: Path, tmp_path: Path) -> None:

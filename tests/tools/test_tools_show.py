@@ -135,18 +135,6 @@ def test_classes_have_their_names_unless_folders_differ(mixed: Path, tmp_path: P
     show(*both, "txt")
 
 
-@pytest.mark.parametrize("seed", [(), ("--seed", 1)])
-def test_compressed_shards_give_the_same_sheet(mixed: Path, tmp_path: Path, seed: tuple[Any, ...]) -> None:
-    (tmp_path / "packed").mkdir()
-    for shard in mixed.glob("*.tar"):
-        (tmp_path / "packed" / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
-    sheets = []
-    for folder in (mixed, tmp_path / "packed"):
-        show(folder, "--output", tmp_path / "a.png", "--samples", 3, "--fields", "png,txt", *seed)
-        sheets.append(pixels_of(tmp_path / "a.png")[TOP:].tobytes())
-    assert sheets[0] == sheets[1]
-
-
 def test_each_mistake_is_one_message(mixed: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "a.png"
     assert "--output 'a.gif' must end in .png, .jpg or .webp" in refused(mixed, "--output", "a.gif")

@@ -237,4 +237,6 @@ def test_the_help_has_examples_of_options_that_exist_and_the_exit_status(
     examples = re.findall(rf"^ +({name} [^\[].*?)(?:   .*)?$", out.partition("Examples:")[2], re.MULTILINE)
     assert len(examples) >= 3
     for example in examples:
-        assert {part for part in shlex.split(example) if part.startswith("--")} <= set(re.findall(r"│ +(--\S+)", out))
+        assert {part for part in shlex.split(example) if part.startswith("--")} <= set(
+            re.findall(r"│[ *]+(--\S+)", out)
+        )
