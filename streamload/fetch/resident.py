@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from streamload.errors import ShardChangedError
 from streamload.index.listing import Shard
 from streamload.limits import RESIDENT_BYTES, RESIDENT_SHARDS
-from streamload.storage.local_storage import storage_for
+from streamload.storage.local_files import storage_for
 
 
 class OpenShard(NamedTuple):

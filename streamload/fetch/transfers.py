@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from streamload.errors import TransientStorageError
 from streamload.limits import FIRST_REQUESTS, MOST_REQUESTS
-from streamload.storage.download import Downloaded, Pin, RangeStorage, Watch, download
+from streamload.storage.download import Downloaded, Pin, Watch, download
+from streamload.storage.protocol import Storage
 from streamload.storage.retry_policy import Retries
 from streamload.totals import TimeIntegral
 
@@ -94,7 +95,7 @@ class Waiting(NamedTuple):
 class Source(NamedTuple):
     """Where a shard's parts come from. All parts of a shard share one pin."""
 
-    storage: RangeStorage
+    storage: Storage
     url: str
     pin: Pin
 

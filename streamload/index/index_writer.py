@@ -25,7 +25,7 @@ from streamload.index.dataset_index import (
 )
 from streamload.index.table_file import index_error, pack_table
 from streamload.index.unfinished import locked_folder
-from streamload.storage.local_storage import LocalStorage
+from streamload.storage.local_files import LocalStorage
 from streamload.storage.protocol import Storage
 from streamload.tar.table import ShardTable
 from streamload.text import counted

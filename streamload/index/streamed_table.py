@@ -12,7 +12,7 @@ import numpy as np
 
 from streamload.errors import DatasetIndexError, ShardFormatError, StorageError, StreamloadError
 from streamload.storage.download import Pin, download
-from streamload.storage.local_storage import LocalStorage
+from streamload.storage.local_files import LocalStorage
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
 from streamload.tar.header_chain import RECORD_BYTES

@@ -28,7 +28,7 @@ from streamload.pack.run import Plan, Start, pack_into
 from streamload.pack.tasks import ANY_NAMES, PackCalls, Target, Task, digest_of, shard_name
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
-from streamload.storage.local_storage import storage_for
+from streamload.storage.local_files import storage_for
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import Decompressor, compression_of, without_compression

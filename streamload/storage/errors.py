@@ -1,10 +1,15 @@
-"""Our errors for a storage's answers, with advice and without secrets."""
+"""Our errors for a storage's answers: one table of answers with advice, and how each library says them."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any
 
 from streamload.errors import (
     ShardChangedError,
@@ -16,44 +21,12 @@ from streamload.errors import (
 from streamload.storage.protocol import protocol_of
 from streamload.text import counted
 
-NO_SUCH_SHARD = "no such shard; check its url, and where braces name it whether there are so many"
-
-_THROTTLING = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServerBusy"}
-_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
-_WRONG_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "Redirect"}
-_WRONG_KEY = {
-    "SignatureDoesNotMatch": "the secret key does not belong to the access key: check `secret` in storage_options, or "
-    "AWS_SECRET_ACCESS_KEY",
-    "InvalidAccessKeyId": "the storage does not know this access key: check `key` in storage_options, or "
-    "AWS_ACCESS_KEY_ID, and that it belongs to this endpoint",
-    "RequestTimeTooSkewed": "this machine's clock differs too much from the storage's: set it right",
-    "InvalidToken": "the session token is not valid: check `token` in storage_options, or AWS_SESSION_TOKEN",
-}
-_ENDPOINT = (
-    "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS_ENDPOINT_URL and AWS_REGION"
-)
-_WEB = ("http", "https")
-_LOGIN = "as in https://USER:PASSWORD@HOST/, or `headers` in storage_options)"
-_KEYS = (
-    "`key` and `secret` in storage_options, or the environment that your other tools use), or `anon=True` for a public "
-    "bucket"
-)
+WEB = ("http", "https")
 _FILESYSTEMS = ("ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
-_DENIED = "access is denied"
-_PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
-# Says nothing of what went wrong, whatever words are in it: aiohttp's texts have the setting `ssl` there.
-_ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
-
-_BROKE_OFF = re.compile(r"unexpected_?eof|handshake eof|reset by peer|connection ?reset|timed ?out", re.IGNORECASE)
-_NO_TLS = re.compile(
-    r"certificate|\btls|ssl|invalidcontenttype|invalidmessage|alertreceived|incompatible", re.IGNORECASE
-)
-_NO_HOST = re.compile(r"dns|name or service|getaddrinfo|nodename|resol(?:ve|ution)", re.IGNORECASE)
 
 
-class ExpiredCredentialsError(StorageError):
-    """The credentials have expired; with new ones the request may succeed."""
+class ExpiredCredentialsError(TransientStorageError):
+    """The credentials have expired; newly read ones may be valid."""
 
 
 class NoConnectionError(TransientStorageError):
@@ -61,140 +34,283 @@ class NoConnectionError(TransientStorageError):
 
 
 class UntrustedServerError(StorageError):
-    """TLS failed, as it will for whatever else is requested there."""
+    """TLS failed, as it will for any other request to this server."""
 
 
 class WholeAnswerError(TransientStorageError):
     """The server answered a request for a part with the whole object, as some proxies occasionally do."""
 
 
-def status_error(url: str, status: int | None, code: str | None) -> StorageError:
-    """The error for an answer without the requested bytes.
+# -- answers -------------------------------------------------------------------------------------------------------
+
+_Kind = Callable[..., StorageError]
+_Answer = str | int
+
+# By HTTP status, the storage's own code, or a word of the tables below.
+_ANSWERS: dict[_Answer, tuple[_Kind, str]] = {}
+
+
+def _row(kind: _Kind, message: str, *answers: _Answer) -> None:
+    _ANSWERS.update(dict.fromkeys(answers, (kind, message)))
+
+
+_EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_KEY_CODES = ("SignatureDoesNotMatch", "InvalidAccessKeyId", "RequestTimeTooSkewed", "InvalidToken")
+_REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "Redirect")
+_BUSY_CODES = ("SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServerBusy")
+_row(ExpiredCredentialsError, "the credentials have expired ({shown}); renew them (log in again)", *_EXPIRED_CODES)
+_row(
+    StorageError,
+    "access is denied ({shown}); check `key`, `secret` and `token` in storage_options or AWS's variables, that they "
+    "belong to this endpoint, and this machine's clock",
+    *_KEY_CODES,
+)
+_row(StorageError, "access is denied ({shown}); give credentials that may read this ({login})", 401, 403)
+_row(
+    StorageError,
+    "no credentials were found in storage_options, in the environment, or from this machine's cloud; give them, or "
+    "`anon=True` for a public bucket (`~/.aws` needs boto3)",
+    "no credentials",
+)
+_row(
+    StorageError,
+    "the bucket is in another region or behind another endpoint ({shown}); check both{address}",
+    *_REGION_CODES,
+    *(301, 302, 307, 308),
+)
+_row(ShardNotFoundError, "no such shard; check its url and the range in its braces", "NoSuchKey", "BlobNotFound", 404)
+_row(
+    ShardNotFoundError,
+    "there is no such bucket ({shown}); check its name and the endpoint",
+    *("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"),
+)
+_row(ShardChangedError, "the shard was changed while it was in use", 412)
+_row(ShardChangedError, "the object ends before the bytes that were requested, so it was changed", 416)
+_row(
+    partial(TransientStorageError, throttled=True),
+    "the storage asks for fewer requests ({shown}); try again later, or ask with less at once",
+    *_BUSY_CODES,
+    *(429, 503),
+)
+_row(
+    TransientStorageError,
+    "the storage failed ({shown}); try again later",
+    *("RequestTimeout", "InternalError", 408, 500, 502, 504),
+)
+_row(TransientStorageError, "the storage did not answer in time; try again later", "timeout")
+_row(TransientStorageError, "the answer broke off; try again later", "broken")
+_row(TransientStorageError, "the server sent another part than was requested; try again later", "other part")
+_row(WholeAnswerError, "the server sent the whole object where a part was requested; try again later", "whole")
+_row(
+    StorageError,
+    "the storage does not say how long the whole file is, so a broken answer cannot be told from a whole one; use a "
+    "server that sends Content-Length, or copy the file",
+    "unknown length",
+)
+_row(
+    UntrustedServerError,
+    "the server's certificate is not trusted, or it does not speak TLS; check https:// in the address, or name the "
+    "file of your own certificate authority {authority}",
+    "no TLS",
+)
+_row(NoConnectionError, "the host is not known; check its name{address}", "no host")
+_row(NoConnectionError, "no connection to the storage; check that it runs, and host and port{address}", "no connection")
+
+_ENDPOINT = "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_options, or AWS's variables"
+_VERIFY = "by storage_options={'client_kwargs': {'verify': PEM_FILE}}"
+_NO_VERIFY = "in SSL_CERT_FILE, before the program is started"
+_WEB_LOGIN = "as in https://USER:PASSWORD@HOST/, or `headers` in storage_options"
+_LOGIN = "`key` and `secret` in storage_options, or your other tools' environment, or `anon=True` for a public bucket"
+_PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
+
+
+def answer_error(
+    url: str, answer: _Answer | None, code: str | None = None, retry_after_s: float | None = None
+) -> StorageError:
+    """Make the error for an answer.
 
     Args:
         url: what was requested.
-        status: the HTTP status; None where it is not known.
-        code: the storage's own name for what is wrong (`NoSuchKey`), where there is one.
+        answer: the HTTP status, or one of the tables' words; None if it is not known.
+        code: the storage's own name for the failure (`NoSuchKey`).
+        retry_after_s: when to ask again, by the `Retry-After` of a throttled answer.
     """
     code = code if code is not None and _PLAIN_CODE.match(code) else None
-    shown = " ".join(str(part) for part in (status, code) if part is not None)
-    url = without_secrets(url)
-    if code in _EXPIRED:
-        return ExpiredCredentialsError(f"the credentials have expired ({shown}); renew them (log in again)", url=url)
-    if code in _NO_BUCKET:
-        return ShardNotFoundError(f"there is no such bucket ({shown}); check its name and the endpoint", url=url)
-    if code in _WRONG_KEY:
-        return StorageError(f"{_DENIED} ({shown}): {_WRONG_KEY[code]}", url=url)
-    if code in _WRONG_REGION or status in (301, 302, 307, 308):
-        return StorageError(
-            f"the bucket is in another region or behind another endpoint ({shown}); give the right one: {_ENDPOINT}",
-            url=url,
-        )
-    if code in _THROTTLING or status in (429, 503):
-        return TransientStorageError(
-            f"the storage asks for fewer requests ({shown}); try again later, or ask with less at once",
-            url=url,
-            throttled=True,
-        )
-    if status == 404 or code in ("NoSuchKey", "BlobNotFound"):
-        return ShardNotFoundError(NO_SUCH_SHARD, url=url)
-    if status == 412:
-        return ShardChangedError("the shard was changed while it was in use", url=url)
-    if status == 416:
-        return ShardChangedError("the object ends before the bytes that were requested, so it was changed", url=url)
-    if status == 408 or code in ("RequestTimeout", "InternalError") or (status is not None and status >= 500):
-        return TransientStorageError(f"the storage failed ({shown}); try again later", url=url)
-    if status in (401, 403):
-        how = _LOGIN if protocol_of(url) in _WEB else _KEYS
-        return StorageError(f"{_DENIED} ({shown}); give credentials that may read this ({how}", url=url)
-    return StorageError(f"the storage refused the request ({shown}); check the url and storage_options", url=url)
-
-
-def is_unexplained_denial(error: StorageError) -> bool:
-    """Whether access was denied without a reason, as in the answer to a HEAD."""
-    return type(error) is StorageError and error.message.startswith((f"{_DENIED} (401);", f"{_DENIED} (403);"))
-
-
-def connection_error(url: str, what: str) -> StorageError:
-    """The error for a connection that was not made; `what` is what the library said.
-
-    One that breaks off while TLS is agreed on is like any other that breaks: the server may just be starting again.
-    """
-    said, url = _ADDRESS.sub("", what), without_secrets(url)
-    if _NO_TLS.search(said) and not _BROKE_OFF.search(said):
-        return UntrustedServerError(
-            "the server's certificate is not trusted, or it does not speak TLS; check https:// in the "
-            f"{'url' if protocol_of(url) in _WEB else 'endpoint'}, or name the file of your own certificate authority "
-            f"{_own_authority(url)}",
-            url=url,
-        )
+    refused: tuple[_Kind, str] = (StorageError, "the storage refused this ({shown}); check the url and storage_options")
+    otherwise = _ANSWERS[500] if isinstance(answer, int) and answer >= 500 else refused
+    kind, message = _ANSWERS.get(code or "") or _ANSWERS.get(answer or "") or otherwise
     protocol = protocol_of(url)
-    where = f": {_ENDPOINT}"
-    if protocol in _FILESYSTEMS:
-        where = " in the url, or `host` and `port` in storage_options"
-    elif protocol in _WEB:
-        where = " in the url"
-    if _NO_HOST.search(said):
-        return NoConnectionError(f"the host is not known; check its name{where}", url=url)
-    return NoConnectionError(f"no connection to the storage; check that it runs, and host and port{where}", url=url)
-
-
-def _own_authority(url: str) -> str:
-    """How to trust a server whose certificate is signed by a private authority."""
-    if protocol_of(url) in (*_WEB, "s3", "s3a"):
-        return "by storage_options={'client_kwargs': {'verify': PEM_FILE}}"
-    return "in SSL_CERT_FILE, before the program is started"
-
-
-def transient_error(url: str, what: str) -> TransientStorageError:
-    """The error for an answer that broke off or is not plausible."""
-    return TransientStorageError(f"{what}; try again later", url=without_secrets(url))
-
-
-def whole_answer_error(url: str) -> WholeAnswerError:
-    """The error for an answer that is the whole object where a part was requested."""
-    what = "the server sent the whole object where a part was requested"
-    return WholeAnswerError(f"{what}; try again later", url=without_secrets(url))
-
-
-def unknown_length_error(url: str) -> StorageError:
-    """The error for a file whose length the server does not give (RFC 9110 allows `bytes 0-9/*`)."""
-    return StorageError(
-        "the storage does not say how long the whole file is, so an answer that breaks off cannot be told from a whole "
-        "one; read from a server that sends Content-Length, or copy the file",
-        url=without_secrets(url),
+    address = " in the url, or `host` and `port` in storage_options" if protocol in _FILESYSTEMS else f": {_ENDPOINT}"
+    error = kind(
+        message.format(
+            shown=" ".join(str(part) for part in (answer, code) if part is not None),
+            login=_WEB_LOGIN if protocol in WEB else _LOGIN,
+            authority=_VERIFY if protocol in (*WEB, "s3", "s3a") else _NO_VERIFY,
+            address=" in the url" if protocol in WEB else address,
+        ),
+        url=url,
     )
+    if isinstance(error, TransientStorageError):
+        error.retry_after_s = retry_after_s
+    return error
+
+
+def parse_retry_after(value: object) -> float | None:
+    """Return the seconds that a `Retry-After` header names, as a number or a date; None if it says neither."""
+    if not isinstance(value, str):
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None
+
+
+# -- what the libraries say ------------------------------------------------------------------------------------------
+
+_Rows = tuple[tuple[str, _Answer], ...]
+_CONNECT: _Rows = (
+    (r"(?i)unexpected_?eof|handshake eof|reset by peer|connection ?reset|timed ?out", "no connection"),
+    (r"(?i)certificate|\btls|ssl|invalidcontenttype|invalidmessage|alertreceived|incompatible", "no TLS"),
+    (r"(?i)dns|name or service|getaddrinfo|nodename|resol(?:ve|ution)|gaierror", "no host"),
+    ("", "no connection"),
+)
+# Of `ClassName: text`.
+_OBSTORE: _Rows = (
+    (r"BareRedirect|redirect without LOCATION", 301),
+    (r"^(?:NotFoundError|FileNotFoundError):", 404),
+    (r"^PreconditionError:", 412),
+    (r"^PermissionDeniedError:", 403),
+    (r"^UnauthenticatedError:", 401),
+    (r"non-partial response|RangeNotSupported", "whole"),
+    (r"Wanted range starting at", 416),
+    (r"CONTENT_RANGE header: \"?bytes \d+-\d+/\*", "unknown length"),
+    (r"Requested \d+\.\.\d+, got \d+\.\.\d+|Content-Range|UnexpectedRange", "other part"),
+    (r"kind: Connect|tcp connect|dns error", "connect"),
+    (r"TimedOut|Timeout", "timeout"),
+    (r"kind: (?:Interrupted|Request|Decode|Unknown)|body error|IncompleteMessage", "broken"),
+)
+# Of the names of all classes of an exception and of its causes.
+_FSSPEC: _Rows = (
+    (r"ClientConnector|ConnectionRefused|EndpointConnection|SSLError|gaierror|\bConnectError", "connect"),
+    # Before what is not found, which fsspec's http calls all that it gets no size of.
+    (r"Timeout|Disconnected|ClientPayload|ClientOSError|IncompleteRead|ConnectionClosed|Protocol", "broken"),
+    (r"\bConnection\w*Error|\bReadError", "broken"),
+    (r"FileNotFoundError|NotADirectoryError", 404),
+)
+_STATUS = re.compile(r"status(?: code)?: (\d{3})")
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
+# Says nothing about the failure, whatever words are in it: aiohttp's texts have the setting `ssl` there.
+_ADDRESS = re.compile(r"https?://\S+|Cannot connect to host \S+ ssl:(?:<[^>]*>|\S+)")
+
+
+def _answer_in(rows: _Rows, text: str, details: str) -> _Answer | None:
+    answer = next((answer for pattern, answer in rows if re.search(pattern, text)), None)
+    return _answer_in(_CONNECT, _ADDRESS.sub("", details), "") if answer == "connect" else answer
+
+
+def obstore_error(url: str, exc: Exception) -> StorageError:
+    """Return the error for an exception of obstore; its text is left out, since it may hold keys and tokens."""
+    text = f"{type(exc).__name__}: {exc}"
+    if _CLOUD.search(text):
+        return answer_error(url, "no credentials")
+    if status := _STATUS.search(text):
+        code = _CODE.search(text)
+        return answer_error(url, int(status[1]), code[1] if code else None)
+    if (answer := _answer_in(_OBSTORE, text, text)) is not None:
+        return answer_error(url, answer)
+    # The first line, cut before what the server sent or the request held.
+    shown = without_secrets(re.split(r"[\n<{]|https?://", str(exc), maxsplit=1)[0].strip(" :-"))[:200]
+    return StorageError(f"cannot be read ({shown}); check the url and storage_options", url=url)
+
+
+def fsspec_error(url: str, exc: Exception) -> StorageError:
+    """Return the error for an exception of a filesystem; its text is left out, since it may hold keys or signatures."""
+    causes = list(_causes(exc))
+    for cause in causes:
+        status, code, headers = _response_of(cause)
+        if status is not None or code is not None:
+            return answer_error(url, status, code, parse_retry_after(headers.get("Retry-After")))
+    names = " ".join(kind.__name__ for cause in causes for kind in type(cause).__mro__)
+    if (answer := _answer_in(_FSSPEC, names, " ".join([names, *map(str, causes)]))) is not None:
+        return answer_error(url, answer)
+    if isinstance(exc, PermissionError):
+        what = "access is denied; check the credentials and the rights"
+    else:
+        what = f"cannot be read ({type(exc).__name__}); check the url and storage_options"
+    return StorageError(what, url=url)
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = exc
+    for _ in range(10):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__
+
+
+def _response_of(exc: BaseException) -> tuple[int | None, str | None, Mapping[str, Any]]:
+    """Return status, code and headers of an answer, as aiohttp, requests, httpx and botocore hold them."""
+    response = getattr(exc, "response", None)
+    if isinstance(response, Mapping):
+        metadata, code = response.get("ResponseMetadata", {}), response.get("Error", {}).get("Code")
+        headers = {name.title(): value for name, value in metadata.get("HTTPHeaders", {}).items()}
+        return metadata.get("HTTPStatusCode"), code if isinstance(code, str) and not code.isdigit() else None, headers
+    for holder, name in ((exc, "status"), (response, "status_code")):
+        status = getattr(holder, name, None)
+        if isinstance(status, int) and 300 <= status < 600:
+            return status, None, getattr(holder, "headers", None) or {}
+    return None, None, {}
+
+
+@contextmanager
+def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
+    """Turn what a filesystem raises into a StorageError, but for mistakes in our own code, and `passing`.
+
+    The original is not kept as the cause, since its text may hold keys or signatures.
+    """
+    try:
+        yield
+    except Exception as exc:
+        if isinstance(exc, (StorageError, TypeError, AssertionError, *passing)):
+            raise
+        raise fsspec_error(url, exc) from None
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
 
 
 def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedError:
-    """The error for an object that is another version; `now` is None where it could not be learned."""
+    """Make the error for an object that is another version; `now` is None if it could not be learned."""
     return ShardChangedError(
         f"the shard was changed while it was in use: it was listed with ETag {was} and has {now or 'another one'} now; "
         "make a new loader, and give every version of a dataset a folder of its own",
-        url=without_secrets(url),
+        url=url,
     )
 
 
 def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
     """Raise StorageError for a supposedly small file that is too large."""
     if size_bytes > most_bytes:
-        raise StorageError(
-            f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=without_secrets(url)
-        )
+        raise StorageError(f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=url)
 
 
 def check_length(url: str, content: bytes, wanted_bytes: int, total_bytes: int) -> None:
-    """Raise TransientStorageError for an answer that is not as long as what was requested."""
+    """Raise TransientStorageError for an answer that is not as long as the request."""
     if len(content) == total_bytes > wanted_bytes:
-        raise whole_answer_error(url)
+        raise answer_error(url, "whole")
     if len(content) != wanted_bytes:
-        raise transient_error(
-            url, f"the storage gave {counted(len(content), 'byte')} where {wanted_bytes:,} were requested"
+        raise TransientStorageError(
+            f"the storage gave {counted(len(content), 'byte')} where {wanted_bytes:,} were requested; try again later",
+            url=url,
         )
 
 
 def close_matches(name: str, names: Iterable[str], folder: str) -> str:
-    """Advice for a mistyped name: similar names in its folder."""
+    """Return advice for a mistyped name: similar names in its folder."""
     known = sorted(names)[:10_000]
     close = difflib.get_close_matches(name, known, n=3)
     if close:

@@ -1,110 +1,109 @@
-"""The storage of all that fsspec can read: its protocols, chained urls, and a filesystem of the user's."""
+"""The storage of everything that fsspec reads: its protocols, chained urls, and a filesystem of the user's."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
-from time import monotonic
-from typing import Any, TypeVar
+from functools import partial
+from operator import methodcaller
+from typing import Any, NamedTuple, TypeVar
 
-from streamload.errors import ShardNotFoundError, StorageError, without_secrets
-from streamload.storage.errors import (
-    changed_error,
-    check_length,
-    check_small,
-    close_matches,
-    transient_error,
-    unknown_length_error,
-)
-from streamload.storage.filesystems import OpenFilesystem, layers, open_filesystem, path_in
-from streamload.storage.fsspec_errors import ReportsErrors, filesystem_error
-from streamload.storage.local_storage import LocalStorage
-from streamload.storage.patterns import ANY_FOLDERS, pattern_steps
+from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
+from streamload.storage import errors
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
+    Entry,
     RangeBody,
     ShardInfo,
-    WholeBody,
-    is_pattern,
-    matches,
+    find_entries,
+    one_piece,
     place_of,
+    protocol_of,
     quoted,
     same_etag,
+    split_pattern,
 )
 from streamload.storage.retry_policy import Retries
+from streamload.storage.urls import chain_links
+
+_Result = TypeVar("_Result")
 
 _ETAGS = ("ETag", "etag", "e_tag", "blob_id", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+# Protocols where a file appears while it is written, so that it is written under another name.
+_RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
+# How long one answer about a file may take, and reading a small file or a range.
+INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
+# How often the version of a file is requested, since ranges are read without it.
+LOOK_AGAIN_S = 30.0
+# Between two empty pieces of a range that is being read.
+_PROGRESS_S = 5.0
+_PYARROW = "fsspec.implementations.arrow"
+# Calls one of fsspec's methods by its name.
+_Call = Callable[..., Any]
 
 
-def shard_info(url: str, found: Mapping[str, Any]) -> ShardInfo:
-    """What a filesystem's `info` or `ls` says of a file.
-
-    Where it has no ETag, its size and time stand for one, so that a change is seen there too.
-    """
-    size = found.get("size")
+def shard_info(url: str, known: Mapping[str, Any]) -> ShardInfo:
+    """Return what a filesystem's `info` or `ls` says of a file; without an ETag, its size and time stand for one."""
+    size = known.get("size")
     size_bytes = size if isinstance(size, int) else UNKNOWN_BYTES
-    mtime_ns = next((time for name in _TIMES if (time := _nanoseconds(found.get(name)))), 0)
-    etag = next((found[name] for name in _ETAGS if isinstance(found.get(name), str)), None)
+    mtime_ns = next((time_ns for name in _TIMES if (time_ns := _nanoseconds(known.get(name)))), 0)
+    etag = next((known[name] for name in _ETAGS if isinstance(known.get(name), str)), None)
     if etag is None and mtime_ns:
         etag = f"{mtime_ns:x}-{size_bytes:x}"
     return ShardInfo(url, size_bytes, mtime_ns, quoted(etag))
 
 
-def _nanoseconds(time: object) -> int:
-    if isinstance(time, datetime):
-        time = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-    return round(time * 1_000_000) * 1000 if isinstance(time, int | float) else 0
+def _nanoseconds(moment: object) -> int:
+    if isinstance(moment, datetime):
+        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return round(moment * 1_000_000) * 1000 if isinstance(moment, int | float) else 0
 
 
-# Protocols where a file appears while it is written, so that it has to be written under another name.
-_RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs", "ftp"))
-
-# Between two empty pieces of a range that is being read.
-_PROGRESS_S = 5.0
-
-_Result = TypeVar("_Result")
+def layers(filesystem: Any) -> Iterator[Any]:
+    """Yield a filesystem, if there is one, and those of fsspec that it wraps."""
+    while hasattr(filesystem, "protocol"):
+        yield filesystem
+        filesystem = getattr(filesystem, "fs", None)
 
 
-class FilesystemBody:
-    """A range that a filesystem reads whole; see `RangeBody`.
+def protocols_of(filesystem: Any) -> frozenset[str]:
+    """Return the protocols that a filesystem calls its own, in lower case."""
+    protocol = filesystem.protocol
+    return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
 
-    Args:
-        known: the file.
-        read: reads the range.
-        timeout_s: how long that may take, from all requests that share the link.
-    """
 
-    def __init__(self, known: ShardInfo, read: Callable[[], Coroutine[Any, Any, bytes]], timeout_s: float) -> None:
-        self.total_bytes = known.bytes
-        self.etag = known.etag
-        self._url = known.url
-        self._read = read
-        self._timeout_s = timeout_s
-        self._reading: asyncio.Task[bytes] | None = None
+class _Opened(NamedTuple):
+    """A filesystem, and whether its methods can be awaited on the running loop."""
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """See `RangeBody.chunks`; the pieces are empty while the range is being read."""
-        self._reading = reading = asyncio.ensure_future(self._read())
-        clock = asyncio.get_running_loop().time
-        end_s = clock() + self._timeout_s
+    fs: Any
+    is_async: bool
+
+    async def call(self, method: str, path: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        """Call one of fsspec's methods: on the loop if the filesystem can, else on a thread, which has no time-out."""
+        if not self.is_async:
+            return await asyncio.to_thread(getattr(self.fs, method), path, *args, **options)
+        deadline = asyncio.timeout(timeout_s)
         try:
-            while not (await asyncio.wait([reading], timeout=_PROGRESS_S))[0]:
-                if clock() > end_s:
-                    raise transient_error(self._url, f"no answer within {self._timeout_s:g} s")
-                yield b""
-            yield reading.result()
-        finally:
-            await self.aclose()
+            async with deadline:
+                return await getattr(self.fs, f"_{method}")(path, *args, **options)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise TransientStorageError(f"no answer within {timeout_s:g} s; try again later", url=path) from None
 
     async def aclose(self) -> None:
-        """See `RangeBody.aclose`."""
-        if self._reading is not None:
-            self._reading.cancel()
+        """Close the connections of an asynchronous filesystem, for which fsspec has no method."""
+        session = getattr(self.fs, "_session", None) or getattr(self.fs, "_s3", None)
+        if self.is_async and session is not None:
+            with suppress(RuntimeError):  # of a loop that is closed already
+                await session.close()
 
 
 class FilesystemStorage:
@@ -114,324 +113,280 @@ class FilesystemStorage:
     blocking calls run a loop of their own while they run. All others are called on threads.
 
     Args:
-        options: `storage_options`.
-        filesystem: what to read with; None finds it by the url.
-        retries: how requests are made again.
-        info_timeout_s: how long one answer about a file may take. Time-outs of asynchronous filesystems are long, and
-            met several times for one question.
-        file_timeout_s: how long reading a small file or a range may take.
-        look_again_s: how often the version is requested where answers do not have it; a change in between is not
-            noticed.
+        options: `storage_options`, as the filesystem takes them.
+        filesystem: the filesystem to read with; None finds it by the url.
+        retries: how requests are retried.
     """
 
-    def __init__(
-        self,
-        options: Mapping[str, Any],
-        filesystem: Any = None,
-        retries: Retries | None = None,
-        *,
-        info_timeout_s: float = 30.0,
-        file_timeout_s: float = 120.0,
-        look_again_s: float = 30.0,
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], filesystem: Any = None, retries: Retries | None = None) -> None:
         self._options = options
-        self._info_timeout_s = info_timeout_s
-        self._file_timeout_s = file_timeout_s
-        self._look_again_s = look_again_s
         self._filesystem = filesystem
-        self._opened: dict[str, OpenFilesystem] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._known: dict[str, tuple[ShardInfo, float]] = {}
         self._retries = retries or Retries()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened: dict[str, _Opened] = {}
+        self._known: dict[str, tuple[ShardInfo, float]] = {}
 
     def info(self, url: str) -> ShardInfo:
-        """See `Storage.info`; a missing file comes with the names that are like it."""
+        """Return size and version of one file; see `Storage.info`."""
 
-        async def look(opened: OpenFilesystem, path: str) -> ShardInfo:
+        def look(call: _Call, path: str) -> ShardInfo:
             try:
-                return await _look(opened, path, self._info_timeout_s)
-            except ShardNotFoundError as exc:
-                raise await _with_advice(opened, path, exc) from None
+                return _checked(url, call("info", path, timeout_s=INFO_TIMEOUT_S))
+            except FileNotFoundError:
+                pass
+            folder, _, name = path.rpartition("/")
+            try:
+                with errors.fsspec_errors(url):
+                    names = [entry.path.rpartition("/")[2] for entry in _level(call, folder)]
+            except StorageError:
+                raise errors.answer_error(url, 404) from None
+            advice = errors.close_matches(name, names, url.rpartition("/")[0])
+            raise ShardNotFoundError(f"no such shard: {advice}", url=url)
 
-        return self._alone(url, look)
+        return self._blocking(url, look)
 
     def absolute(self, url: str) -> str:
-        """The url itself."""
+        """Return the url itself."""
         return url
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """What matches, by one listing of each folder that a component of the pattern leads to."""
+        """Return the matches, by one `ls` of each folder that a component matches; links count as their targets."""
 
-        async def find(opened: OpenFilesystem, path: str) -> Sequence[ShardInfo]:
-            return await find_matches(opened, path, folders=folders)
+        def matching(call: _Call, path: str) -> list[ShardInfo]:
+            to_url = _url_maker(pattern, path)
+            folder, steps = split_pattern(path)
+            entries = find_entries(folder, steps, partial(_level, call), folders=folders)
+            return sorted(shard_info(to_url(entry.path), {} if folders else entry.known) for entry in entries)
 
-        return [*self._alone(pattern, find)]
+        return self._blocking(pattern, matching)
 
     def is_folder(self, url: str) -> bool:
-        """See `Storage.is_folder`."""
-
-        async def look(opened: OpenFilesystem, path: str) -> bool:
-            return bool(await opened.call("isdir", path))
-
-        return self._alone(url, look)
+        """Return True if the filesystem says so."""
+        return self._blocking(url, lambda call, path: bool(call("isdir", path)))
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """See `Storage.read_bytes`."""
+        """Read a small file by `cat_file`; see `Storage.read_bytes`."""
 
-        async def read(opened: OpenFilesystem, path: str) -> bytes:
-            size_bytes = (await _look(opened, path, self._info_timeout_s)).bytes
+        def read(call: _Call, path: str) -> bytes:
+            size_bytes = _checked(url, call("info", path, timeout_s=INFO_TIMEOUT_S)).bytes
             if size_bytes == UNKNOWN_BYTES:
-                raise unknown_length_error(url)
-            check_small(url, size_bytes, most_bytes)
-            content: bytes = await opened.call("cat_file", path, timeout_s=self._file_timeout_s)
-            check_length(url, content, size_bytes, size_bytes)
+                raise errors.answer_error(url, "unknown length")
+            errors.check_small(url, size_bytes, most_bytes)
+            content: bytes = call("cat_file", path, timeout_s=FILE_TIMEOUT_S)
+            errors.check_length(url, content, size_bytes, size_bytes)
             return content
 
-        return self._alone(url, read)
+        return self._blocking(url, read)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
-        """See `Storage.open_range`.
+        """Read a range whole by `cat_file`; see `Storage.open_range`.
 
-        The file's size and version are requested with its first range, and again after a while.
+        The file's size and version are requested before its first range, and again after a while.
         """
-        opened, path = self._on_loop(url)
+        opened, path = await self._on_loop(url)
         known, known_until_s = self._known.get(url, (None, 0.0))
-        if known is None or monotonic() >= known_until_s:
-            with self._reports_errors(url):
-                known = await _look(opened, path, self._info_timeout_s)
-            self._known[url] = known, monotonic() + self._look_again_s
+        if known is None or time.monotonic() >= known_until_s:
+            with errors.fsspec_errors(url):
+                known = _checked(url, await opened.call("info", path, timeout_s=INFO_TIMEOUT_S))
+            self._known[url] = known, time.monotonic() + LOOK_AGAIN_S
         if not same_etag(etag, known.etag):
-            raise changed_error(url, etag, known.etag)
+            raise errors.changed_error(url, etag, known.etag)
         if known.bytes == start == 0:
-            return WholeBody(b"", 0, known.etag)
+            return RangeBody(0, known.etag, one_piece(b""))
         if known.bytes == UNKNOWN_BYTES:
-            raise unknown_length_error(url)
+            raise errors.answer_error(url, "unknown length")
         stop, total_bytes = known.bytes if end is None else min(end, known.bytes), known.bytes
         if start >= stop:
-            raise changed_error(url, etag, known.etag)
+            raise errors.changed_error(url, etag, known.etag)
 
         async def read() -> bytes:
-            with self._reports_errors(url):
+            with errors.fsspec_errors(url):
                 content: bytes = await opened.call("cat_file", path, start=start, end=stop, **_seeking(opened.fs))
-                check_length(url, content, stop - start, total_bytes)
+                errors.check_length(url, content, stop - start, total_bytes)
                 return content
 
-        return FilesystemBody(known, read, self._file_timeout_s)
+        return RangeBody(total_bytes, known.etag, _when_read(url, read, FILE_TIMEOUT_S))
 
     def write(self, url: str, source: bytes | str) -> None:
-        """See `Storage.write`; all of it is written again where that may succeed.
+        """Write by `pipe_file` or `put_file`, under another name if the file would appear while it is written.
 
-        Where a file appears while it is written, that is one of another name, the same one at each try.
+        All tries use the same other name.
         """
         name = secrets.token_hex(8)
+        protocols = {protocol_of(url)} if self._filesystem is None else protocols_of(self._filesystem)
 
-        async def put(opened: OpenFilesystem, path: str) -> None:
-            if not _renames(opened):
-                await _put(opened, source, path)
-                return
+        def put(call: _Call, path: str) -> None:
+            if isinstance(source, bytes):
+                call("pipe_file", path, source)
+            else:
+                call("put_file", source, path)
+
+        def put_and_rename(call: _Call, path: str) -> None:
             written = f"{path}.{name}.tmp"
             try:
-                await opened.call("makedirs", path.rpartition("/")[0], exist_ok=True)
-                await _put(opened, source, written)
-                await opened.call("mv", written, path)
+                call("makedirs", path.rpartition("/")[0], exist_ok=True)
+                put(call, written)
+                call("mv", written, path)
             except BaseException:
-                with suppress(StorageError), ReportsErrors(url):
-                    await opened.call("rm_file", written)
+                with suppress(StorageError), errors.fsspec_errors(url):
+                    call("rm_file", written)
                 raise
 
-        self._alone(url, put)
+        self._blocking(url, put_and_rename if _RENAMING & protocols else put)
 
     def delete(self, url: str) -> None:
-        """See `Storage.delete`."""
+        """Delete a file; see `Storage.delete`."""
 
-        async def remove(opened: OpenFilesystem, path: str) -> None:
-            try:
-                await opened.call("rm_file", path)
-            except FileNotFoundError:
-                return
+        def remove(call: _Call, path: str) -> None:
+            with suppress(FileNotFoundError):
+                call("rm_file", path)
 
-        self._alone(url, remove)
+        self._blocking(url, remove)
 
     async def aclose(self) -> None:
-        """Close what reading from the running loop has opened."""
+        """Close the filesystems that reading from the running loop has opened."""
         opened, self._opened = list(self._opened.values()), {}
-        for one in opened:
-            await one.aclose()
+        for each in opened:
+            await each.aclose()
 
-    def _reports_errors(self, url: str) -> ReportsErrors:
-        return ReportsErrors(url, by_options=bool(self._options) and self._filesystem is None)
-
-    def _open(self, url: str) -> tuple[OpenFilesystem, str]:
-        """A filesystem for a url, and the url's path in it."""
-        return open_filesystem(url, self._options, self._filesystem)
-
-    def _on_loop(self, url: str) -> tuple[OpenFilesystem, str]:
-        """The filesystem for a url on the running loop; opened once for each host, chain or bucket of its own."""
+    async def _on_loop(self, url: str) -> tuple[_Opened, str]:
+        """Return the filesystem for a url on the running loop, opened once for each host or bucket, and the path."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._opened = loop, {}
-        key = self._key(url)
-        opened = self._opened.get(key)
+        place = place_of(url) if self._filesystem is None else ""
+        opened = self._opened.get(place)
         if opened is None:
-            opened, path = self._open(url)
-            self._opened[key] = opened
+            opened, path = await self._open(url)
+            self._opened[place] = opened
             return opened, path
-        return opened, path_in(opened.fs, url)
+        return opened, _path_in(opened.fs, url)
 
-    def _key(self, url: str) -> str:
-        """What urls have in common that the same filesystem reads."""
-        return place_of(url) if self._filesystem is None else ""
+    def _blocking(self, url: str, act: Callable[[_Call, str], _Result]) -> _Result:
+        """Run `act(call, path)` as often as the policy says, on a loop that ends with it."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._run(url, act)
+        with ThreadPoolExecutor(1, "streamload-listing") as thread:
+            return thread.submit(self._run, url, act).result()
 
-    def _alone(self, url: str, act: Callable[[OpenFilesystem, str], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Do something on a loop that ends with it, again as long as it may succeed; on a thread, where a loop runs."""
+    def _run(self, url: str, act: Callable[[_Call, str], _Result]) -> _Result:
         attempts = self._retries.begin(url)
+        with asyncio.Runner() as runner:
+            opened, path = runner.run(self._open(url))
 
-        async def whole() -> _Result:
-            opened, path = self._open(url)
+            def call(method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+                if opened.is_async:
+                    return runner.run(opened.call(method, *args, timeout_s=timeout_s, **options))
+                return getattr(opened.fs, method)(*args, **options)
+
             try:
                 while True:
                     try:
-                        with self._reports_errors(url):
-                            answer = await act(opened, path)
+                        with errors.fsspec_errors(url):
+                            answer = act(call, path)
                         attempts.progressed()
                         return answer
                     except StorageError as exc:
-                        if (wait_s := attempts.wait_s(exc)) is None:
+                        wait_s = attempts.wait_s(exc)
+                        if wait_s is None:
                             raise
-                    await asyncio.sleep(wait_s)
+                    time.sleep(wait_s)
             finally:
-                await opened.aclose()
+                runner.run(opened.aclose())
 
-        return _run_alone(whole)
+    async def _open(self, url: str) -> tuple[_Opened, str]:
+        """Open the filesystem of a url, for the running loop if it is asynchronous, and return it with the url's path.
+
+        Raises:
+            StorageError: the package for this protocol is missing, or its server cannot be reached or refuses: some
+                filesystems connect when they are made.
+            ValueError: the filesystem does not take these options.
+        """
+        import fsspec
+
+        fs = self._filesystem
+        try:
+            with errors.fsspec_errors(url, ImportError, ValueError):
+                if fs is None and len(chain_links(url)) > 1:
+                    fs, path = fsspec.url_to_fs(url, **self._options)
+                    return _Opened(fs, is_async=False), path
+                if fs is None:
+                    made_by, args = fsspec.get_filesystem_class(protocol_of(url)), ()
+                    options = methodcaller("_get_kwargs_from_urls", url)(made_by) | self._options
+                else:
+                    made_by, args, options = type(fs), fs.storage_args, fs.storage_options
+                is_async = made_by.async_impl and not hasattr(fs, "fs")  # one that wraps another is called on a thread
+                if is_async:
+                    fs = made_by(*args, **{**options, "asynchronous": True, "skip_instance_cache": True})
+                elif fs is None:
+                    fs = made_by(**options)
+                return _Opened(fs, is_async), _path_in(fs, url)
+        except ImportError as exc:
+            raise StorageError(f"this storage needs a package that is not there: {exc}", url=url) from exc
+        except TypeError as exc:
+            raise ValueError(f"storage_options do not fit {protocol_of(url)}://: {exc}") from None
+
+
+def _path_in(filesystem: Any, url: str) -> str:
+    return str(methodcaller("_strip_protocol", url)(filesystem))
 
 
 def _seeking(fs: Any) -> dict[str, bool]:
-    """What `cat_file` of pyarrow's filesystems needs besides, which else cannot seek in a range that begins at 0."""
-    from fsspec.implementations.arrow import ArrowFSWrapper
-
-    return {"seekable": True} if any(isinstance(layer, ArrowFSWrapper) for layer in layers(fs)) else {}
+    # Pyarrow's filesystems, as `hdfs://` is one, cannot seek in a range that begins at 0.
+    return {"seekable": True} if any(type(layer).__module__ == _PYARROW for layer in layers(fs)) else {}
 
 
-def _renames(opened: OpenFilesystem) -> bool:
-    """Whether a file is to be written under another name."""
-    protocols = opened.fs.protocol
-    return bool(_RENAMING.intersection([protocols] if isinstance(protocols, str) else protocols))
-
-
-async def _put(opened: OpenFilesystem, source: bytes | str, path: str) -> None:
-    if isinstance(source, bytes):
-        await opened.call("pipe_file", path, source)
-    else:
-        await opened.call("put_file", source, path)
-
-
-def _run_alone(whole: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+def _level(call: _Call, folder: str) -> Iterator[Entry]:
+    """List a folder; links count as their targets."""
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(whole())
-    with ThreadPoolExecutor(1, "streamload-listing") as thread:
-        return thread.submit(lambda: asyncio.run(whole())).result()
-
-
-async def _look(opened: OpenFilesystem, path: str, timeout_s: float) -> ShardInfo:
-    url = opened.url(path)
-    try:
-        found = await opened.call("info", path, timeout_s=timeout_s)
-    except FileNotFoundError as exc:
-        raise filesystem_error(url, exc) from None
-    if found.get("type") == "directory":
-        raise StorageError("this is a folder, and a shard must be a file; check the path", url=without_secrets(url))
-    return shard_info(url, found)
-
-
-async def _with_advice(opened: OpenFilesystem, path: str, error: ShardNotFoundError) -> ShardNotFoundError:
-    folder, _, name = path.rpartition("/")
-    try:
-        with ReportsErrors(opened.url(folder)):
-            entries = await opened.call("ls", folder, detail=True)
-    except ShardNotFoundError:
-        entries = []
-    except StorageError:
-        return error
-    names = [str(entry["name"]).rpartition("/")[2] for entry in entries]
-    advice = close_matches(name, names, opened.url(folder))
-    return ShardNotFoundError(f"no such shard: {advice}", url=error.url)
-
-
-# Folders in each other; more of them are a link that leads back to where it lies.
-_DEEPEST = 32
-
-
-async def find_matches(opened: OpenFilesystem, path: str, *, folders: bool) -> Sequence[ShardInfo]:
-    """The files, or the folders, that a pattern stands for, in the order of their urls; see `Storage.list`.
-
-    Links count as what they lead to.
-    """
-    from fsspec.implementations.local import LocalFileSystem
-
-    if isinstance(opened.fs, LocalFileSystem):  # which tells links from files in listings, and can be led round by them
-        found = await asyncio.to_thread(LocalStorage().list, path, folders=folders)
-        return [_local_info(opened, match, folders=folders) for match in found]
-    components = path.split("/")
-    first = next((number for number, part in enumerate(components) if is_pattern(part)), len(components) - 1)
-    *between, last = pattern_steps(components[first:])
-    prefixes = ["/".join(components[:first])]
-    for step in between:
-        prefixes = [*dict.fromkeys(await _folders(opened, prefixes, step))]
-    kind = "directory" if folders else "file"
-    entries = [entry for prefix in prefixes for entry in await _level(opened, prefix, last, kind=kind)]
-    if folders:
-        return [ShardInfo(url, UNKNOWN_BYTES, 0) for url in sorted(opened.url(str(entry["name"])) for entry in entries)]
-    return sorted((shard_info(opened.url(entry["name"]), entry) for entry in entries), key=lambda info: info.url)
-
-
-def _local_info(opened: OpenFilesystem, match: ShardInfo, *, folders: bool) -> ShardInfo:
-    """As the filesystem describes it, with the version that it will give to the answers."""
-    url = opened.url(match.url)
-    if folders or match.bytes == UNKNOWN_BYTES:
-        return ShardInfo(url, UNKNOWN_BYTES, 0)
-    return shard_info(url, opened.fs.info(match.url))
-
-
-async def _folders(opened: OpenFilesystem, prefixes: Sequence[str], step: str) -> Iterable[str]:
-    """The folders that one step of a pattern, which is not the last, leads to."""
-    if step != ANY_FOLDERS:
-        return [folder for prefix in prefixes for folder in await _folders_in(opened, prefix, step)]
-    found, level = [*prefixes], prefixes
-    for _ in range(_DEEPEST):
-        level = [folder for prefix in level for folder in await _folders_in(opened, prefix, "*")]
-        if not level:
-            return found
-        found += level
-    raise StorageError(
-        f"more than {_DEEPEST} folders lie in each other here, so a link leads back to where it lies; "
-        "name the folders without `**`",
-        url=without_secrets(opened.url(level[0])),
-    )
-
-
-async def _folders_in(opened: OpenFilesystem, folder: str, component: str) -> list[str]:
-    entries = await _level(opened, folder, component, kind="directory")
-    names = [str(entry["name"]).rstrip("/") for entry in entries]
-    return [name for name in names if name.strip("/") != folder.strip("/")]  # an object may mark the folder itself
-
-
-async def _level(opened: OpenFilesystem, folder: str, component: str, *, kind: str) -> Sequence[dict[str, Any]]:
-    """What in a folder matches one component of a pattern; nothing where there is no such folder."""
-    try:
-        entries = await opened.call("ls", folder, detail=True)
+        entries = call("ls", folder, detail=True)
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    found = [await _followed(opened, entry) for entry in entries if matches(str(entry["name"]), component)]
-    return [entry for entry in found if entry.get("type") == kind]
+        return
+    for entry in entries:
+        name, known = str(entry["name"]).rstrip("/"), entry
+        if entry.get("type") not in ("file", "directory"):
+            try:
+                known = call("info", entry["name"])
+            except OSError as exc:
+                if not isinstance(exc, FileNotFoundError) and exc.errno != errno.ELOOP:
+                    raise
+                known = {}
+        if name.strip("/") != folder.strip("/"):  # an object may mark the folder itself
+            yield Entry(name, known.get("type") == "directory", known)
 
 
-async def _followed(opened: OpenFilesystem, entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry itself, or what is known of that to which it leads; what leads nowhere is a file that cannot be read."""
-    if entry.get("type") in ("file", "directory"):
-        return entry
+def _checked(url: str, known: Mapping[str, Any]) -> ShardInfo:
+    if known.get("type") == "directory":
+        raise StorageError("this is a folder, and a shard must be a file; check the path", url=url)
+    return shard_info(url, known)
+
+
+async def _when_read(url: str, read: Callable[[], Any], timeout_s: float) -> AsyncGenerator[bytes, None]:
+    """Yield what a coroutine reads, and empty pieces until then: fsspec tells nothing before its end."""
+    reading = asyncio.ensure_future(read())
+    clock = asyncio.get_running_loop().time
+    end_s = clock() + timeout_s
     try:
-        return {**await opened.call("info", entry["name"]), "name": entry["name"]}
-    except FileNotFoundError:
-        return {"name": entry["name"], "type": "file"}
+        while not (await asyncio.wait([reading], timeout=_PROGRESS_S))[0]:
+            if clock() > end_s:
+                raise TransientStorageError(f"no answer within {timeout_s:g} s; try again later", url=url)
+            yield b""
+        yield reading.result()
+    finally:
+        reading.cancel()
+
+
+def _url_maker(url: str, path: str) -> Callable[[str], str]:
+    """Return the function from a filesystem's paths to urls like this one, whose path is known.
+
+    A url is the path with something before it, such as the host of `sftp://host/path`, and in chains after it, such as
+    the archive in `zip://a.tar::s3://bucket/a.zip`.
+    """
+    links = chain_links(url)
+    number = next((number for number, link in enumerate(links) if "://" in link), 0)
+    link, tail = links[number].rstrip("/"), path.strip("/")
+    before = "::".join([*links[:number], link[: len(link) - len(tail)] if link.endswith(tail) else ""])
+    after = "".join(f"::{link}" for link in links[number + 1 :])
+    return lambda path: f"{before}{path.strip('/')}{after}"

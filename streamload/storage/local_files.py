@@ -1,31 +1,61 @@
-"""Local files and folders: replaced atomically, opened only if regular, and private to one user."""
+"""Local files: the storage of paths and `file://` urls, atomic replacement, and folders private to one user."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import re
 import secrets
+import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import partial
 from typing import BinaryIO
+from urllib.parse import unquote
 
-from streamload.errors import without_secrets
+from streamload.errors import (
+    ShardChangedError,
+    ShardNotFoundError,
+    StorageError,
+    TransientStorageError,
+    without_secrets,
+)
+from streamload.storage.errors import close_matches
+from streamload.storage.protocol import (
+    UNKNOWN_BYTES,
+    Entry,
+    RangeBody,
+    ShardInfo,
+    find_entries,
+    protocol_of,
+    split_pattern,
+)
+
+_ROOT = 0
+_CHUNK_BYTES = 1 << 20
+# With one slash too, which is what `pathlib` leaves of two.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
+# A question mark is a pattern here as in any other url, and `#` a letter of a name.
+_FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNORECASE | re.DOTALL)
+
+
+# -- files and folders ---------------------------------------------------------------------------------------------
 
 
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
-    """Write a file under a hidden temporary name in its own folder, then move it to its place.
+    """Write a file under a hidden temporary name in its own folder, then rename it.
 
     Args:
         path: the file to make or to replace.
         write: called once, with the open file to write to.
-        durable: True waits until the bytes are on the disk before the move, so that a crash of the machine cannot
-            leave a file with its name but without its bytes.
+        durable: wait until the bytes are on the disk before renaming, so that a crash of the machine cannot leave a
+            file with its name but without its bytes.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full; its filename is `path`. Whatever else `write`
-            raises comes through. In either case the temporary file is gone, and what was at `path` before is there.
+            raises comes through. In either case the temporary file is gone, and the old file is unchanged.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
@@ -47,10 +77,10 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
 
 
 def open_regular(path: str) -> int:
-    """A read-only descriptor of a regular file, closed on exec.
+    """Open a regular file and return its read-only descriptor, closed on exec.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file. A pipe in place of a file is not waited for.
+        OSError: it cannot be opened, or is not a regular file. A pipe in place of a file is not waited for.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -65,7 +95,7 @@ def open_regular(path: str) -> int:
 
 
 def why_not_opened(exc: OSError) -> str:
-    """What went wrong where a file that is there could not be opened or read, and what to do about it."""
+    """Return why an existing file could not be opened or read, and what to do about it."""
     if exc.errno in (errno.EMFILE, errno.ENFILE):
         advice = "close files or loaders that are not needed, or raise the limit (`ulimit -n`)"
     elif exc.errno in (errno.EACCES, errno.EPERM):
@@ -77,34 +107,29 @@ def why_not_opened(exc: OSError) -> str:
     return f"{exc.strerror or exc}; {advice}"
 
 
-_ROOT = 0
-# With one slash too, which is what `pathlib` leaves of two.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*:/")
-
-
 def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
-    """Raises ValueError for a url where the path of a local folder is wanted: it would be taken for a path as well."""
-    given = os.fspath(folder)
-    if _URL.match(given):
+    """Raise ValueError for a url in place of a local folder: it would be taken for a path."""
+    path = os.fspath(folder)
+    if _URL.match(path):
         raise ValueError(
-            f"{argument}={without_secrets(given)!r} is a url, and must be the path of a folder on a local disk"
+            f"{argument}={without_secrets(path)!r} is a url, and must be the path of a folder on a local disk"
         )
 
 
 def why_not_private(folder: str) -> str | None:
-    """Return why a folder may hold what another user or program put there; None if it is missing or private.
+    """Return why a folder may hold files of another user or program; None if it is missing or private.
 
     A folder of this user that others may write to is no reason: `make_private_folder` closes it.
     """
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return f"{folder!r} is a symbolic link"
-    if found.st_uid not in (os.geteuid(), _ROOT):
-        return f"{folder!r} belongs to another user (uid {found.st_uid})"
-    if found.st_uid != os.geteuid() and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid not in (os.geteuid(), _ROOT):
+        return f"{folder!r} belongs to another user (uid {status.st_uid})"
+    if status.st_uid != os.geteuid() and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{folder!r} may be written by other users"
     return None
 
@@ -113,12 +138,211 @@ def make_private_folder(folder: str) -> None:
     """Make a folder for this user alone, or check that an existing one is.
 
     Raises:
-        OSError: it cannot be made, is a link, or may hold what another user put there.
+        OSError: it cannot be made, is a link, or may hold files of another user.
     """
     if not os.path.islink(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     if (why := why_not_private(folder)) is not None:
         raise PermissionError(f"{why}; name a folder of your own")
-    found = os.stat(folder)
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
-        os.chmod(folder, stat.S_IMODE(found.st_mode) & ~0o077)
+    status = os.stat(folder)
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o077:
+        os.chmod(folder, stat.S_IMODE(status.st_mode) & ~0o077)
+
+
+# -- the storage ---------------------------------------------------------------------------------------------------
+
+
+def local_path(url: str) -> str:
+    """Return the absolute path of a local url; symbolic links and `..` stay as they are.
+
+    Raises:
+        ValueError: a `file://` url of another host.
+    """
+    if url.startswith("/"):
+        return url
+    if url[:5].lower() == "file:":
+        match = _FILE_URL.match(url)
+        if match is None:
+            raise ValueError(
+                f"urls names {url!r}, but a file url has three slashes and a full path: file:///data/a.tar"
+            )
+        return unquote(match[1])
+    return os.path.join(os.getcwd(), os.path.expanduser(url))
+
+
+class LocalStorage:
+    """Files by path or by `file://` url.
+
+    Args:
+        durable: `write` waits until the bytes are on the disk.
+    """
+
+    def __init__(self, *, durable: bool = True) -> None:
+        self._durable = durable
+
+    def info(self, url: str) -> ShardInfo:
+        """Return size and time of one file; a folder or a device is a StorageError."""
+        path = local_path(url)
+        try:
+            status = os.stat(path)
+        except OSError as exc:
+            raise _storage_error(path, exc) from None
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
+        return ShardInfo(path, status.st_size, status.st_mtime_ns)
+
+    def absolute(self, url: str) -> str:
+        """Return the absolute path."""
+        return local_path(url)
+
+    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
+        """Return the matches in the file system, through symbolic links too.
+
+        What cannot be inspected, or is neither file nor folder, has `UNKNOWN_BYTES`.
+
+        Raises:
+            StorageError: a folder cannot be listed, or `**` follows links in a circle.
+        """
+        path = local_path(pattern)
+        if os.path.exists(path) and os.path.isdir(path) == folders:
+            return [_listed(path)]  # a name that really holds a bracket or an asterisk
+        folder, steps = split_pattern(path)
+        entries = find_entries(folder or "/", steps, _level, folders=folders)
+        return [_listed(path) for path in sorted(entry.path for entry in entries)]
+
+    def is_folder(self, url: str) -> bool:
+        """Return True if the path is a folder, or a link to one."""
+        return os.path.isdir(local_path(url))
+
+    def open(self, url: str) -> int:
+        """Open a regular file and return its read-only descriptor, closed on exec."""
+        path = local_path(url)
+        try:
+            return open_regular(path)
+        except OSError as exc:
+            raise _storage_error(path, exc) from None
+
+    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
+        """Read a small file whole; see `Storage.read_bytes`."""
+        path = local_path(url)
+        try:
+            with open(open_regular(path), "rb") as file:
+                # Not simply `most_bytes`: a buffer of that size is allocated first.
+                content = file.read(min(most_bytes, os.fstat(file.fileno()).st_size) + 1)
+        except OSError as exc:
+            raise _storage_error(path, exc) from None
+        if len(content) > most_bytes:
+            raise StorageError(f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=path)
+        return content
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+        """Open a range of a file; see `Storage.open_range`."""
+        del etag  # local files have none
+        path = local_path(url)
+        file = open(self.open(path), "rb", buffering=0)  # noqa: SIM115  the body closes it
+        total_bytes = os.fstat(file.fileno()).st_size
+        if start >= max(1, total_bytes):
+            file.close()
+            raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the requested {start}", url=path)
+        stop = total_bytes if end is None else min(end, total_bytes)
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            position = start
+            try:
+                while position < stop:
+                    most_bytes = min(_CHUNK_BYTES, stop - position)
+                    piece = await asyncio.to_thread(os.pread, file.fileno(), most_bytes, position)
+                    if not piece:
+                        raise TransientStorageError(f"the file ends at {position} instead of {stop}", url=path)
+                    position += len(piece)
+                    yield piece
+            except OSError as exc:
+                raise _storage_error(path, exc) from None
+            finally:
+                file.close()
+
+        return RangeBody(total_bytes, None, pieces(), file.close)
+
+    def write(self, url: str, source: bytes | str) -> None:
+        """Write a file and the folders that it needs; see `Storage.write`."""
+        path = local_path(url)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if isinstance(source, bytes):
+                replace_file(path, lambda file: file.write(source), durable=self._durable)
+            else:
+                with open(source, "rb") as opened:
+                    copy = partial(shutil.copyfileobj, opened, length=_CHUNK_BYTES)
+                    replace_file(path, copy, durable=self._durable)
+        except OSError as exc:
+            raise StorageError(
+                f"cannot be written: {exc.strerror or exc}; check permissions and free space", url=path
+            ) from exc
+
+    def delete(self, url: str) -> None:
+        """Delete a file; see `Storage.delete`."""
+        path = local_path(url)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise StorageError(f"cannot be deleted: {exc.strerror or exc}; check the rights", url=path) from exc
+
+    async def aclose(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+def storage_for(url: str) -> LocalStorage:
+    """Return the storage of a local url, for commands that work on local files alone.
+
+    Raises:
+        ValueError: the url's scheme is not `file`, or it is a `file://` url of another host.
+    """
+    if protocol_of(url) != "file":
+        raise ValueError(
+            f"urls names {url!r}, which this command cannot read: it reads local files only; copy the shards to a "
+            "local or mounted folder and give its path"
+        )
+    local_path(url)
+    return LocalStorage()
+
+
+def _listed(path: str) -> ShardInfo:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ShardInfo(path, UNKNOWN_BYTES, 0)
+    return ShardInfo(path, status.st_size if stat.S_ISREG(status.st_mode) else UNKNOWN_BYTES, status.st_mtime_ns)
+
+
+def _level(folder: str) -> Iterator[Entry]:
+    """List a folder; a missing one, or a file in its place, is empty."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_folder = False
+                with contextlib.suppress(OSError):  # a link that leads to itself
+                    is_folder = entry.is_dir()
+                yield Entry(entry.path, is_folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as exc:
+        raise _storage_error(folder, exc) from None
+
+
+def _storage_error(path: str, exc: OSError) -> StorageError:
+    if isinstance(exc, FileNotFoundError | NotADirectoryError):
+        what = "shard" if "." in os.path.basename(path) else "shard or folder"
+        folder, name = os.path.split(path)
+        try:
+            advice = close_matches(name, os.listdir(folder), folder)
+        except (FileNotFoundError, NotADirectoryError):
+            advice = f"its folder {folder!r} does not exist; check the path"
+        except OSError:
+            advice = f"its folder {folder!r} cannot be listed; check the path and its rights"
+        return ShardNotFoundError(f"no such {what}: {advice}", url=path)
+    if isinstance(exc, PermissionError):
+        return StorageError("no permission to read this; check the rights of the file and its folders", url=path)
+    return StorageError(f"cannot be read: {why_not_opened(exc)}", url=path)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
+import difflib
 import os
-import re
+import ssl
 import threading
 import time
+import urllib.error
+import urllib.request
 import weakref
 from base64 import b64encode
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from streamload.errors import (
@@ -28,853 +29,632 @@ from streamload.errors import (
     TransientStorageError,
     without_secrets,
 )
-from streamload.storage.errors import (
-    ExpiredCredentialsError,
-    changed_error,
-    check_length,
-    check_small,
-    close_matches,
-    connection_error,
-    is_unexplained_denial,
-    status_error,
-    transient_error,
-    unknown_length_error,
-    whole_answer_error,
-)
-from streamload.storage.fsspec_errors import ReportsErrors
-from streamload.storage.options import CLIENT_OPTIONS, NO_RETRY, RETRY, ObjectConfig, tls_context
-from streamload.storage.patterns import ANY_FOLDERS, fits, pattern_steps
+from streamload.storage import errors
 from streamload.storage.protocol import (
+    ANY_FOLDERS,
     UNKNOWN_BYTES,
+    Entry,
     RangeBody,
     ShardInfo,
-    WholeBody,
-    is_pattern,
+    find_entries,
     matches,
+    one_piece,
     protocol_of,
     quoted,
     same_etag,
+    split_pattern,
     version_of,
 )
-from streamload.storage.retry_policy import Retries, RetryPolicy
+from streamload.storage.retry_policy import Retries
 from streamload.text import counted
 
-_ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL_S3"
-_WEB = ("http", "https")
+_Result = TypeVar("_Result")
+
+FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az", "adl": "az"}
+FAMILY |= dict.fromkeys(errors.WEB, "http")
+
+# How obstore repeats a write, of a large object only the part; to our own policy all of that is one try.
+RETRY: dict[str, Any] = {
+    "max_retries": 10,
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
+    "retry_timeout": timedelta(seconds=30),
+}
+# Timeouts on progress: the default of 30 s for a whole request would end slow bodies that still progress. Plain http is
+# used only for an endpoint that says so.
+_CLIENT: dict[str, Any] = {"timeout": "24h", "read_timeout": "30s", "connect_timeout": "10s", "allow_http": True}
 
 
-class ObjectPlace(NamedTuple):
-    """Where an object is.
+# -- options ---------------------------------------------------------------------------------------------------------
+
+_STORES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
+# Obstore's names of the options that fsspec's filesystems and their clients name otherwise. Of S3's two names of the
+# endpoint, only this one overrides the variables of the environment.
+_ALIASES: dict[str, dict[str, str]] = {
+    "s3": {
+        "key": "access_key_id",
+        "secret": "secret_access_key",
+        "token": "session_token",
+        "region_name": "region",
+        "anon": "skip_signature",
+        "endpoint_url": "aws_endpoint_url_s3",
+        "endpoint": "aws_endpoint_url_s3",
+        "profile": "profile",
+    },
+    "gs": {"token": "service_account", "endpoint_url": "base_url", "anon": "skip_signature"},
+    "az": {"sas_token": "sas_key", "endpoint_url": "endpoint", "anon": "skip_signature"},
+    "http": {},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectOptions:
+    """What an obstore store is made with.
 
     Attributes:
-        root: the url of its bucket or host, with a slash at the end.
-        bucket: the bucket's or container's name; the host of a web server.
-        key: the object's name in it, as obstore takes it.
-        account: of Azure, where the url names one.
+        family: `s3`, `gs`, `az` or `http`.
+        config: the store's own settings.
+        client: settings of its HTTP client.
+        profile: the profile of the user's AWS files to take credentials from.
     """
 
-    root: str
-    bucket: str
-    key: str
-    account: str | None = None
+    family: str
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+    client: dict[str, Any] = field(default_factory=dict, repr=False)
+    profile: str | None = None
 
 
-def locate(url: str) -> ObjectPlace:
-    """The place that a url names.
+def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
+    """Translate the options of one protocol for obstore. Messages never show a value, which may be a secret.
 
     Raises:
-        StorageError: it names no bucket or host, or a key that cannot be requested.
+        TypeError: a value is of the wrong kind.
+        ValueError: an option is not known, or its value cannot be right.
+    """
+    family = FAMILY[protocol]
+    for name in ("client_kwargs", "client_options", "headers"):
+        if not isinstance(options.get(name) or {}, Mapping):
+            raise TypeError(f"storage_options[{name!r}] must be a dict, not {type(options[name]).__name__}")
+    nested = {name: value for name, value in (options.get("client_kwargs") or {}).items() if value is not None}
+    flat = nested | {name: value for name, value in options.items() if value is not None and name != "client_kwargs"}
+    client, headers, verify = dict(flat.pop("client_options", {})), flat.pop("headers", {}), flat.pop("verify", True)
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            raise TypeError(f"storage_options['headers'][{name!r}] must be a string, not {type(value).__name__}")
+    client |= {"default_headers": dict(headers)} if headers else {}
+    if isinstance(verify, str):
+        if not os.path.isfile(verify):
+            what = f"storage_options['client_kwargs']['verify'] is {verify!r}, and there is no such file"
+            raise ValueError(f"{what}; give the path of a file with certificates (PEM), or False")
+        client["root_certificate"] = Path(verify).read_bytes()
+    elif not verify:
+        client["allow_invalid_certificates"] = True
+    config: dict[str, Any] = {}
+    for name, value in flat.items():
+        own = _own_name(protocol, family, name)
+        if not isinstance(value, str | bool):
+            within = "" if name in options else "['client_kwargs']"
+            raise TypeError(f"storage_options{within}[{name!r}] must be a string, not {type(value).__name__}")
+        if value:  # `anon=False` is how fsspec says that there is nothing to say
+            config.setdefault(own, value)
+    _check_endpoint(family, config)
+    return ObjectOptions(family, config, client, config.pop("profile", None))
+
+
+def _own_name(protocol: str, family: str, name: str) -> str:
+    """Return obstore's name of an option; what is neither an alias nor obstore's is refused."""
+    plain = name.lower().removeprefix("aws_") if family == "s3" else name
+    own = _ALIASES[family].get(plain, plain)
+    if plain in _ALIASES[family] or _is_of_obstore(family, own):
+        return own
+    known = ["client_kwargs", "client_options", "headers", *_ALIASES[family], *_ALIASES[family].values()]
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
+    raise ValueError(
+        f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? Options of an "
+        "fsspec filesystem need one: filesystem=fsspec.filesystem(...)"
+    )
+
+
+def _is_of_obstore(family: str, name: str) -> bool:
+    import obstore
+
+    try:
+        return family in _STORES and bool(getattr(obstore.store, _STORES[family])("bucket", config={name: ""}))
+    except obstore.exceptions.UnknownConfigurationKeyError:
+        return False
+    except obstore.exceptions.BaseError:  # more settings would be needed
+        return True
+
+
+def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for an endpoint that is no address, of the options or AWS's variables: obstore would panic."""
+    variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if family == "s3" else ()
+    named = [("endpoint_url", config[own]) for own in ("aws_endpoint_url_s3", "base_url", "endpoint") if own in config]
+    named += [(variable, os.environ[variable]) for variable in variables if variable in os.environ]
+    if named and not named[0][1].startswith(("http://", "https://")):
+        raise ValueError(f"{named[0][0]}={without_secrets(named[0][1])!r} must begin with https:// or http://")
+
+
+# -- stores ----------------------------------------------------------------------------------------------------------
+
+
+def locate(url: str) -> tuple[str, str]:
+    """Split a url into the root of its bucket or host, and the key as obstore takes it.
+
+    The root of a web address keeps its query, which obstore adds to every request.
+
+    Raises:
+        StorageError: the url names no bucket or host, or a key that cannot be requested.
     """
     protocol = protocol_of(url)
     bucket, _, key = url.partition("://")[2].partition("/")
     if not bucket:
         raise StorageError("the url names no bucket or host", url=url)
     root = f"{protocol}://{bucket}/"
-    if protocol in _WEB:
-        return ObjectPlace(root, bucket, unquote(key))
+    if protocol in errors.WEB:
+        path, mark, query = key.partition("?")
+        return f"{root}{mark}{query}", unquote(path)
     if key.startswith("/"):  # obstore would leave out the slash, and read what may be another object
         raise StorageError("the key begins with a slash; name the object without it", url=url)
-    container, at, account = bucket.partition("@")
-    return ObjectPlace(root, container, key, account.partition(".")[0] if at else None)
+    return root, key
 
 
-def make_store(place: ObjectPlace, config: ObjectConfig, *, retries: bool) -> Any:
+def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
     """Make the obstore store of a bucket or a host; nothing is requested yet.
 
     Args:
-        place: which bucket or host.
-        config: how to reach it.
-        retries: it makes requests again that failed.
+        root: see `locate`.
+        options: how to reach it.
+        retries: the store itself repeats failed requests.
 
     Raises:
-        StorageError: what it needs is not there: an account's name, a profile, or boto3 for credentials from `~/.aws`.
+        StorageError: a setting is wrong or missing: an account's name, a profile, or boto3 for the profile.
     """
     from obstore import store
     from obstore.exceptions import BaseError
 
-    stores: Any = store  # which settings there are is obstore's to check
-    options: dict[str, Any] = {
-        "client_options": CLIENT_OPTIONS | config.client,
-        "retry_config": RETRY if retries else NO_RETRY,
-    }
+    retry = RETRY if retries else RETRY | {"max_retries": 0}
+    client, config = _CLIENT | options.client, options.config
+    settings: dict[str, Any] = {"client_options": client, "retry_config": retry}
+    bucket, at, account = root.partition("://")[2].rstrip("/").partition("@")
     try:
-        if config.family == "http":
-            return _web_store(stores, place.root, options)
-        if config.family == "gs":
-            return stores.GCSStore(place.bucket, config=config.config, **options)
-        if config.family == "az":
-            account = {"account_name": place.account} if place.account else {}
-            return stores.AzureStore(place.bucket, config=config.config | account, **options)
-        return _s3_store(stores, place, config, options)
-    except (BaseError, ValueError) as exc:
+        if options.family == "http":
+            address, client["default_headers"] = _without_login(root, client.get("default_headers", {}))
+            return store.HTTPStore.from_url(address, **settings)
+        if options.family == "s3":
+            settings["credential_provider"] = _aws_credentials(root, options)
+        if at:
+            config = config | {"account_name": account.partition(".")[0]}
+        return getattr(store, _STORES[options.family])(bucket, config=config, **settings)
+    except (BaseError, ValueError, TypeError) as exc:
         reason = without_secrets(str(exc).partition("\n")[0])
-        raise StorageError(
-            f"this storage cannot be set up ({reason}); check storage_options", url=without_secrets(place.root)
-        ) from None
+        raise StorageError(f"this storage cannot be set up ({reason}); check storage_options", url=root) from None
 
 
-def _web_store(stores: Any, root: str, options: dict[str, Any]) -> Any:
-    """With the user and password of the url as the header that obstore does not make of them.
-
-    A redirect to another host is followed without it, as without any header of this name.
-    """
+def _without_login(root: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """Turn the user and password of a web address into a header, which a redirect to another host does not get."""
     protocol, _, place = root.partition("://")
-    login, at, host = place.rpartition("@")
-    headers = options["client_options"].get("default_headers", {})
+    host, slash, query = place.partition("/")
+    login, at, host = host.rpartition("@")
     if at and "authorization" not in map(str.lower, headers):
         user, _, password = map(unquote, login.partition(":"))
         basic = b64encode(f"{user}:{password}".encode()).decode("ascii")
-        headers = headers | {"Authorization": f"Basic {basic}"}
-        options = options | {"client_options": options["client_options"] | {"default_headers": headers}}
-    return stores.HTTPStore(f"{protocol}://{host}", **options)
+        headers = {**headers, "Authorization": f"Basic {basic}"}
+    return f"{protocol}://{host}{slash}{query}", headers
 
 
-def _s3_store(stores: Any, place: ObjectPlace, config: ObjectConfig, options: dict[str, Any]) -> Any:
-    from obstore.exceptions import UnknownConfigurationKeyError
-
-    config, credentials = aws_settings(config, place.root)
-    options = options | {"credential_provider": credentials}
-    endpoint = config.config.get("endpoint")
-    if endpoint is not None and _ENDPOINT_VARIABLE in os.environ:
-        # Newer releases of obstore prefer the variable to the endpoint, older ones know neither it nor its setting.
-        with contextlib.suppress(UnknownConfigurationKeyError):
-            over = {_ENDPOINT_VARIABLE.lower(): endpoint}
-            return stores.S3Store(place.bucket, config=config.config | over, **options)
-    return stores.S3Store(place.bucket, config=config.config, **options)
-
-
-Credentials = Callable[[], dict[str, Any]]
-"""Gives credentials as obstore takes them; called again after a while."""
-
-# Where obstore finds credentials itself.
-_VARIABLES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-)
-
-_RENEWED_AFTER = timedelta(minutes=10)
-
-
-def aws_settings(config: ObjectConfig, root: str) -> tuple[ObjectConfig, Credentials | None]:
-    """Add region and credentials of a profile in `~/.aws`, which botocore reads, where no others are given.
-
-    Args:
-        config: from the options and the environment, which come first.
-        root: the bucket's url, for errors.
-
-    Raises:
-        StorageError: there is no such profile, it names an endpoint, or botocore is missing.
-    """
-    profile = config.profile or os.environ.get("AWS_PROFILE")
-    is_given = "access_key_id" in config.config or bool(config.config.get("skip_signature"))
-    files = [
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
-        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
-    ]
-    if is_given or (config.profile is None and any(map(os.environ.get, _VARIABLES))):
-        return config, None
-    if profile is None and not any(os.path.exists(os.path.expanduser(file)) for file in files):
-        return config, None
+def _aws_credentials(root: str, options: ObjectOptions) -> Any:
+    """Return the provider of credentials from `~/.aws`; None if others are configured, or if obstore finds them."""
+    files = [("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config")]
+    profile = options.profile or os.environ.get("AWS_PROFILE")
+    exists = any(os.path.exists(os.path.expanduser(os.environ.get(name) or path)) for name, path in files)
+    if {"access_key_id", "skip_signature"} & options.config.keys() or not (profile or exists):
+        return None
     try:
-        session = importlib.import_module("botocore.session").Session(profile=profile)
-    except ImportError as exc:
-        raise StorageError(
-            "credentials from ~/.aws need botocore: pip install 'streamload[s3]'", url=without_secrets(root)
-        ) from exc
-    if profile is not None and profile not in session.available_profiles:
-        raise StorageError(
-            f"there is no profile {profile!r} (of storage_options or AWS_PROFILE) in {files[0]} or {files[1]}",
-            url=without_secrets(root),
-        )
-    if "endpoint" not in config.config and {"endpoint_url", "services"} & session.get_scoped_config().keys():
-        raise StorageError(
-            f"the profile in {files[1]} names an endpoint, which is not read from there; give it as `endpoint_url` in "
-            "storage_options, or in AWS_ENDPOINT_URL",
-            url=without_secrets(root),
-        )
-    if "region" not in config.config and (region := session.get_config_variable("region")):
-        config = replace(config, config=config.config | {"region": region})
-    credentials = session.get_credentials()
-    return config, None if credentials is None else lambda: _frozen(credentials)
-
-
-def _frozen(credentials: Any) -> dict[str, Any]:
-    """Credentials as they are now; requested again after a while, since botocore renews those that expire."""
-    found = credentials.get_frozen_credentials()
-    return {
-        "access_key_id": found.access_key,
-        "secret_access_key": found.secret_key,
-        "token": found.token,
-        "expires_at": datetime.now(UTC) + _RENEWED_AFTER,
-    }
-
-
-_STATUS = re.compile(r"status(?: code)?: (\d{3})")
-_CODE = re.compile(r"<Code>([^<]*)</Code>")
-_TOO_SHORT = "Wanted range starting at"
-_NOT_PARTIAL = ("non-partial response", "RangeNotSupported")
-_UNKNOWN_LENGTH = re.compile(r"CONTENT_RANGE header: \"?bytes \d+-\d+/\*")
-_WRONG_RANGE = re.compile(r"Requested \d+\.\.\d+, got \d+\.\.\d+|Content-Range|UnexpectedRange")
-_BROKEN = re.compile(r"kind: (?:Timeout|Interrupted|Request|Decode|Unknown)|body error|TimedOut|IncompleteMessage")
-_ASKS_THE_CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
-_BY_CLASS = {"PreconditionError": 412, "PermissionDeniedError": 403, "UnauthenticatedError": 401}
-
-
-def is_whole_answer(exc: Exception) -> bool:
-    """Whether the server answered a request for a range with status 200."""
-    return any(words in str(exc) for words in _NOT_PARTIAL)
-
-
-def storage_error(url: str, exc: Exception) -> StorageError:
-    """The error to raise for what obstore raised; its text is left out, since it may hold keys and tokens."""
-    text = str(exc)
-    code = found[1] if (found := _CODE.search(text)) else None
-    if _ASKS_THE_CLOUD.search(text):
-        return StorageError(
-            "no credentials were found: neither in storage_options, nor in the environment, nor from this machine's "
-            "cloud; give them, or `anon=True` for a public bucket",
-            url=without_secrets(url),
-        )
-    if found := _STATUS.search(text):
-        return status_error(url, int(found[1]), code)
-    if "BareRedirect" in text or "redirect without LOCATION" in text:
-        return status_error(url, 301, code)
-    if isinstance(exc, FileNotFoundError):
-        return status_error(url, 404, code)
-    if type(exc).__name__ in _BY_CLASS:
-        return status_error(url, _BY_CLASS[type(exc).__name__], code)
-    if is_whole_answer(exc):
-        return whole_answer_error(url)
-    if _TOO_SHORT in text:
-        return ShardChangedError(
-            "the object ends before the bytes that were requested, so it was changed", url=without_secrets(url)
-        )
-    if _UNKNOWN_LENGTH.search(text):
-        return unknown_length_error(url)
-    if _WRONG_RANGE.search(text):
-        return transient_error(url, "the server sent another part of the object than was requested")
-    if "kind: Connect" in text or "tcp connect" in text or "dns error" in text:
-        return connection_error(url, text)
-    if _BROKEN.search(text):
-        what = (
-            "the storage did not answer in time" if "TimedOut" in text or "Timeout" in text else "the answer broke off"
-        )
-        return transient_error(url, what)
-    return StorageError(
-        f"cannot be read ({_first_words(text)}); check the url and storage_options", url=without_secrets(url)
-    )
-
-
-def _first_words(text: str) -> str:
-    """The first line of a message, cut before whatever the server sent or the request held."""
-    return without_secrets(re.split(r"[\n<{]|https?://", text, maxsplit=1)[0].strip(" :-"))[:200]
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def info_of(url: str, meta: Mapping[str, Any]) -> ShardInfo:
-    """A shard as a listing or a HEAD answer describes it."""
-    changed: datetime = meta["last_modified"]
-    # Whole seconds, since a listing may be finer than the header of an answer.
-    mtime_ns = (changed - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
-    return ShardInfo(url, meta["size"], mtime_ns, version_in(meta))
-
-
-def version_in(meta: Mapping[str, Any]) -> str | None:
-    """The version of the object that was requested; see `version_of`."""
-    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
-
-
-_FIRST_WAIT_S = 0.001
-_LONGEST_WAIT_S = 0.5
-_Result = TypeVar("_Result")
-
-
-class InFlight:
-    """The answers that obstore's threads still hold.
-
-    Such a thread reports each answer to Python, even one that was cancelled. If the interpreter exits meanwhile, the
-    process aborts, and until then the connection stays open. An answer dies when its thread has released it.
-
-    Args:
-        call_obstore: any call into obstore: what its threads have released is freed only by the next one.
-    """
-
-    def __init__(self, call_obstore: Callable[[], object]) -> None:
-        self._answers: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
-        self._call_obstore = call_obstore
-
-    def add(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
-        """Note an answer, and return it to be awaited."""
-        self._answers.add(answer)
-        return answer
-
-    async def wait_until_empty(self) -> None:
-        """Wait until obstore has released all answers, which must have arrived or been cancelled; at most a second.
-
-        It polls, mostly twice, since obstore does not notify.
-        """
-        wait_s = _FIRST_WAIT_S
-        while self._answers and wait_s <= _LONGEST_WAIT_S:
-            self._call_obstore()
-            if self._answers:
-                await asyncio.sleep(wait_s)
-                wait_s *= 2
-        self._answers.clear()
-
-
-_FIRST_PIECE_BYTES, _LARGEST_PIECE_BYTES = 256 << 10, 512 << 10
-_LONGEST_PIECE_S = 0.1
-
-
-class PieceSize:
-    """How much obstore gathers of a body before it passes that on; each piece costs as much as copying 100 kB.
-
-    What it has gathered is lost where the body breaks off, and nobody sees it come. So pieces are of 256 KiB until a
-    body has come whole, and then of what came in a tenth of a second, at most 512 KiB; after a body that did not come
-    whole, the next ones are passed on as they come.
-
-    Attributes:
-        least_bytes: of every piece but the last.
-    """
-
-    def __init__(self) -> None:
-        self.least_bytes = _FIRST_PIECE_BYTES
-
-    def came_whole(self, body_bytes: int, seconds: float) -> None:
-        """A body was read to its end. A short one says nothing."""
-        if body_bytes > _LARGEST_PIECE_BYTES:
-            at_this_rate = int(body_bytes * _LONGEST_PIECE_S / max(seconds, 1e-6))
-            self.least_bytes = max(1, min(_LARGEST_PIECE_BYTES, at_this_rate))
-
-    def was_left(self) -> None:
-        """A body broke off, or was not read to its end."""
-        self.least_bytes = 1
-
-
-class ObjectBody:
-    """See `RangeBody`.
-
-    Args:
-        url: of the object.
-        result: obstore's answer.
-        sizes: of the range and of the whole object.
-        etag: of the object.
-        in_flight: notes every piece that is requested.
-        pieces: how large they are in this bucket; learns from this body.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        result: Any,
-        sizes: tuple[int, int],
-        *,
-        etag: str | None,
-        in_flight: InFlight,
-        pieces: PieceSize,
-    ) -> None:
-        self._range_bytes, self.total_bytes = sizes
-        self.etag = etag
-        self._url = url
-        self._stream = result.stream(min_chunk_size=pieces.least_bytes)
-        self._in_flight = in_flight
-        self._pieces = pieces
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """See `RangeBody.chunks`."""
-        import obstore
-
-        left, stream, began_s = self._range_bytes, self._stream, time.monotonic()
-        try:
-            while (chunk := await self._next(stream)) is not None:
-                left -= len(chunk)
-                if left < 0:
-                    raise transient_error(self._url, "the server sent more bytes than its headers say")
-                yield chunk
-        except (obstore.exceptions.BaseError, OSError) as exc:
-            raise body_error(self._url, exc) from None
-        finally:
-            await self.aclose()
-            if left:
-                self._pieces.was_left()
-            else:
-                self._pieces.came_whole(self._range_bytes, time.monotonic() - began_s)
-        if left:
-            raise transient_error(self._url, f"the answer ended {counted(left, 'byte')} early")
-
-    async def _next(self, stream: Any) -> Any:
-        try:
-            return await self._in_flight.add(anext(stream))
-        except StopAsyncIteration:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        if profile is None:
             return None
+        raise StorageError(
+            f"the profile {profile!r} of `~/.aws` needs boto3: pip install 'streamload[s3]'", url=root
+        ) from None
+    try:
+        session = boto3.Session(profile_name=profile)
+    except BotoCoreError as exc:
+        raise StorageError(
+            f"there is no profile {profile!r} (of storage_options or AWS_PROFILE): {exc}", url=root
+        ) from None
+    # Shorter than the quarter of an hour by which botocore renews credentials before they expire.
+    return Boto3CredentialProvider(session, ttl=timedelta(minutes=5)) if session.get_credentials() else None
 
-    async def aclose(self) -> None:
-        """See `RangeBody.aclose`."""
-        self._stream = None  # the last reference: obstore closes the connection with it
 
-
-def body_error(url: str, exc: Exception) -> StorageError:
-    """A transient error, whatever broke the body off: if the cause is permanent, the next request fails with it."""
-    error = storage_error(url, exc)
-    return error if isinstance(error, TransientStorageError) else transient_error(url, "the answer broke off")
-
-
-_SIGNED_FOR = timedelta(hours=1)
-# A server may close its connection with a refusal, which the next request meets.
-_TRIES_OF_NAMING = 3
-
-_LISTED_AT_ONCE = 1000
 _used_by: list[int] = []
 
 
-class ObjectStorage:
-    """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
-
-    Each bucket or host has two obstore stores (connection pools), made on first use. The one for writing retries by
-    itself, since only it can resend a part of a large object; what it gives up on is retried here, like any other
-    transient failure. When credentials expire, the store is replaced once for all concurrent requests, which are then
-    retried.
-
-    Args:
-        config: how the stores are made.
-        retries: how requests are retried.
-    """
-
-    def __init__(self, config: ObjectConfig, retries: Retries | None = None) -> None:
-        self._config = config
-        self._retries = retries or Retries()
-        self._stores: dict[tuple[str, bool], Any] = {}
-        self._answers_200: set[str] = set()
-        self._in_flight = InFlight(_call_obstore)
-        self._pieces: defaultdict[str, PieceSize] = defaultdict(PieceSize)
-        self._lock = threading.Lock()
-
-    def info(self, url: str) -> ShardInfo:
-        """Size and version by one HEAD; see `Storage.info`."""
-        import obstore
-
-        if self._config.family != "http" and not locate(url).key:
-            raise ShardNotFoundError("this is a bucket, and a shard must be an object in it; check the path", url=url)
-        try:
-            meta = self._retried(url, obstore.head)
-        except ShardNotFoundError as exc:
-            raise self._with_advice(url, exc) from None
-        except StorageError as exc:
-            raise self._explained(url, exc) from None
-        return info_of(url, meta)
-
-    def absolute(self, url: str) -> str:
-        """The url itself, with its protocol in lower case."""
-        protocol, rest = url.split("://", 1)
-        return f"{protocol.lower()}://{rest}"
-
-    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """The matches, by one listing for each folder that a component matches; from `**` on, of everything below.
-
-        Raises:
-            StorageError: the storage cannot list, as web servers cannot.
-        """
-        place = locate(pattern)
-        if self._config.family == "http":
-            raise StorageError(
-                "a web server does not list its files, so patterns and folders cannot be looked up; name the shards, "
-                "with braces: train-{000000..000099}.tar",
-                url=without_secrets(pattern),
-            )
-        components = [part for part in place.key.split("/") if part]
-        listing = ObjectListing(partial(self._level, place), partial(self._below, place))
-        if folders:
-            return [ShardInfo(f"{place.root}{key}", UNKNOWN_BYTES, 0) for key in sorted(listing.folders(components))]
-        found = [info_of(f"{place.root}{meta['path']}", meta) for meta in listing.objects(components)]
-        return sorted(found, key=lambda info: info.url)
-
-    def is_folder(self, url: str) -> bool:
-        """Whether any key has this one and a slash as its prefix; see `Storage.is_folder`. Never on a web server."""
-        if self._config.family == "http":
-            return False
-        listed = self._level(locate(url), locate(url).key.rstrip("/"))
-        return bool(listed["objects"] or listed["common_prefixes"])
-
-    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """See `Storage.read_bytes`. What has come is kept where an answer is cut, as long as the version stays."""
-        import obstore
-
-        content = bytearray()
-        version: str | None = None
-        goes_on = True
-
-        def rest(store: Any, key: str) -> bytes:
-            nonlocal version, goes_on
-            if not goes_on or version is None:
-                content.clear()
-            try:
-                answer = _get_from(store, key, len(content))
-            except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
-                goes_on = not is_whole_answer(exc)  # a server that ignores ranges
-                raise
-            size_bytes, now = answer.meta["size"], version_in(answer.meta)
-            check_small(url, size_bytes, most_bytes)
-            if now != version:
-                content.clear()
-                version = now
-            if answer.range[0] != len(content):
-                content.clear()
-                raise transient_error(url, "it was changed while it was read")
-            _receive(url, answer, content)
-            if len(content) != size_bytes:
-                raise transient_error(url, f"the answer ended after {len(content):,} bytes")
-            return bytes(content)
-
-        return self._retried(url, rest, came=lambda: len(content))
-
-    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
-        """See `Storage.open_range`."""
-        place = locate(url)
-        return await self._retried_async(url, place, lambda: self._open(url, place, start, end, etag))
-
-    async def _open(self, url: str, place: ObjectPlace, start: int, end: int | None, etag: str | None) -> RangeBody:
-        import obstore
-
-        if place.root in self._answers_200:
-            return await self._open_signed(url, place, start, end, etag)
-        options: Any = {"range": {"offset": start} if end is None else (start, end)}
-        if etag is not None and not etag.startswith("W/"):  # a weak one never matches
-            options["if_match"] = quoted(etag)
-        try:
-            # No local name: an error that someone keeps would keep the store through it, and its connections.
-            result = await self._in_flight.add(obstore.get_async(self._store(place), place.key, options=options))
-        except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
-            if is_whole_answer(exc) and self._config.family == "s3" and not self._config.config.get("skip_signature"):
-                self._answers_200.add(place.root)
-                return await self._open_signed(url, place, start, end, etag)
-            refusal = storage_error(url, exc)
-            if type(refusal) is ShardChangedError or (is_whole_answer(exc) and start == 0):
-                return await self._empty_or_refused(url, place, start, etag, refusal)
-            raise refusal from None
-        total_bytes, now = result.meta["size"], version_in(result.meta)
-        if not same_etag(etag, now):
-            raise changed_error(url, etag, now)
-        first, last = result.range
-        if (first, last) != (start, total_bytes if end is None else min(end, total_bytes)):
-            raise transient_error(url, "the server sent another part of the object than was requested")
-        sizes, pieces = (last - first, total_bytes), self._pieces[place.root]
-        return ObjectBody(url, result, sizes, etag=now, in_flight=self._in_flight, pieces=pieces)
-
-    async def _empty_or_refused(
-        self, url: str, place: ObjectPlace, start: int, etag: str | None, refusal: StorageError
-    ) -> WholeBody:
-        """What the object is now, after a range of it was refused: an empty object has no range.
-
-        Raises:
-            ShardChangedError: it is another version than the wanted one; names both.
-            StorageError: the refusal, which is right.
-        """
-        size_bytes, now = await self._size_and_etag_now(place)
-        if size_bytes == 0 and start == 0 and same_etag(etag, now):
-            return WholeBody(b"", 0, now)
-        is_only_shorter = etag is None or (now is not None and same_etag(etag, now))
-        if is_only_shorter or type(refusal) is not ShardChangedError:
-            raise refusal from None
-        raise changed_error(url, etag, now) from None
-
-    async def _open_signed(
-        self, url: str, place: ObjectPlace, start: int, end: int | None, etag: str | None
-    ) -> RangeBody:
-        """Read a range whole from `rclone serve s3`, which sends it with status 200; obstore takes only 206."""
-        import aiohttp
-        import obstore
-
-        address = await self._in_flight.add(obstore.sign_async(self._store(place), "GET", place.key, _SIGNED_FOR))
-        connector = aiohttp.TCPConnector(ssl=tls_context(self._config.client))
-        headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
-        with ReportsErrors(url):
-            async with (
-                aiohttp.ClientSession(connector=connector, raise_for_status=True) as session,
-                session.get(address, headers=headers) as response,
-            ):
-                content, now = await response.read(), quoted(response.headers.get("ETag"))
-                span, _, total = response.headers.get("Content-Range", "").rpartition("/")
-        if not same_etag(etag, now):
-            raise changed_error(url, etag, now)
-        if start == 0 and not content:
-            return WholeBody(b"", 0, now)
-        if span != f"bytes {start}-{start + len(content) - 1}" or not total.isdigit():
-            raise whole_answer_error(url)
-        stop = int(total) if end is None else min(end, int(total))
-        check_length(url, content, stop - start, int(total))
-        return WholeBody(content, int(total), now)
-
-    async def _size_and_etag_now(self, place: ObjectPlace) -> tuple[int | None, str | None]:
-        import obstore
-
-        for _ in range(_TRIES_OF_NAMING):
-            with suppress(obstore.exceptions.BaseError, OSError):
-                meta = await self._in_flight.add(obstore.head_async(self._store(place), place.key))
-                return meta["size"], version_in(meta)
-        return None, None
-
-    def write(self, url: str, source: bytes | str) -> None:
-        """By one PUT, or in parts where it is large; either way whole or not at all. See `Storage.write`."""
-        import obstore
-
-        if self._config.family == "http":
-            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=without_secrets(url))
-        content = source if isinstance(source, bytes) else Path(source)
-        self._retried(url, lambda store, key: obstore.put(store, key, content), writes=True)
-
-    def delete(self, url: str) -> None:
-        """See `Storage.delete`."""
-        import obstore
-
-        try:
-            self._retried(url, obstore.delete)
-        except ShardNotFoundError:
-            return
-
-    async def aclose(self) -> None:
-        """Drop the stores and their connections, and wait for what is in flight."""
-        with self._lock:
-            self._stores.clear()
-        await self._in_flight.wait_until_empty()
-
-    # -- listing
-
-    def _level(self, place: ObjectPlace, prefix: str) -> Any:
-        import obstore
-
-        return self._retried(place.root + prefix, lambda store, _: obstore.list_with_delimiter(store, prefix or None))
-
-    def _below(self, place: ObjectPlace, prefix: str, wanted: Callable[[str], bool]) -> Any:
-        import obstore
-
-        def whole(store: Any, _: str) -> Any:
-            chunks = obstore.list(store, prefix or None, chunk_size=_LISTED_AT_ONCE)
-            return [meta for chunk in chunks for meta in chunk if wanted(meta["path"])]
-
-        return self._retried(place.root + prefix, whole)
-
-    def _with_advice(self, url: str, error: ShardNotFoundError) -> ShardNotFoundError:
-        """The error with names similar to the missing one, from one listing of its folder."""
-        place = locate(url)
-        folder, _, name = place.key.rpartition("/")
-        if self._config.family == "http" or "bucket" in error.message:
-            return error
-        try:
-            level = self._level(place, folder)
-        except ShardNotFoundError as exc:  # the bucket, since a folder that is not there lists as empty
-            return ShardNotFoundError(exc.message, url=without_secrets(url))
-        except StorageError:
-            return error
-        paths = [*(str(meta["path"]) for meta in level["objects"]), *map(str, level["common_prefixes"])]
-        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
-        advice = close_matches(name, names, f"{place.root}{folder}")
-        return ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
-
-    def _explained(self, url: str, error: StorageError) -> StorageError:
-        """The error for a denied HEAD, whose answer has no body that says why; a listing's has."""
-        if not is_unexplained_denial(error) or self._config.family == "http":
-            return error
-        place = locate(url)
-        try:
-            self._level(place, place.key.rpartition("/")[0])
-        except StorageError as exc:
-            return StorageError(exc.message, url=without_secrets(url)) if type(exc) is StorageError else error
-        return error
-
-    def _store(self, place: ObjectPlace, *, writes: bool = False) -> Any:
-        _use_here(place.root)
-        with self._lock:
-            store = self._stores.get((place.root, writes))
-            if store is None:
-                store = self._stores[place.root, writes] = make_store(place, self._config, retries=writes)
-            return store
-
-    def _renew(self, place: ObjectPlace, expired: Any) -> None:
-        """Drop the stores of expired credentials, unless another request has done so already."""
-        with self._lock:
-            if any(store is expired for store in self._stores.values()):
-                for writes in (True, False):
-                    self._stores.pop((place.root, writes), None)
-
-    def _retried(
-        self,
-        url: str,
-        act: Callable[[Any, str], _Result],
-        *,
-        writes: bool = False,
-        came: Callable[[], int] = lambda: 0,
-    ) -> _Result:
-        """Call `act` with a url's store and key, and retry it as the policy says.
-
-        Expired credentials are renewed, once. `came` says how many bytes there are: more of them are progress.
-        """
-        import obstore
-
-        place, attempts, renewed = locate(url), self._retries.begin(url), False
-        while True:
-            store, before = self._store(place, writes=writes), came()
-            try:
-                answer = act(store, place.key)
-                attempts.progressed()
-                return answer
-            except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
-                error = exc if isinstance(exc, TransientStorageError) else storage_error(url, exc)
-                if came() > before:
-                    attempts.progressed()
-                if renews := isinstance(error, ExpiredCredentialsError) and not renewed:
-                    renewed = True
-                    self._renew(place, store)
-                wait_s = 0.0 if renews else attempts.wait_s(error)
-                if wait_s is None:
-                    raise error from None
-            finally:
-                del store  # an error that someone keeps would keep its connections
-            time.sleep(wait_s)
-
-    async def _retried_async(self, url: str, place: ObjectPlace, act: Callable[[], Awaitable[_Result]]) -> _Result:
-        """The same on the running loop; a missing object comes with advice."""
-        store = self._store(place)
-        try:
-            try:
-                return await act()
-            except ExpiredCredentialsError:
-                self._renew(place, store)
-                return await act()
-        except ShardNotFoundError as exc:
-            error = exc
-        finally:
-            del store
-        # With stores of its own, since it may outlast the others; and used once, since closing waits for its thread.
-        alone = ObjectStorage(self._config, Retries(RetryPolicy(tries=1)))
-        raise await asyncio.to_thread(alone._with_advice, url, error)
-
-
-def _get_from(store: Any, key: str, start: int) -> Any:
-    """The answer to a request for an object from a place on."""
-    import obstore
-
-    return obstore.get(store, key, options={"range": {"offset": start}}) if start else obstore.get(store, key)
-
-
-def _receive(url: str, answer: Any, content: bytearray) -> None:
-    """Append the body of an answer to what there is."""
-    import obstore
-
-    try:
-        for piece in answer.stream(min_chunk_size=1):  # what is gathered is lost where the body breaks off
-            content += bytes(piece)
-    except (obstore.exceptions.BaseError, OSError) as exc:
-        raise body_error(url, exc) from None
-
-
-def _call_obstore() -> object:
-    from obstore.store import MemoryStore
-
-    return MemoryStore()
-
-
 def _use_here(url: str) -> None:
-    """Note that this process uses obstore: in a fork its threads are the parent's, and it would wait forever.
-
-    Raises:
-        StorageError: it was forked from one that has.
-    """
+    """Note that this process uses obstore. Raises StorageError in a fork of one that does: its threads are missing."""
     process = os.getpid()
     if not _used_by:
         _used_by.append(process)
     elif _used_by[0] != process:
         raise StorageError(
             "this process was forked from one that has used a storage, and would wait forever here; start it by spawn",
-            url=without_secrets(url),
+            url=url,
         )
 
 
-class ObjectListing:
-    """Looks up patterns in one bucket.
+class InFlight:
+    """The answers that obstore's threads still hold.
 
-    Args:
-        level: lists what lies right below a prefix: its `objects` and `common_prefixes`, as obstore gives them.
-        below: lists all objects below a prefix, at any depth, of whose paths a function says so.
+    Such a thread reports each answer to Python, even a cancelled one. If the interpreter exits meanwhile, the process
+    aborts, and until then the connection stays open. An answer dies when its thread has released it.
     """
 
-    def __init__(self, level: Callable[[str], Any], below: Callable[[str, Callable[[str], bool]], list[Any]]) -> None:
-        self._level = level
-        self._below = below
+    def __init__(self) -> None:
+        self._answers: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
 
-    def objects(self, components: Sequence[str]) -> list[Any]:
-        """The objects whose keys the components of a pattern stand for, each once, as obstore describes them."""
-        prefixes, steps = self._prefixes(components)
-        if steps[0] != ANY_FOLDERS:
-            return [meta for prefix in prefixes for meta in self._objects(prefix, steps[0])]
-        return [meta for prefix in prefixes for meta in self._below(prefix, partial(_fits_below, prefix, steps))]
+    def add(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
+        """Register an answer, and return it to be awaited."""
+        self._answers.add(answer)
+        return answer
 
-    def folders(self, components: Sequence[str]) -> list[str]:
-        """The folders (what keys have before a slash) that the components stand for, each once."""
-        prefixes, steps = self._prefixes(components)
-        if steps[0] != ANY_FOLDERS:
-            return [found for prefix in prefixes for found in self._folders(prefix, steps[0])]
-        return [
-            f"{prefix}/{folder}".lstrip("/")
-            for prefix in prefixes
-            for folder in _folders_of(_relative(meta["path"], prefix) for meta in self._below(prefix, lambda _: True))
-            if fits(folder, steps)
-        ]
+    async def wait_until_empty(self) -> None:
+        """Wait until obstore has released all answers, which must have arrived or been cancelled; at most a second.
 
-    def _prefixes(self, components: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-        """Where to look, and the steps of the pattern from there on: one, or as many as there are from `**` on."""
-        steps = pattern_steps(components) or ["*"]
-        first = next((number for number, step in enumerate(steps) if is_pattern(step)), len(steps) - 1)
-        prefixes: Sequence[str] = ["/".join(steps[:first])]
-        while first < len(steps) - 1 and steps[first] != ANY_FOLDERS:
-            prefixes = [match for prefix in prefixes for match in self._folders(prefix, steps[first])]
-            first += 1
-        return prefixes, steps[first:]
+        It polls, mostly twice: obstore frees what its threads have released at the next call.
+        """
+        from obstore.store import MemoryStore
 
-    def _folders(self, prefix: str, component: str) -> Sequence[str]:
-        if not is_pattern(component):
-            return [f"{prefix}/{component}".lstrip("/")]
-        return [found for found in self._level(prefix)["common_prefixes"] if matches(found, component)]
-
-    def _objects(self, prefix: str, component: str) -> Sequence[Any]:
-        return [meta for meta in self._level(prefix)["objects"] if matches(meta["path"], component)]
+        wait_s = 0.001
+        while self._answers and wait_s < 1.0:
+            MemoryStore()
+            if self._answers:
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+        self._answers.clear()
 
 
-def _fits_below(prefix: str, steps: Sequence[str], path: str) -> bool:
-    return fits(_relative(path, prefix), steps)
+# -- the storage -----------------------------------------------------------------------------------------------------
+
+# What obstore gathers of a body before it passes that on: each piece costs as much as copying 100 kB.
+_PIECE_BYTES = 256 << 10
+# A url that is signed has a store of its own.
+_MOST_STORES = 64
+_UNEXPLAINED = ("access is denied (401);", "access is denied (403);")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _relative(path: str, prefix: str) -> str:
-    return path[len(prefix) :].strip("/")
+def _version(meta: Mapping[str, Any]) -> str | None:
+    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
 
 
-def _folders_of(paths: Iterable[str]) -> set[str]:
-    """All folders in which paths lie, at any depth."""
-    found: set[str] = set()
-    for path in paths:
-        while (path := path.rpartition("/")[0]) and path not in found:
-            found.add(path)
-    return found
+def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
+    # Whole seconds, since a listing may be finer than the header of an answer.
+    mtime_ns = (meta["last_modified"] - _EPOCH) // timedelta(seconds=1) * 1_000_000_000
+    return ShardInfo(url, meta["size"], mtime_ns, _version(meta))
+
+
+class ObjectStorage:
+    """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
+
+    Each bucket or host has two obstore stores (connection pools), made on first use. The one for writing retries by
+    itself, since only it can repeat a part of a large object. When credentials expire, the stores are made again.
+
+    Args:
+        options: how the stores are made.
+        retries: how requests are retried.
+    """
+
+    def __init__(self, options: ObjectOptions, retries: Retries | None = None) -> None:
+        self._options = options
+        self._retries = retries or Retries()
+        self._web = options.family == "http"
+        self._stores: dict[tuple[str, bool], Any] = {}
+        self._lock = threading.Lock()
+        self._in_flight = InFlight()
+        self._broken: set[str] = set()
+        self._answers_200: set[str] = set()
+        self._pauses: dict[str, tuple[float, float]] = {}
+        self._pausing = threading.Lock()
+
+    def info(self, url: str) -> ShardInfo:
+        """Return size and version by one HEAD."""
+        root, key = locate(url)
+        if not self._web and not key:
+            raise ShardNotFoundError("this is a bucket, and a shard must be an object in it; check the path", url=url)
+        try:
+            return _info(url, self._retried(url, self._head))
+        except StorageError as exc:
+            raise (exc if self._web else self._explained(url, root, key, exc)) from None
+
+    def absolute(self, url: str) -> str:
+        """Return the url itself, with its protocol in lower case."""
+        protocol, rest = url.split("://", 1)
+        return f"{protocol.lower()}://{rest}"
+
+    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
+        """Return the matches, by one listing for each folder that a component matches; with `**`, by a flat one.
+
+        Raises:
+            StorageError: the storage cannot list, as web servers cannot.
+        """
+        root, key = locate(pattern)
+        if self._web:
+            raise StorageError(
+                "a web server does not list its files, so patterns and folders cannot be looked up; name the shards, "
+                "with braces: train-{000000..000099}.tar",
+                url=pattern,
+            )
+        folder, steps = split_pattern(key.strip("/"))
+        level: Callable[[str], Iterable[Entry]] = partial(self._level, root)
+        if ANY_FOLDERS in steps:
+            tree = self._tree(root, folder, "" if folders else steps[-1])
+            level = lambda folder: tree.get(folder, {}).values()  # noqa: E731
+        entries = find_entries(folder, steps, level, folders=folders)
+        if folders:
+            return [ShardInfo(f"{root}{path}", UNKNOWN_BYTES, 0) for path in sorted(entry.path for entry in entries)]
+        return sorted((_info(f"{root}{entry.path}", entry.known) for entry in entries), key=lambda info: info.url)
+
+    def is_folder(self, url: str) -> bool:
+        """Return True if any key begins with this one and a slash; never on a web server."""
+        root, key = locate(url)
+        return not self._web and bool(self._level(root, key.rstrip("/")))
+
+    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
+        """Read a small file by one GET; see `Storage.read_bytes`."""
+        import obstore
+
+        def whole(store: Any, key: str) -> bytes:
+            answer = obstore.get(store, key)
+            errors.check_small(url, answer.meta["size"], most_bytes)
+            content = bytes(answer.bytes())
+            errors.check_length(url, content, answer.meta["size"], answer.meta["size"])
+            return content
+
+        return self._retried(url, whole)
+
+    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
+        """Request a range by one GET; see `Storage.open_range`."""
+        import obstore
+
+        root, key = locate(url)
+        if root in self._answers_200:
+            return await self._open_signed(url, start, end, etag)
+        options: Any = {"range": {"offset": start} if end is None else (start, end)}
+        if etag is not None and not etag.startswith("W/"):  # a weak one never matches
+            options["if_match"] = quoted(etag)
+        try:
+            # No local name for the store: an error that is kept would keep it, and its connections.
+            result = await self._in_flight.add(obstore.get_async(self._store(root), key, options=options))
+        except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
+            error = errors.obstore_error(url, exc)
+            if isinstance(error, errors.WholeAnswerError) and self._options.family == "s3":
+                self._answers_200.add(root)
+                return await self._open_signed(url, start, end, etag)
+            if type(error) is ShardChangedError or (isinstance(error, errors.WholeAnswerError) and start == 0):
+                return await self._empty_or_refused(url, start, etag, error)
+            if self._web and isinstance(error, TransientStorageError) and error.throttled:
+                raise await asyncio.to_thread(self._noted, url, error) from None
+            raise self._noted(url, error) from None
+        total_bytes, now = result.meta["size"], _version(result.meta)
+        if not same_etag(etag, now):
+            raise errors.changed_error(url, etag, now)
+        if tuple(result.range) != (start, total_bytes if end is None else min(end, total_bytes)):
+            raise errors.answer_error(url, "other part")
+        return RangeBody(total_bytes, now, self._pieces(url, root, result, result.range[1] - start))
+
+    async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yield the body of an answer; after one that broke off, in pieces as they arrive, so that they count."""
+        import obstore
+
+        left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
+        del result
+        try:
+            while True:
+                piece = await self._in_flight.add(anext(stream))
+                left -= len(piece)
+                if left < 0:
+                    raise TransientStorageError("the server sent more bytes than its headers say", url=url)
+                yield piece
+        except StopAsyncIteration:
+            if left:
+                raise TransientStorageError(f"the answer ended {counted(left, 'byte')} early", url=url) from None
+        except (obstore.exceptions.BaseError, OSError) as exc:
+            # Transient, whatever it was: if the cause is permanent, the next request fails with it.
+            error = errors.obstore_error(url, exc)
+            raise (error if isinstance(error, TransientStorageError) else errors.answer_error(url, "broken")) from None
+        finally:
+            del stream  # the last reference: obstore closes the connection with it
+            if left:
+                self._broken.add(root)
+            else:
+                self._broken.discard(root)
+
+    async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
+        """Look at an object after a range of it was refused: an empty one has no range, another version is named."""
+        import obstore
+
+        root, key = locate(url)
+        size_bytes, now = None, None
+        for _ in range(3):  # a server may close its connection with a refusal, which the next request meets
+            with suppress(obstore.exceptions.BaseError, OSError):
+                meta = await self._in_flight.add(obstore.head_async(self._store(root), key))
+                size_bytes, now = meta["size"], _version(meta)
+                break
+        if size_bytes == 0 and start == 0 and same_etag(etag, now):
+            return RangeBody(0, now, one_piece(b""))
+        is_only_shorter = etag is None or (now is not None and same_etag(etag, now))
+        if is_only_shorter or type(error) is not ShardChangedError:
+            raise error from None
+        raise errors.changed_error(url, etag, now) from None
+
+    async def _open_signed(self, url: str, start: int, end: int | None, etag: str | None) -> RangeBody:
+        """Read a range whole from `rclone serve s3`, which sends parts with status 200; obstore takes only 206."""
+        import aiohttp
+        import obstore
+
+        root, key = locate(url)
+        client, trust = self._options.client, ssl.create_default_context()
+        if "root_certificate" in client:
+            trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii"))
+        verifies = not client.get("allow_invalid_certificates")
+        address = await self._in_flight.add(obstore.sign_async(self._store(root), "GET", key, timedelta(hours=1)))
+        headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+        with errors.fsspec_errors(url):
+            async with (
+                aiohttp.ClientSession(raise_for_status=True) as session,
+                session.get(address, headers=headers, ssl=trust if verifies else False) as response,
+            ):
+                content, now = await response.read(), quoted(response.headers.get("ETag"))
+                span, _, total = response.headers.get("Content-Range", "").rpartition("/")
+        if not same_etag(etag, now):
+            raise errors.changed_error(url, etag, now)
+        if start == 0 and not content:
+            return RangeBody(0, now, one_piece(b""))
+        if span != f"bytes {start}-{start + len(content) - 1}" or not total.isdigit():
+            raise errors.answer_error(url, "whole")
+        stop = int(total) if end is None else min(end, int(total))
+        errors.check_length(url, content, stop - start, int(total))
+        return RangeBody(int(total), now, one_piece(content))
+
+    def write(self, url: str, source: bytes | str) -> None:
+        """Write by one PUT, or in parts if it is large; either way whole or not at all."""
+        import obstore
+
+        if self._web:
+            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
+        content = source if isinstance(source, bytes) else Path(source)
+        self._retried(url, lambda store, key: obstore.put(store, key, content), writes=True)
+
+    def delete(self, url: str) -> None:
+        """Delete an object; see `Storage.delete`."""
+        import obstore
+
+        with suppress(ShardNotFoundError):
+            self._retried(url, obstore.delete)
+
+    async def aclose(self) -> None:
+        """Drop the stores and their connections, and wait for the answers in flight."""
+        with self._lock:
+            self._stores.clear()
+        await self._in_flight.wait_until_empty()
+
+    def _explained(self, url: str, root: str, key: str, error: StorageError) -> StorageError:
+        """Return the error with what a listing of the folder tells: similar names, or why access is denied.
+
+        The answer to a HEAD has no body, so it does not say why.
+        """
+        folder, _, name = key.rpartition("/")
+        is_missing = isinstance(error, ShardNotFoundError)
+        if not (is_missing or error.message.startswith(_UNEXPLAINED)):
+            return error
+        try:
+            names = [entry.path.rpartition("/")[2] for entry in self._level(root, folder)]
+        except StorageError as exc:
+            explains = type(exc) is (ShardNotFoundError if is_missing else StorageError)
+            return type(exc)(exc.message, url=url) if explains else error
+        if not is_missing:
+            return error
+        return ShardNotFoundError(f"no such shard: {errors.close_matches(name, names, root + folder)}", url=url)
+
+    def _head(self, store: Any, key: str) -> Any:
+        import obstore
+
+        try:
+            return obstore.head(store, key)
+        except obstore.exceptions.BaseError:
+            if "?" not in str(getattr(store, "url", "")):
+                raise
+            return obstore.get(store, key, options={"range": (0, 1)}).meta  # signed for GET, as most signed urls are
+
+    def _level(self, root: str, folder: str) -> Sequence[Entry]:
+        """List what lies directly in a folder."""
+        import obstore
+
+        listed: Any = self._retried(root + folder, lambda store, _: obstore.list_with_delimiter(store, folder or None))
+        folders = [Entry(str(path), is_folder=True) for path in listed["common_prefixes"]]
+        return [*folders, *(Entry(meta["path"], is_folder=False, known=meta) for meta in listed["objects"])]
+
+    def _tree(self, root: str, folder: str, component: str) -> dict[str, dict[str, Entry]]:
+        """List everything below a folder: each folder's entries by path, of its files the matches of a component."""
+        import obstore
+
+        def whole(store: Any, _: str) -> dict[str, dict[str, Entry]]:
+            tree: dict[str, dict[str, Entry]] = {}
+            for meta in _each(obstore.list(store, folder or None, chunk_size=1000)):
+                path = meta["path"]
+                if component and matches(path, component):
+                    tree.setdefault(path.rpartition("/")[0], {})[path] = Entry(path, is_folder=False, known=meta)
+                while (path := path.rpartition("/")[0]) and path != folder:
+                    tree.setdefault(path.rpartition("/")[0], {})[path] = Entry(path, is_folder=True)
+            return tree
+
+        return self._retried(root + folder, whole)
+
+    def _store(self, root: str, *, writes: bool = False) -> Any:
+        _use_here(root)
+        with self._lock:
+            store = self._stores.get((root, writes))
+            if store is None:
+                if len(self._stores) >= _MOST_STORES:
+                    self._stores.pop(next(iter(self._stores)))
+                store = self._stores[root, writes] = make_store(root, self._options, retries=writes)
+            return store
+
+    def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
+        """Call `act` with a url's store and key, and retry it as the policy says."""
+        import obstore
+
+        (root, key), attempts = locate(url), self._retries.begin(url)
+        while True:
+            store = self._store(root, writes=writes)
+            try:
+                answer = act(store, key)
+                attempts.progressed()
+                return answer
+            except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
+                error = self._noted(url, exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc))
+                wait_s = attempts.wait_s(error)
+                if wait_s is None:
+                    raise error from None
+            finally:
+                del store  # an error that is kept would keep its connections
+            time.sleep(wait_s)
+
+    def _noted(self, url: str, error: StorageError) -> StorageError:
+        """Act on an error: read expired credentials again, and ask a throttling web server when to come back."""
+        if isinstance(error, errors.ExpiredCredentialsError):
+            with self._lock:
+                self._stores.clear()
+        if self._web and isinstance(error, TransientStorageError) and error.throttled:
+            error.retry_after_s = self._pause_s(url)
+        return error
+
+    def _pause_s(self, url: str) -> float:
+        """Return the seconds until the time of a web server's `Retry-After`.
+
+        Obstore does not show headers of refusals, so one HEAD asks for all requests that are refused together. Object
+        stores ask for exponential backoff instead.
+        """
+        root, _ = locate(url)
+        address, headers = _without_login(url, self._options.client.get("default_headers", {}))
+        with self._pausing:
+            asked_s, pause_s = self._pauses.get(root, (0.0, 0.0))
+            if time.monotonic() - asked_s > max(1.0, pause_s):
+                asked_s, pause_s = time.monotonic(), 0.0
+                try:
+                    request = urllib.request.Request(address, headers=dict(headers), method="HEAD")  # noqa: S310
+                    urllib.request.urlopen(request, timeout=5.0).close()  # noqa: S310
+                except urllib.error.HTTPError as exc:
+                    pause_s = errors.parse_retry_after(exc.headers.get("Retry-After")) or 0.0
+                    exc.close()
+                except (OSError, ValueError, HTTPException):
+                    pass
+                self._pauses[root] = asked_s, pause_s
+            return max(0.0, asked_s + pause_s - time.monotonic())
+
+
+def _each(chunks: Any) -> Iterator[Mapping[str, Any]]:
+    for chunk in chunks:
+        yield from chunk

@@ -1,22 +1,24 @@
-"""Where shards lie: the operations that every storage offers, and the values that they give."""
+"""The operations that every storage offers, and the values and patterns that they share."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from glob import escape
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from streamload.errors import StorageError
 from streamload.storage.urls import chain_links
 
 UNKNOWN_BYTES = -1
-"""The size of a shard where only a request for that shard would give it."""
+"""The size of a shard if only a request for that shard would tell."""
 
-# What was changed more recently may be changed again within the second; and some servers always say that it is now.
+# An object changed more recently may change again within the same second, and some servers always answer "now".
 _RESOLVED_S = 60.0
 
 _GLOB = re.compile(r"[*?\[]")
@@ -28,10 +30,10 @@ class ShardInfo(NamedTuple):
     """What a storage knows of a shard without reading it; a tuple, because there may be hundreds of thousands.
 
     Attributes:
-        url: the shard; an absolute path where it is local.
-        bytes: its size; `UNKNOWN_BYTES` where the storage cannot say.
-        mtime_ns: its time of modification in nanoseconds since the epoch; 0 where the storage has none.
-        etag: the version of the object where the storage has one; local files have none.
+        url: the shard; an absolute path if it is local.
+        bytes: its size, or `UNKNOWN_BYTES`.
+        mtime_ns: its time of modification in nanoseconds since the epoch; 0 if the storage has none.
+        etag: the version of the object if the storage has one; local files have none.
     """
 
     url: str
@@ -40,79 +42,73 @@ class ShardInfo(NamedTuple):
     etag: str | None = None
 
 
-class RangeBody(Protocol):
-    """The answer to a request for a range, in flight. Whoever gets it reads it to the end or closes it."""
+async def one_piece(content: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield bytes that are already there, as the pieces of a `RangeBody`."""
+    if content:
+        yield content
 
-    @property
-    def total_bytes(self) -> int:
-        """The size of the whole object."""
-        ...
 
-    @property
-    def etag(self) -> str | None:
-        """The version of the object that answers, where the storage has one."""
-        ...
+@dataclass(slots=True)
+class RangeBody:
+    """The answer to a request for a range, in flight. Read it to the end or close it.
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The bytes of the range in order, in pieces of any size, as they arrive; may be called once.
+    Attributes:
+        total_bytes: the size of the whole object.
+        etag: the version of the object that answers, if the storage has one.
+        pieces: see `chunks`.
+        release: frees what `pieces` needs; `aclose` may call it several times.
+    """
 
-        An empty piece says that the storage makes progress on the way to the next one.
+    total_bytes: int
+    etag: str | None
+    pieces: AsyncGenerator[bytes, None]
+    release: Callable[[], object] | None = None
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of the range in order, in pieces of any size, as they arrive; may be called once.
+
+        An empty piece says that the request is still alive.
 
         Raises:
-            TransientStorageError: the body broke off, or is not as long as the range. What was given out is right.
+            TransientStorageError: the body broke off, or is not as long as the range. All earlier bytes are right.
         """
-        ...
+        return self.pieces
 
     async def aclose(self) -> None:
-        """Abandon what has not arrived, and drop the connection. Idempotent."""
-        ...
-
-
-class WholeBody:
-    """A range that was read whole; see `RangeBody`."""
-
-    def __init__(self, content: bytes, total_bytes: int, etag: str | None) -> None:
-        self.total_bytes = total_bytes
-        self.etag = etag
-        self._content = content
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """See `RangeBody.chunks`."""
-        if self._content:
-            yield self._content
-
-    async def aclose(self) -> None:
-        """Nothing to give up."""
+        """Abandon the rest and drop the connection. Idempotent."""
+        await self.pieces.aclose()
+        if self.release is not None:
+            self.release()
 
 
 class Storage(Protocol):
     """What reading and writing shards needs of a storage. Every failure is a `StorageError` that names the url.
 
-    The blocking methods must not be called from the thread of a running event loop.
+    Only `open_range` and `aclose` are for a running event loop; the other methods block.
     """
 
     def info(self, url: str) -> ShardInfo:
-        """Size and version of one shard. Raises ShardNotFoundError where there is none."""
+        """Return size and version of one shard. Raises ShardNotFoundError if there is none."""
         ...
 
     def absolute(self, url: str) -> str:
-        """The url by which any process finds the same thing, wherever it was started."""
+        """Return the url by which any process finds the same thing, whatever its working directory."""
         ...
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """The files (or the folders) that a glob of `*`, `?`, `[...]` stands for, sorted by url, each once.
+        """Return the files (or the folders) that a glob of `*`, `?`, `[...]` matches, sorted by url, each once.
 
-        `**` as a whole component is any number of folders, none included. Names that begin with a dot are found by
-        components that do, and `**` enters no such folder.
+        `**` as a whole component matches any number of folders, also none. Names that begin with a dot are matched only
+        by components that do, and `**` enters no such folder.
         """
         ...
 
     def is_folder(self, url: str) -> bool:
-        """Whether something lies below the url as in a folder; costs one request where the storage is remote."""
+        """Return True if something lies below the url; costs one request if the storage is remote."""
         ...
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """A small file whole.
+        """Read a small file whole.
 
         Raises:
             ShardNotFoundError: there is none.
@@ -121,7 +117,7 @@ class Storage(Protocol):
         ...
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
-        """Request the bytes from `start` to `end` (exclusive; None for all that follow; cut at the object's end).
+        """Request the bytes from `start` to `end` (exclusive; None for the rest; cut at the object's end).
 
         Args:
             url: the shard.
@@ -132,70 +128,50 @@ class Storage(Protocol):
         Raises:
             ShardNotFoundError: the object is gone.
             ShardChangedError: it is another version, or too short for `start`.
-            TransientStorageError: the request may succeed when it is made again.
+            TransientStorageError: the request may succeed if it is repeated.
             StorageError: it will not.
         """
         ...
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write a file whole or not at all: bytes, or what a local file (given by its path) holds."""
+        """Write a file whole or not at all, from bytes or from a local file given by its path."""
         ...
 
     def delete(self, url: str) -> None:
-        """Delete a file; it is no error that there is none."""
+        """Delete a file; a missing file is no error."""
         ...
 
     async def aclose(self) -> None:
-        """Close the connections that reading from the running loop has opened; reading again opens new ones."""
+        """Close the connections that the running loop has opened; later reads open new ones."""
         ...
 
 
-def is_pattern(url: str) -> bool:
-    """Whether a url holds `*`, `?` or `[`; of an http url only `*` counts, since the others have another meaning."""
-    if url.startswith(("http://", "https://")):
-        return "*" in url and "*" in urlsplit(url).path
-    return _GLOB.search(_IPV6_HOST.sub("", url)) is not None
-
-
-def escaped(url: str) -> str:
-    """The pattern that stands for one url only; a host in brackets stays as it is."""
-    host = _IPV6_HOST.search(url)
-    return escape(url) if host is None else url[: host.end()] + escape(url[host.end() :])
-
-
-def matches(path: str, component: str) -> bool:
-    """Whether the name at the end of a path matches one component of a pattern; hidden names match hidden ones only."""
-    name = path.rstrip("/").rpartition("/")[2]
-    if name.startswith(".") and not component.startswith("."):
-        return False
-    return _named(component).match(name) is not None
-
-
-@lru_cache(64)
-def _named(component: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(component))
+# -- urls ----------------------------------------------------------------------------------------------------------
 
 
 def protocol_of(url: str) -> str:
-    """The lower-cased protocol before `://`, or `file` for a path."""
-    found = _PROTOCOL.match(url)
-    return found[1].lower() if found else "file"
+    """Return the lower-cased protocol before `://`, or `file` for a path."""
+    match = _PROTOCOL.match(url)
+    return match[1].lower() if match else "file"
 
 
 def place_of(url: str) -> str:
-    """The common part of urls of one filesystem: protocol and host; for chained urls the whole folder."""
+    """Return the common part of urls of one filesystem: protocol and host; for chained urls the whole folder."""
     return url.rpartition("/")[0] if len(chain_links(url)) > 1 else "/".join(url.split("/", 3)[:3])
 
 
+# -- versions ------------------------------------------------------------------------------------------------------
+
+
 def quoted(etag: str | None) -> str | None:
-    """An ETag with its quotes, which some servers leave out in listings."""
+    """Return an ETag with its quotes, which some servers leave out in listings."""
     return etag if etag is None or etag.startswith(('"', "W/")) else f'"{etag}"'
 
 
 def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> str | None:
-    """The version of an object by an answer: its ETag, else one made of time and size; None where these say nothing.
+    """Return an object's ETag, else a weak one made of its time and size; None if the time says nothing.
 
-    What is made is a weak ETag, which no request holds the server to: it has not given it.
+    No request demands a weak ETag, since the server has not given it.
     """
     if etag is not None or changed is None:
         return quoted(etag)
@@ -206,9 +182,113 @@ def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> 
 
 
 def same_etag(one: str | None, other: str | None) -> bool:
-    """Whether two ETags can be of the same version; quotes don't count, and what is not known differs from nothing."""
+    """Return True if two ETags can be of the same version; an unknown one can be of any, and quotes don't count."""
     return one is None or other is None or _bare(one) == _bare(other)
 
 
 def _bare(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
+
+
+# -- patterns ------------------------------------------------------------------------------------------------------
+
+ANY_FOLDERS = "**"
+"""As a whole component; within a component it means the same as `*`."""
+
+_DEEPEST = 32
+
+
+class Entry(NamedTuple):
+    """What a folder holds: a path as the storage writes it, and what the storage knows of it."""
+
+    path: str
+    is_folder: bool
+    known: Any = None
+
+
+def is_pattern(url: str) -> bool:
+    """Return True if a url holds `*`, `?` or `[`; in http urls only `*` counts, since the others mean other things."""
+    if url.startswith(("http://", "https://")):
+        return "*" in url and "*" in urlsplit(url).path
+    return _GLOB.search(_IPV6_HOST.sub("", url)) is not None
+
+
+def escaped(url: str) -> str:
+    """Return the pattern that matches one url only; a host in brackets stays as it is."""
+    host = _IPV6_HOST.search(url)
+    return escape(url) if host is None else url[: host.end()] + escape(url[host.end() :])
+
+
+def matches(path: str, component: str) -> bool:
+    """Return True if the name at the end of a path matches one component of a pattern."""
+    name = path.rstrip("/").rpartition("/")[2]
+    if name.startswith(".") and not component.startswith("."):
+        return False
+    return _compiled(component).match(name) is not None
+
+
+@lru_cache(64)
+def _compiled(component: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(component))
+
+
+def split_pattern(path: str) -> tuple[str, list[str]]:
+    """Split a pattern into the folder before the first glob, and at least one component from there on.
+
+    Several `**` in a row are one; at the end, `**` becomes `**/*`.
+    """
+    components = path.split("/")
+    first = next((number for number, each in enumerate(components) if is_pattern(each)), len(components) - 1)
+    steps: list[str] = []
+    for component in filter(None, components[first:]):
+        if component != ANY_FOLDERS or steps[-1:] != [ANY_FOLDERS]:
+            steps.append(component)
+    if not steps or steps[-1] == ANY_FOLDERS:
+        steps.append("*")
+    return "/".join(components[:first]), steps
+
+
+def find_entries(
+    folder: str, steps: Sequence[str], level: Callable[[str], Iterable[Entry]], *, folders: bool
+) -> list[Entry]:
+    """Return the files (or the folders) that a pattern matches, each once.
+
+    Args:
+        folder: where to begin.
+        steps: the components from there on; see `split_pattern`.
+        level: returns what lies directly in a folder; nothing if it is missing.
+        folders: return folders.
+
+    Raises:
+        StorageError: `**` leads through too many folders, as links that lead back to their own folder do.
+    """
+    listed: dict[str, list[Entry]] = {}
+
+    def inside(folder: str) -> list[Entry]:
+        if folder not in listed:
+            listed[folder] = list(level(folder))
+        return listed[folder]
+
+    def walk(folder: str, steps: Sequence[str], depth: int) -> Iterator[Entry]:
+        step, *rest = steps
+        if depth > _DEEPEST:
+            raise StorageError(
+                f"more than {_DEEPEST} folders lie in each other here, so a link leads back to its own folder; "
+                "name the folders without `**`",
+                url=folder,
+            )
+        if step == ANY_FOLDERS:
+            yield from walk(folder, rest, depth)
+            for entry in inside(folder):
+                if entry.is_folder and matches(entry.path, "*"):
+                    yield from walk(entry.path, steps, depth + 1)
+        elif not rest:
+            yield from (entry for entry in inside(folder) if entry.is_folder == folders and matches(entry.path, step))
+        elif is_pattern(step):
+            for entry in inside(folder):
+                if entry.is_folder and matches(entry.path, step):
+                    yield from walk(entry.path, rest, depth)
+        else:
+            yield from walk(f"{folder}/{step}" if folder else step, rest, depth)
+
+    return list({entry.path: entry for entry in walk(folder, steps, 0)}.values())

@@ -11,15 +11,19 @@ from time import monotonic
 from typing import NamedTuple
 
 from streamload.errors import StorageError, TransientStorageError, without_secrets
-from streamload.storage.errors import NoConnectionError
+from streamload.storage.errors import ExpiredCredentialsError, NoConnectionError, WholeAnswerError
 from streamload.storage.protocol import place_of
 
-# Where nothing has ever answered, the address is wrong more often than not.
-_TRIES_TO_CONNECT = 3
+# Failures in a row of one kind that is more often permanent: a place that has never answered probably has another
+# address, a server without ranges never has them, and credentials are read again only once.
+_TRIES: dict[type[StorageError], int] = {NoConnectionError: 3, WholeAnswerError: 5, ExpiredCredentialsError: 2}
 
-# A request that took too long for itself is made once more: nothing shows whether it got on, as the listing of a
-# large bucket does.
+# A request that was too slow for the whole time-out is repeated once: it may have been on its way, as the listing of
+# a large bucket is.
 _LEAST_TRIES = 2
+
+# The longest `Retry-After` that is obeyed.
+_MOST_RETRY_AFTER_S = 60.0
 
 # Not the global generator: where everything runs in the caller's process, that one is the user's.
 _JITTER = random.SystemRandom()
@@ -28,15 +32,15 @@ _log = logging.getLogger("streamload")
 
 
 class RetryPolicy(NamedTuple):
-    """How long requests are made again. There is no time-out on the whole: what is slow and goes on is not given up.
+    """When requests are repeated. The whole has no time-out: what is slow but progresses goes on.
 
     Attributes:
-        stall_timeout_s: a request for a part without a byte for so long is abandoned, and the next one is sent.
-        give_up_timeout_s: without a single byte for so long, over all tries and the waits between them, it has failed.
-        tries: so many requests in a row without a byte, and it has failed too; None for any number.
-        first_backoff_s: the longest wait after the first of them; it doubles with each.
+        stall_timeout_s: a request for a part without a byte for this long is abandoned and repeated.
+        give_up_timeout_s: without a byte for this long, over all tries and the waits between them, it has failed.
+        tries: this many requests in a row without a byte, and it has failed too; None for any number.
+        first_backoff_s: the longest wait after the first failure; it doubles with each.
         most_backoff_s: the longest wait of all.
-        warn_after_s: where nothing has arrived from a host or bucket for so long, a warning says so.
+        warn_after_s: after this long without a byte from a host or bucket, log a warning.
     """
 
     stall_timeout_s: float = 30.0
@@ -47,9 +51,9 @@ class RetryPolicy(NamedTuple):
     warn_after_s: float = 5.0
 
     def backoff_s(self, fruitless: int, luck: float) -> float:
-        """How long to wait after so many requests in a row (at least one) without a byte; `luck` is in [0, 1).
+        """Return the wait after this many requests in a row (at least one) without a byte; `luck` is in [0, 1).
 
-        Between half of the longest wait and all of it, so that those who were refused together come back apart.
+        It is between half of the longest wait and all of it, so that clients refused together come back apart.
         """
         longest_s = min(self.most_backoff_s, self.first_backoff_s * 2.0 ** min(fruitless - 1, 60))
         return longest_s * (1.0 + luck) / 2.0
@@ -57,7 +61,7 @@ class RetryPolicy(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """What the requests to a host or bucket share: how often something has arrived, and whether a warning is out."""
+    """What the requests to a host or bucket share: whether and how often it has answered, and if a warning is out."""
 
     reached: bool = False
     answers: int = 0
@@ -72,7 +76,7 @@ class Retries:
         self._places: dict[str, _Place] = {}
 
     def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Attempts:
-        """The attempts at a request that is about to be made for the first time.
+        """Return the attempts at a request that is about to be made for the first time.
 
         Args:
             url: what is requested.
@@ -105,18 +109,17 @@ class Attempts:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since it began, or since bytes came."""
+        """Seconds since it began, or since the last byte."""
         return self._clock() - self._progress_s
 
     @property
     def left_s(self) -> float:
-        """Seconds left for retrying; negative where it took longer."""
+        """Seconds left for retrying; negative if it took longer."""
         return self._policy.give_up_timeout_s - self.spent_s
 
     def progressed(self) -> float:
-        """Reset the failures, since bytes arrived; returns the clock's time."""
-        if self.failures:
-            self.failures = []
+        """Forget the failures, since bytes arrived; returns the clock's time."""
+        self.failures.clear()
         place = self._place
         place.reached, place.is_warned_of = True, False
         place.answers += 1
@@ -124,22 +127,31 @@ class Attempts:
         self._progress_s = self._silent_since_s = self._clock()
         return self._progress_s
 
-    def wait_s(self, error: StorageError, most_tries: float = math.inf) -> float | None:
-        """How long to wait before the next try, twice as long after each and with jitter; None if there is none."""
+    def wait_s(self, error: StorageError) -> float | None:
+        """Return how long to wait before the next try, or None to give up.
+
+        The wait doubles with each failure, and is at least the `Retry-After` of a throttled answer, if that is no
+        longer than a minute.
+        """
         self.failures.append(error)
         self._place.reached |= not isinstance(error, NoConnectionError)
-        tries = min(most_tries, self._policy.tries or math.inf, math.inf if self._place.reached else _TRIES_TO_CONNECT)
+        kinds = {type(failure) for failure in self.failures}
+        tries: float = self._policy.tries or math.inf
+        if len(kinds) == 1 and not (self._place.reached and isinstance(error, NoConnectionError)):
+            tries = min(tries, _TRIES.get(type(error), math.inf))
         is_late = len(self.failures) >= _LEAST_TRIES and self.left_s <= 0
         if len(self.failures) >= tries or is_late or not isinstance(error, TransientStorageError):
             return None
         self.warn_of_silence()
-        return min(max(0.0, self.left_s), self._policy.backoff_s(len(self.failures), _JITTER.random()))
+        backoff_s = self._policy.backoff_s(len(self.failures), _JITTER.random())
+        asked_s = min(error.retry_after_s or 0.0, _MOST_RETRY_AFTER_S)
+        return min(max(0.0, self.left_s), backoff_s + asked_s)
 
     def warn_of_silence(self) -> float:
-        """Warn if nothing has arrived from the place for long: once, until something arrives again.
+        """Log a warning if the place has been silent for long: once, until it answers again.
 
         Returns:
-            In how many seconds it would be time to say so; none are left where it was said.
+            In how many seconds the warning would be due; 0 if it was logged.
         """
         if self._answers_seen != self._place.answers:
             self._answers_seen, self._silent_since_s = self._place.answers, self._clock()
@@ -149,6 +161,6 @@ class Attempts:
         if not self._place.is_warned_of:
             self._place.is_warned_of = True
             what = self.failures[-1].message if self.failures else "no answer"
-            said = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
-            _log.warning(said, without_secrets(self._url), what, silent_s, max(0.0, self.left_s))
+            text = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
+            _log.warning(text, without_secrets(self._url), what, silent_s, max(0.0, self.left_s))
         return 0.0

@@ -8,18 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamload.errors import without_secrets
-from streamload.storage.filesystem_storage import FilesystemStorage
-from streamload.storage.filesystems import layers
-from streamload.storage.local_storage import LocalStorage, local_path
-from streamload.storage.object_storage import ObjectStorage
-from streamload.storage.options import object_config, options_of
+from streamload.storage.filesystem_storage import FilesystemStorage, layers, protocols_of
+from streamload.storage.local_files import LocalStorage, local_path
+from streamload.storage.object_storage import FAMILY, ObjectStorage, object_options
 from streamload.storage.protocol import Storage, protocol_of
 from streamload.storage.retry_policy import Retries
 from streamload.storage.urls import CACHING, chain_links
 
-_OBJECTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "http", "https"))
 _IN_MEMORY = frozenset(("memory",))
-_WEB = ("http", "https")
 # Protocols of filesystems that don't say which urls they know, and of the one that finds another by the url.
 _TAKES_ALL = frozenset(("abstract", "generic"))
 
@@ -32,10 +28,10 @@ class Storages:
     It can be pickled: its arguments are, and connections are made again.
 
     Args:
-        storage_options: in fsspec's spellings, for all protocols or in a dict for each protocol.
+        storage_options: options by their names, for all protocols or in a dict for each protocol.
         filesystem: an fsspec filesystem to read everything with: its own paths, and urls of its own protocol, as its
             own methods take them. All other urls are refused, `file://` too unless it is the filesystem's.
-        retries: how requests are made again, by all who read and write with these storages.
+        retries: how requests are retried, by all who read and write with these storages.
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
@@ -53,7 +49,7 @@ class Storages:
         if filesystem is not None and not hasattr(filesystem, "cat_file"):
             raise TypeError(f"filesystem must be one of fsspec's, not {type(filesystem).__name__}")
         for layer in layers(filesystem):
-            if CACHING & _protocols(layer):
+            if CACHING & protocols_of(layer):
                 raise ValueError(
                     f"filesystem: {type(layer).__name__} keeps copies that concurrent readers corrupt; give the "
                     "filesystem behind it (`.fs`), and cache_dir to keep what was read"
@@ -65,43 +61,43 @@ class Storages:
         self._by_protocol: dict[str, Storage] = {}
 
     def for_url(self, url: str) -> Storage:
-        """The storage that a url belongs to.
+        """Return the storage that a url belongs to.
 
         Raises:
             TypeError: an option's value is of the wrong kind.
-            ValueError: no storage has this protocol, or the filesystem that was given has another one; an option is
-                not known; or it is a `file://` url of another host.
+            ValueError: no storage has this protocol, or `filesystem` has another one; an option is not known; or it is
+                a `file://` url of another host.
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
-        if "::" in url:
-            _refuse_caches(url)
+        _refuse_caches(url)
         if self.is_local(url):
             local_path(url)
             return self._local
-        place = self._place(url)
-        if place not in self._by_protocol:
-            self._by_protocol.setdefault(place, self._make(place, url))  # another thread may have made it meanwhile
-        return self._by_protocol[place]
+        protocol = "fsspec" if self._filesystem is not None or len(chain_links(url)) > 1 else protocol_of(url)
+        if protocol not in self._by_protocol:
+            # Another thread may have made it meanwhile.
+            self._by_protocol.setdefault(protocol, self._make(protocol, url))
+        return self._by_protocol[protocol]
 
     def check(self, urls: Iterable[str]) -> None:
-        """Refuse options that make no sense for these urls, as far as that can be seen without a storage library.
+        """Refuse options that make no sense for these urls, before anything is requested.
 
         Raises:
             TypeError: the value of an option is of the wrong kind.
-            ValueError: an option is not known, or its value cannot be.
+            ValueError: an option is not known, or its value cannot be right.
         """
-        plain: dict[str, None] = {}
+        protocols: dict[str, None] = {}
         for url in urls if self._filesystem is None else ():
             _refuse_caches(url)
             if len(chain_links(url)) == 1:
-                plain[protocol_of(url)] = None
-        for protocol in plain:
-            if protocol in _OBJECTS:
-                object_config(protocol, options_of(protocol, self._options))
+                protocols[protocol_of(url)] = None
+        for protocol in protocols:
+            if protocol in FAMILY:
+                object_options(protocol, self._options_of(protocol))
 
     def is_local(self, url: str) -> bool:
-        """Whether a url is a file that is opened by its path; none is where a filesystem was given.
+        """Return True if a url is a file that is opened by its path; none is with a `filesystem`.
 
         Raises:
             ValueError: it is a url with one slash too few, and no such path.
@@ -119,14 +115,14 @@ class Storages:
         return not self.is_local(url)
 
     def is_process_local(self, url: str) -> bool:
-        """Whether only this process can read the url: `memory://`, or by a filesystem of the script's own class."""
+        """Return True if only this process can read the url: `memory://`, or by a class of the script itself."""
         if self._filesystem is not None:
             read_by = layers(self._filesystem)
-            return any(_IN_MEMORY & _protocols(layer) or type(layer).__module__ == "__main__" for layer in read_by)
+            return any(_IN_MEMORY & protocols_of(layer) or type(layer).__module__ == "__main__" for layer in read_by)
         return any(protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in chain_links(url))
 
     def copy(self) -> Storages:
-        """Storages of the same kind without their connections, for another loop."""
+        """Return storages of the same kind without their connections, for another loop."""
         return Storages(self._options, self._filesystem, self.retries)
 
     async def aclose(self) -> None:
@@ -140,36 +136,52 @@ class Storages:
     def __setstate__(self, state: tuple[dict[str, Any], Any, Retries]) -> None:
         Storages.__init__(self, *state)
 
-    def _place(self, url: str) -> str:
-        """Whose storage reads a url: its protocol's, or whatever fsspec has for it."""
-        protocol = protocol_of(url)
-        # What follows the question mark of a web address is not part of a path, as obstore takes it.
-        queried = protocol in _WEB and "?" in url
-        return "fsspec" if self._filesystem is not None or len(chain_links(url)) > 1 or queried else protocol
+    def _make(self, protocol: str, url: str) -> Storage:
+        if protocol in FAMILY:
+            return ObjectStorage(object_options(protocol, self._options_of(protocol)), self.retries)
+        if protocol == "fsspec":
+            return FilesystemStorage(self._options, self._filesystem, self.retries)
+        if protocol not in _protocols_of_fsspec():
+            raise ValueError(
+                f"urls names {without_secrets(url)!r}, but no storage is called {protocol}://; check the spelling "
+                "(s3://, gs://, az://, https://, hf://, or any protocol of fsspec)"
+            )
+        return FilesystemStorage(self._options_of(protocol), None, self.retries)
 
-    def _make(self, place: str, url: str) -> Storage:
-        if place in _OBJECTS:
-            config = object_config(place, options_of(place, self._options))
-            if config is not None:
-                return ObjectStorage(config, self.retries)
-        elif place != "fsspec":
-            _check_protocol(place, url)
-        return FilesystemStorage(self._options, self._filesystem, self.retries)
+    def _options_of(self, protocol: str) -> dict[str, Any]:
+        """Return the options for all protocols, overridden by those in a dict of one of this protocol's names."""
+        nested = {
+            name
+            for name, value in self._options.items()
+            if isinstance(value, Mapping) and (name in FAMILY or name in _protocols_of_fsspec())
+        }
+        options = {name: value for name, value in self._options.items() if name not in nested}
+        family = FAMILY.get(protocol, protocol)
+        for name in sorted((name for name in nested if FAMILY.get(name, name) == family), key=protocol.__eq__):
+            options |= self._options[name]
+        return options
 
 
-def _protocols(filesystem: Any) -> frozenset[str]:
-    protocol = filesystem.protocol
-    return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
+def _protocols_of_fsspec() -> list[str]:
+    from fsspec import available_protocols
+
+    return list(available_protocols())
 
 
 def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     """Refuse a url of another protocol, which a filesystem would take for one of its paths."""
     if protocol_of(url) == "file" and len(chain_links(url)) == 1 and not url.startswith("file:"):
         return  # a path
-    name = protocol_of(chain_links(url)[-1])
-    known = _protocols(filesystem)
-    if known & {name, *_TAKES_ALL} or _is_registered(name, filesystem):
+    from fsspec import get_filesystem_class
+
+    name, known = protocol_of(chain_links(url)[-1]), protocols_of(filesystem)
+    if known & {name, *_TAKES_ALL}:
         return
+    try:
+        if isinstance(filesystem, get_filesystem_class(name)):  # as `az` of adlfs
+            return
+    except (ImportError, ValueError):
+        pass
     raise ValueError(
         f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}, which reads everything "
         f"here and knows its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give the path as the "
@@ -178,40 +190,20 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
 
 
 def _refuse_caches(url: str) -> None:
-    if any(link.partition("://")[0] in CACHING for link in chain_links(url)):
+    if "::" in url and any(link.partition("://")[0] in CACHING for link in chain_links(url)):
         raise ValueError(
             f"{without_secrets(url)!r}: concurrent readers corrupt fsspec's caches; name the url alone, and use "
             "cache_dir= to keep what was read"
         )
 
 
-def _is_registered(protocol: str, filesystem: Any) -> bool:
-    """Whether fsspec names a filesystem's class for a protocol that it does not name itself, as `az` of adlfs."""
-    from fsspec import get_filesystem_class
-
-    try:
-        return isinstance(filesystem, get_filesystem_class(protocol))
-    except (ImportError, ValueError):
-        return False
-
-
 def _refuse_one_slash(url: str) -> None:
-    found = _ONE_SLASH.match(url)
-    if found is not None and found[1].lower() in {*_OBJECTS, *_IN_MEMORY, "hf"} and not os.path.exists(f"{found[1]}:"):
-        meant = f"{found[0]}/{url[found.end() :]}"
-        if url[found.end() :].startswith(".streamload"):  # of the index in a folder that has no name
-            raise ValueError(f"{found[0]}/ names no bucket; give one, as in {found[0]}/bucket/train")
+    match = _ONE_SLASH.match(url)
+    if match is not None and match[1].lower() in {*FAMILY, *_IN_MEMORY, "hf"} and not os.path.exists(f"{match[1]}:"):
+        rest = url[match.end() :]
+        if rest.startswith(".streamload"):  # of the index in a folder that has no name
+            raise ValueError(f"{match[0]}/ names no bucket; give one, as in {match[0]}/bucket/train")
         raise ValueError(
-            f"{without_secrets(url)!r} has one slash behind the colon; did you mean {without_secrets(meant)!r}? "
-            "A pathlib.Path leaves a slash out, so give urls as strings"
-        )
-
-
-def _check_protocol(protocol: str, url: str) -> None:
-    from fsspec import available_protocols
-
-    if protocol not in available_protocols():
-        raise ValueError(
-            f"urls names {without_secrets(url)!r}, but no storage is called {protocol}://; check the spelling (s3://, "
-            "gs://, az://, https://, hf://, or any protocol of fsspec)"
+            f"{without_secrets(url)!r} has one slash behind the colon; did you mean "
+            f"{without_secrets(f'{match[0]}/{rest}')!r}? A pathlib.Path leaves a slash out, so give urls as strings"
         )

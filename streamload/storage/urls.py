@@ -1,4 +1,4 @@
-"""What a user writes for a dataset, expanded to a flat list of urls; nothing is looked up.
+"""Expansion of what a user writes for a dataset to a flat list of urls; nothing is requested.
 
 Braces follow bash (`{000000..000123}` keeps its zeros, `{a,b}`, nested) and `::` separates urls within one string,
 as in WebDataset; chains of fsspec stay whole. Both mean the same in a lone string, in a path and in a list of them.
@@ -18,7 +18,7 @@ from streamload.errors import without_secrets
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 MAX_URLS = 10_000_000
-"""More urls than this are taken for a slip of the pen, and refused before they fill the memory."""
+"""More urls than this are probably a mistake, and refused before they fill the memory."""
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
 # Protocols of fsspec whose files lie in what stands behind the `::`.
@@ -39,13 +39,14 @@ _WORD = re.compile(r"[A-Za-z]\w*")
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
 
 _CHARACTER_RANGE = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\Z")
+_BRACES = re.compile(r"\\.|[{},]", re.DOTALL)
 _INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")
 
 
 def expand_urls(urls: Urls) -> list[str]:
     """Expand braces and `::` in a string, a path, or a list of them.
 
-    Globs and folders stay as they are: what they stand for is known only to the storage. A backslash before a brace
+    Globs and folders stay as they are. A backslash before a brace
     keeps that brace; in strings without braces a backslash is an ordinary character.
 
     Args:
@@ -65,36 +66,35 @@ def expand_urls(urls: Urls) -> list[str]:
             expanded.append(written)
             continue
         _refuse_programs(argument, written)
-        _refuse_unknown_prefixes(argument, written)
+        for word, following in pairwise(chain_links(written)):
+            if "://" in following and _WORD.fullmatch(word) and word not in _WRAPPERS:
+                what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"  # else a missing path
+                raise ValueError(f"{what}; leave it out (if {word} is a folder, write ./{word})")
         for part in _parts(written):
             if len(expanded) + _count(part) > MAX_URLS:
-                raise ValueError(
-                    f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}; "
-                    "check the ranges in its braces"
-                )
+                what = f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}"
+                raise ValueError(f"{what}; check the ranges in its braces")
             for url in _expand_braces(argument, part):
                 _refuse_programs(argument, url)
                 if not url.strip():
-                    raise ValueError(
-                        f"{argument} holds an empty url: {_shown(written)}; "
-                        "each must name a shard, a pattern or a folder"
-                    )
+                    what = f"{argument} holds an empty url: {_shown(written)}"
+                    raise ValueError(f"{what}; each must name a shard, a pattern or a folder")
                 expanded.append(url)
     return expanded
 
 
 def as_strings(urls: Urls) -> tuple[str, ...]:
-    """What was given, as it is written; raises what `expand_urls` raises for what is no string and no path."""
+    """Return strings as they are written; raises what `expand_urls` raises for other types."""
     return tuple(written for _, written in _strings(urls))
 
 
 def chain_links(url: str) -> list[str]:
-    """What `::` separates: the links of one of fsspec's chains, or the url alone. `http://[::1]/a.tar` is no chain."""
+    """Split one of fsspec's chains at `::`; `http://[::1]/a.tar` is no chain."""
     return _LINK.split(url) if "::" in url else [url]
 
 
 def _parts(written: str) -> list[str]:
-    """What `::` separates, with fsspec's chains kept whole: `zip://a.tar::s3://b/z.zip`."""
+    """Split at `::`, but keep fsspec's chains whole: `zip://a.tar::s3://b/z.zip`."""
     parts: list[str] = []
     chain = ""
     for piece in chain_links(written):
@@ -106,18 +106,8 @@ def _parts(written: str) -> list[str]:
     return [*parts, chain.removesuffix("::")] if chain else parts
 
 
-def _refuse_unknown_prefixes(argument: str, written: str) -> None:
-    """Refuse a lone word before a remote url: as two urls, it would be a path that is not there."""
-    for word, following in pairwise(chain_links(written)):
-        if "://" in following and _WORD.fullmatch(word) and word not in _WRAPPERS:
-            raise ValueError(
-                f"{argument} has the unknown prefix {word}:: in {_shown(written)}; leave it out (if {word} is a "
-                f"folder, write ./{word})"
-            )
-
-
 def _strings(urls: object) -> list[tuple[str, str]]:
-    """Each string that was given, with the name of the argument for messages."""
+    """Return each string, with the name of the argument for messages."""
     if isinstance(urls, str | os.PathLike):
         items: list[tuple[str, object]] = [("urls", urls)]
     elif isinstance(urls, Sequence) and not isinstance(urls, bytes | bytearray | memoryview):
@@ -162,44 +152,24 @@ def _refuse_programs(argument: str, url: str) -> None:
         )
 
 
-def _count(pattern: str) -> int:
-    """How many strings a pattern stands for, found without making them."""
-    total, depth, start, position = 1, 0, 0, 0
-    while position < len(pattern):
-        character = pattern[position]
-        if character == "\\":
-            position += 1
-        elif character == "{":
-            depth += 1
-            if depth == 1:
-                start = position + 1
-        elif character == "}" and depth:
-            depth -= 1
-            if depth == 0:
-                total *= _count_braces(pattern[start:position])
-        position += 1
-    return total
-
-
-def _count_braces(inside: str) -> int:
-    """The same for what stands between one pair of braces."""
-    if numbers := _INT_RANGE.match(inside):
+def _count(text: str, *, in_braces: bool = False) -> int:
+    """Return how many strings a pattern, or the inside of a pair of braces, stands for, without making them."""
+    if in_braces and (numbers := _INT_RANGE.match(text)):
         first, last, step = numbers.groups()
         return abs(int(last) - int(first)) // max(1, int(step or 1)) + 1
-    if _CHARACTER_RANGE.match(inside):
-        return len(list(braceexpand("{" + inside + "}")))
-    parts, depth, start, position = [], 0, 0, 0
-    while position < len(inside):
-        character = inside[position]
-        if character == "\\":
-            position += 1
-        elif character in "{}":
-            depth += 1 if character == "{" else -1
-        elif character == "," and depth == 0:
-            parts.append(inside[start:position])
-            start = position + 1
-        position += 1
-    return sum(_count(part) for part in [*parts, inside[start:]])
+    if in_braces and _CHARACTER_RANGE.match(text):
+        return len(list(braceexpand("{" + text + "}")))
+    alternatives, total, depth, start = 0, 1, 0, 0
+    for mark in _BRACES.finditer(text):
+        if mark[0] == "{":
+            start = start if depth else mark.end()
+            depth += 1
+        elif mark[0] == "}" and depth:
+            depth -= 1
+            total *= 1 if depth else _count(text[start : mark.start()], in_braces=True)
+        elif mark[0] == "," and in_braces and not depth:
+            alternatives, total = alternatives + total, 1
+    return alternatives + total
 
 
 def _shown(value: object) -> str:

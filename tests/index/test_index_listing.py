@@ -13,7 +13,7 @@ from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageErro
 from streamload.index.listing import Listing, find_shards, list_shards
 from streamload.index.shard_names import ShardNaming
 from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
-from streamload.storage.local_storage import LocalStorage, local_path
+from streamload.storage.local_files import LocalStorage, local_path
 
 
 def touch(folder: Path, *names: str) -> list[str]:

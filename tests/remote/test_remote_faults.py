@@ -205,8 +205,8 @@ def test_credentials_and_buckets_that_are_wrong(
     (rclone_s3.folder / "rights").mkdir(exist_ok=True)
     with_tls = rclone_s3.endpoint.replace("http:", "https:")
     for url, options, kind, words in (
-        ("s3://rights/a.tar", {"secret": "wrong"}, StorageError, "secret key does not belong"),
-        ("s3://rights/a.tar", {"key": "wrong"}, StorageError, "does not know this access key"),
+        ("s3://rights/a.tar", {"secret": "wrong"}, StorageError, "SignatureDoesNotMatch"),
+        ("s3://rights/a.tar", {"key": "wrong"}, StorageError, "InvalidAccessKeyId"),
         ("s3://rights/a.tar", {"endpoint_url": with_tls}, StorageError, "does not speak TLS; check https://"),
         ("s3://rights/a.tar", {}, ShardNotFoundError, "no such shard"),
         ("s3://no-such-bucket/a.tar", {}, ShardNotFoundError, "no such bucket.*no-such-bucket/a.tar"),

@@ -14,6 +14,7 @@ from matrix import exhaustive
 from places import Place, write_datasets
 from preloaded import Preloaded
 from servers.faults import FaultServer, Script
+from through_fsspec import through_fsspec
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
@@ -134,11 +135,11 @@ def test_a_server_that_is_killed_and_started_again(
         s3 = {"key": "k", "secret": "s", "endpoint_url": server.url, "client_kwargs": {"region_name": "us-east-1"}}
         root, options = {
             "http": (server.url, {}),
-            "s3": ("s3:/", s3),
-            "fsspec-http": (server.url, {"block_size": 1}),
+            "s3": ("s3:/", {"storage_options": s3}),
+            "fsspec-http": (server.url, {"filesystem": through_fsspec("http")}),
         }[kind]
         urls = Place(root).urls("plain", SHARDS)
-        usual: dict[str, Any] = {"fields": ("npy", "cls"), "storage_options": options}
+        usual: dict[str, Any] = {"fields": ("npy", "cls"), **options}
         usual["memory_budget"] = "64MiB"  # so that shards are fetched one after the other
         with StreamLoader(urls, 9, num_workers=workers, **usual) as loader:
             labels = checked_labels(loader)

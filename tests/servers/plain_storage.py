@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore.store import HTTPStore
 
-from streamload.storage.object_storage import storage_error
+from streamload.storage.errors import obstore_error
 from streamload.storage.protocol import quoted
 
 
@@ -31,7 +31,7 @@ class PlainStorage:
         try:
             result = await obstore.get_async(self._store, urlsplit(url).path.lstrip("/"), options=options)
         except (obstore.exceptions.BaseError, OSError) as exc:
-            raise storage_error(url, exc) from exc
+            raise obstore_error(url, exc) from exc
         return PlainBody(url, result)
 
 
@@ -49,7 +49,7 @@ class PlainBody:
             async for piece in self._result.stream(min_chunk_size=1):
                 yield piece
         except (obstore.exceptions.BaseError, OSError) as exc:
-            raise storage_error(self._url, exc) from exc
+            raise obstore_error(self._url, exc) from exc
 
     async def aclose(self) -> None:
         self._result = None

@@ -18,10 +18,8 @@ from streamload.storage.storages import Storages
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
-THROUGH_FSSPEC = {"block_size": 1}
 LOGIN = "us%40er:p%3Aw%2F"
 BASIC = "Basic " + base64.b64encode(b"us@er:p:w/").decode()
-WEB = pytest.mark.parametrize("options", [None, THROUGH_FSSPEC], ids=["obstore", "fsspec"])
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +29,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {f"/set/{number}.tar": path.read_bytes() for number, path in enumerate(sorted(folder.glob("*.tar")))}
 
 
-def labels_of(urls: str | list[str], options: dict[str, Any] | None) -> list[int]:
-    with StreamLoader(urls, 2, fields=("cls",), num_workers=0, storage_options=options) as loader:
+def labels_of(urls: str | list[str]) -> list[int]:
+    with StreamLoader(urls, 2, fields=("cls",), num_workers=0) as loader:
         return [label for (labels,) in loader for label in labels.tolist()]
 
 
-@WEB
-def test_an_ipv6_host_with_braces_and_lists(files: dict[str, bytes], options: dict[str, Any] | None) -> None:
+def test_an_ipv6_host_with_braces_and_lists(files: dict[str, bytes]) -> None:
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -46,24 +43,22 @@ def test_an_ipv6_host_with_braces_and_lists(files: dict[str, bytes], options: di
     with SmallWebServer(files, host="::1") as server:
         root = f"http://{server.address}/set"
         for urls in (f"{root}/{{0,1}}.tar", f"{root}/0.tar::{root}/1.tar", [f"{root}/0.tar", f"{root}/1.tar"]):
-            assert labels_of(urls, options) == list(range(5))
+            assert labels_of(urls) == list(range(5))
 
 
-@WEB
-def test_user_and_password_of_a_url_log_in(files: dict[str, bytes], options: dict[str, Any] | None) -> None:
+def test_user_and_password_of_a_url_log_in(files: dict[str, bytes]) -> None:
     with SmallWebServer(files, authorization=BASIC) as server:
-        assert labels_of(f"http://{LOGIN}@{server.address}/set/{{0,1}}.tar", options) == list(range(5))
+        assert labels_of(f"http://{LOGIN}@{server.address}/set/{{0,1}}.tar") == list(range(5))
         with pytest.raises(StorageError, match=r"access is denied .*as in https://USER:PASSWORD@HOST/"):
-            labels_of(f"http://{server.address}/set/0.tar", options)
+            labels_of(f"http://{server.address}/set/0.tar")
 
 
-@WEB
 def test_another_host_to_which_a_server_redirects_does_not_get_them(
-    files: dict[str, bytes], options: dict[str, Any] | None
+    files: dict[str, bytes],
 ) -> None:
     with SmallWebServer(files) as other, SmallWebServer(files, moved_to=f"http://{other.address}") as server:
         url = f"http://{LOGIN}@{server.address}/set/0.tar"
-        assert Storages(options).for_url(url).read_bytes(url, most_bytes=1 << 20) == files["/set/0.tar"]
+        assert Storages().for_url(url).read_bytes(url, most_bytes=1 << 20) == files["/set/0.tar"]
     assert {*server.requested} == {("/set/0.tar", BASIC)}
     assert {*other.requested} == {("/set/0.tar", None)}
 
@@ -87,19 +82,15 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "own.pem", both
 
 
-@pytest.mark.parametrize("kind", ["http", "fsspec-http", "s3", "s3fs"])
+@pytest.mark.parametrize("kind", ["http", "s3"])
 def test_the_advice_for_a_certificate_that_is_not_trusted_helps(
     kind: str, files: dict[str, bytes], authority: tuple[Path, Path]
 ) -> None:
     own, certificate = authority
     with SmallWebServer(files, certificate=certificate) as server:
         address = f"https://{server.address}"
-        url = f"{address}/set/0.tar" if kind.endswith("http") else "s3://set/0.tar"
-        options: dict[str, Any] = {"fsspec-http": dict(THROUGH_FSSPEC), "http": {}}.get(kind) or {}
-        if kind.startswith("s3"):
-            options = {"key": "k", "secret": "s", "endpoint_url": address}
-        if kind == "s3fs":
-            options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+        url = f"{address}/set/0.tar" if kind == "http" else "s3://set/0.tar"
+        options: dict[str, Any] = {"key": "k", "secret": "s", "endpoint_url": address} if kind == "s3" else {}
         advice = r"or name the file of your own .*storage_options=\{'client_kwargs': \{'verify': PEM_FILE\}\}"
         with pytest.raises(StorageError, match=advice):
             Storages(options).for_url(url).info(url)
@@ -115,7 +106,7 @@ def test_https_to_a_server_that_does_not_speak_tls_is_said_once(
 ) -> None:
     with SmallWebServer(files) as server:
         with pytest.raises(StorageError, match=r"^the server's certificate is not trusted, or it does not") as caught:
-            labels_of(f"https://{server.address}{path}", None)
+            labels_of(f"https://{server.address}{path}")
     assert caught.value.url == f"https://{server.address}{path}"
     assert caught.value.__cause__ is None
     assert not caplog.records

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from servers.rclone import free_port
+from through_fsspec import through_fsspec
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage.errors import UntrustedServerError
@@ -78,10 +79,10 @@ def storages_of(kind: str, endpoint: str) -> tuple[Storages, str]:
     if kind == "http":
         return Storages(), f"{endpoint}/set/a.tar"
     if kind == "fsspec-http":
-        return Storages({"block_size": 1}), f"{endpoint}/set/a.tar"
+        return Storages(filesystem=through_fsspec("http")), f"{endpoint}/set/a.tar"
     options = {"key": "k", "secret": "s", "endpoint_url": endpoint, "client_kwargs": {"region_name": "us-east-1"}}
     if kind == "s3fs":
-        options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+        return Storages(filesystem=through_fsspec("s3", **options)), "s3://bucket/set/a.tar"
     return Storages(options), "s3://bucket/set/a.tar"
 
 

@@ -15,6 +15,7 @@ import pytest
 from matrix import exhaustive
 from servers.nginx import WebServer
 from servers.rclone import S3Server
+from through_fsspec import through_fsspec
 
 from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
 from streamload.storage.protocol import RangeBody, Storage
@@ -76,10 +77,7 @@ def obstore_s3(server: S3Server, folder: Path) -> Place:
 
 
 def s3fs_s3(server: S3Server, folder: Path) -> Place:
-    # Rclone answers with status 200, so that botocore would check a part by the checksum of the whole.
-    checks = {"config_kwargs": {"response_checksum_validation": "when_required"}}
-    filesystem = fsspec.filesystem("s3", **server.options, **checks, asynchronous=True)
-    return Place(Storages(filesystem=filesystem), *bucket(server, folder))
+    return Place(Storages(filesystem=through_fsspec("s3", **server.options)), *bucket(server, folder))
 
 
 def web(server: WebServer, folder: Path) -> tuple[str, Callable[[str, bytes], None]]:
@@ -91,12 +89,7 @@ def obstore_http(server: WebServer, folder: Path) -> Place:
 
 
 def fsspec_http(server: WebServer, folder: Path) -> Place:
-    return Place(
-        Storages(filesystem=fsspec.filesystem("http", asynchronous=True)),
-        *web(server, folder),
-        lists=False,
-        writes=False,
-    )
+    return Place(Storages(filesystem=through_fsspec("http")), *web(server, folder), lists=False, writes=False)
 
 
 PLACES = [local, filesystem_local, memory, obstore_s3, s3fs_s3, obstore_http, fsspec_http]

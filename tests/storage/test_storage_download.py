@@ -92,12 +92,12 @@ def test_a_broken_body_is_continued_at_once_from_where_it_broke(error: Exception
     assert [body.closed for body in fetching.storage.bodies] == [True, True, False]
 
 
-def test_after_so_many_fruitless_tries_it_says_what_happened_how_often_and_what_to_do() -> None:
+def test_after_so_many_fruitless_tries_it_says_why_and_what_to_do() -> None:
     fetching = Fetching(lambda number: Answer(error=SLOW_DOWN if number % 2 else RESET))
     with pytest.raises(StorageError, match="5 requests in a row brought no byte") as caught:
         fetching.get(0, 10, tries=5)
     assert not isinstance(caught.value, TransientStorageError)
-    assert "2 refused because there were too many, 3 failed; the last: connection reset" in str(caught.value)
+    assert "the last: connection reset" in str(caught.value)
     assert "run again" in str(caught.value)
     assert (caught.value.url, caught.value.offset) == ("s3://b/a.tar", 0)
     assert caught.value.__cause__ is RESET
@@ -106,7 +106,7 @@ def test_after_so_many_fruitless_tries_it_says_what_happened_how_often_and_what_
 
 def test_a_server_that_never_answers_is_an_error_within_the_time_out() -> None:
     fetching = Fetching(lambda _: Answer(wait_s=10**9))
-    with pytest.raises(StorageError, match=r"without a byte for up to 30 s.*check the network") as caught:
+    with pytest.raises(StorageError, match=r"no byte for 30 s\); check the network") as caught:
         fetching.get(0, 10)
     assert fetching.took_s == pytest.approx(120.0)
     assert len(fetching.storage.requested) == 4

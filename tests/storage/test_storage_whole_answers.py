@@ -13,6 +13,7 @@ from make_shards import write_numbers
 from scripted_storage import Answer, ScriptedStorage
 from servers.faults import FaultServer, Script
 from servers.rclone import free_port, running
+from through_fsspec import through_fsspec
 from virtual_time import run_in_virtual_time
 
 from streamload import StreamLoader
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 CONTENT = bytes(range(100))
 ADVICE = r"does not serve parts of files .*nginx, caddy, rclone serve.*copy the shards"
-THROUGH_FSSPEC = {"storage_options": {"block_size": 1}}
 
 
 WHOLE = Answer(error=WholeAnswerError("the whole object"))
@@ -89,7 +89,7 @@ def test_a_server_that_never_serves_parts_is_given_up(folder: Path) -> None:
         assert max(requested.count(path) for path in requested) <= 6, "five times, and once to look at it"
 
 
-@pytest.mark.parametrize("options", [{}, THROUGH_FSSPEC], ids=["obstore", "fsspec"])
+@pytest.mark.parametrize("options", [{}, {"filesystem": through_fsspec("http")}], ids=["obstore", "fsspec"])
 def test_a_proxy_that_now_and_then_does_not_serve_parts_is_read(options: dict[str, Any], folder: Path) -> None:
     with FaultServer(folder, Script(seed=4, whole_share=0.3)) as server:
         assert labels_of(server.url, **options) == list(range(50))

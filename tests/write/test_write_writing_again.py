@@ -14,7 +14,7 @@ from servers.upload_server import UploadServer
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage import object_storage
-from streamload.storage.options import RETRY
+from streamload.storage.object_storage import RETRY
 from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
