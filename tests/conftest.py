@@ -18,6 +18,7 @@ import obstore
 import psutil
 import pytest
 from feeder_in_thread import use_feeders_in_threads
+from hypothesis import settings
 from obstore.store import MemoryStore
 from preloaded import Preloaded
 from ray_cluster import LocalRayCluster, SharedCluster
@@ -35,9 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-processes", action="store_true", help="skip each test at the moment it starts a process")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("exhaustive", max_examples=200)
+    settings.register_profile("usual", max_examples=40)
+    settings.load_profile("usual" if config.option.markexpr else "exhaustive")
 
 
 class _StartsAProcessError(pytest.skip.Exception, SystemExit):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from streamload import ShardWriter
+from streamload.index.dataset_index import INDEX_FOLDER
+from streamload.index.index_writer import write_index
 
 
 def write_numbers(folder: Path, counts: Sequence[int], *, index: bool = True, width: int = 3) -> str:
@@ -24,13 +25,14 @@ def write_numbers(folder: Path, counts: Sequence[int], *, index: bool = True, wi
     Returns:
         The folder, as the loader takes it.
     """
-    number = 0
+    number, tables = 0, []
     for shard, count in enumerate(counts):
-        with ShardWriter(folder / f"part{shard:03d}-%06d.tar") as writer:
+        with ShardWriter(folder / f"part{shard:03d}-%06d.tar", index=False) as writer:
             for _ in range(count):
                 value = np.full(width, number, np.int32)
                 writer.write({"__key__": f"{number:06d}", "npy": value, "cls": number})
                 number += 1
-    if not index:
-        shutil.rmtree(folder / ".streamload")
+        tables += writer.tables
+    if index:  # once: for each shard it would be written anew
+        write_index(os.fspath(folder / INDEX_FOLDER), tables)
     return os.fspath(folder)

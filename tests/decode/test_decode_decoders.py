@@ -40,7 +40,7 @@ def written(write: Callable[[io.BytesIO], Any]) -> bytes:
 # npy
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None)
 @given(array=ARRAYS, version=st.sampled_from([(1, 0), (2, 0), (3, 0)]), fortran=st.booleans())
 def test_npy_is_what_numpy_loads(array: NDArray[Any], version: tuple[int, int], fortran: bool) -> None:
     data = npy_bytes(np.asfortranarray(array) if fortran and array.ndim else array, version)

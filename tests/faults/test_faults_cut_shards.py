@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from make_shards import write_numbers
-from numpy.typing import NDArray
 
 from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.errors import ShardChangedError
-from streamload.memory import gathered
 from streamload.tar.scan import scan_file, scan_shard
 
 
@@ -88,30 +86,5 @@ def test_scanning_a_file_finds_what_scanning_its_memory_finds(tmp_path: Path) ->
             found = scan_file(descriptor, len(content), "a.tar", crc32=True, labels=True, window_bytes=window)
             for name in wanted.__slots__:
                 assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
-    finally:
-        os.close(descriptor)
-
-
-def test_places_are_gathered_in_any_order_and_number(tmp_path: Path) -> None:
-    content = np.random.default_rng(0).bytes(200_000)
-    (tmp_path / "f").write_bytes(content)
-    descriptor = os.open(tmp_path / "f", os.O_RDONLY)
-
-    def places(offsets: list[int], sizes: list[int]) -> list[bytes] | None:
-        found = gathered.gather(descriptor, np.array(offsets), np.array(sizes))
-        if found is None:
-            return None
-        memory, starts = found
-        return [memory[start : start + size].tobytes() for start, size in zip(starts.tolist(), sizes, strict=True)]
-
-    try:
-        random = np.random.default_rng(1)
-        for count in (1, 2, 50):
-            offsets: NDArray[np.int64] = random.integers(0, 199_000, count)
-            sizes = random.integers(0, 1000, count)
-            wanted = [content[o : o + s] for o, s in zip(offsets.tolist(), sizes.tolist(), strict=True)]
-            assert places(offsets.tolist(), sizes.tolist()) == wanted
-        assert places([7, 0, 7], [10, 200_000, 10]) == [content[7:17], content, content[7:17]]
-        assert places([0, 199_999], [1, 2]) is None
     finally:
         os.close(descriptor)

@@ -158,6 +158,7 @@ def test_failed_samples_are_noted_once(source: str, tmp_path: Path) -> None:
     assert found == look(0)
 
 
+@pytest.mark.exhaustive
 def test_what_has_changed_since_a_pass_began_is_for_the_next(source: str) -> None:
     expected = undisturbed(source, epochs=2)
     with loader_of(source) as loader:

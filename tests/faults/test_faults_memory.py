@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 from pathlib import Path
@@ -17,7 +16,6 @@ from matrix import exhaustive
 from transforms import wait_a_little
 
 from streamload import ShardWriter, StreamLoader
-from streamload.memory import slots
 
 
 def tree_bytes() -> int:
@@ -47,31 +45,18 @@ def test_twenty_epochs_do_not_grow(tmp_path: Path) -> None:
     assert growth < 0.5, f"grows by {growth:.2f} MB an epoch: {sizes}"
 
 
-def test_kept_batches_are_never_overwritten(tmp_path: Path) -> None:
+def test_kept_batches_are_never_overwritten_and_hold_no_descriptors(tmp_path: Path) -> None:
+    """Also where the loop keeps only a part of each."""
     source = write_numbers(tmp_path / "shards", [1500, 1500])
-    kept = []
     with StreamLoader(source, 2, True, fields=("npy", "cls"), num_workers=2) as loader:
-        for _ in range(2):
-            kept += list(loader)
-    assert len(kept) == 3000
+        kept = list(loader)
+        rows = [(values[1], labels[1]) for values, labels in loader]
+        assert len(os.listdir("/proc/self/fd")) < 200
+    assert len(kept) == len(rows) == 1500
     for values, labels in kept:
         assert torch.equal(values[:, 0].long(), labels)
-    assert sorted(int(label) for _, labels in kept[:1500] for label in labels) == list(range(3000))
-
-
-def test_kept_batches_hold_no_descriptors(tmp_path: Path) -> None:
-    source = write_numbers(tmp_path / "shards", [1000])
-    with StreamLoader(source, 1, fields=("cls",), num_workers=1) as loader:
-        kept = list(loader)
-        assert len(os.listdir("/proc/self/fd")) < 200
-    assert [int(batch[0]) for batch in kept] == list(range(1000))
-
-
-def test_a_part_of_a_batch_keeps_the_whole_alive(tmp_path: Path) -> None:
-    source = write_numbers(tmp_path / "shards", [400])
-    with StreamLoader(source, 4, fields=("npy",), num_workers=1) as loader:
-        rows = [batch[0][1] for batch in loader]
-    assert [int(row[0]) for row in rows] == list(range(1, 400, 4))
+    assert all(int(value[0]) == int(label) for value, label in rows)
+    assert sorted(int(label) for _, labels in kept for label in labels) == list(range(3000))
 
 
 def test_larger_batches_than_before_fit(tmp_path: Path) -> None:
@@ -99,24 +84,6 @@ def test_slots_come_back_as_soon_as_their_batch_is_gone(tmp_path: Path, fields: 
     finally:
         gc.enable()
     assert 1 < seen < 30, "a hundred batches go round in a few slots"
-
-
-def test_memory_that_cannot_be_mapped_is_said_and_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_numbers(tmp_path / "shards", [40])
-    before = len(os.listdir("/proc/self/fd"))
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOMEM, "cannot map 4096 bytes: Cannot allocate memory")
-
-    with StreamLoader(source, 4, fields=("cls",), num_workers=1) as loader:
-        monkeypatch.setattr(slots, "map_memory", refuse)
-        with pytest.raises(OSError, match="cannot map"):
-            list(loader)
-        assert len(os.listdir("/proc/self/fd")) <= before
-        monkeypatch.undo()
-        assert sum(len(labels) for (labels,) in loader) == 40
 
 
 def slots_mapped() -> int:

@@ -17,7 +17,7 @@ from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
 from streamload.storage.download import Downloaded, Pin
 from streamload.storage.retry_policy import Retries, RetryPolicy
 
-SEEDS = [0, 1, *(exhaustive((seed,)) for seed in range(2, 100))]
+SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 30))]
 SHARD_BYTES = 1_000_003
 PART_BYTES = 128 << 10
 SHARDS = {f"bucket/train-{n}.tar": random.Random(n).randbytes(SHARD_BYTES) for n in range(3)}
@@ -161,7 +161,7 @@ async def test_bodies_that_stall_are_given_up_and_continued(network: Network, se
     fetched.assert_right()
 
 
-@pytest.mark.parametrize(("swap_at", "most"), [(1, 1), (5, 1), (20, 4)])
+@pytest.mark.parametrize(("swap_at", "most"), [(1, 1), (20, 4)])
 async def test_an_object_that_is_swapped_is_found_out(network: Network, swap_at: int, most: int) -> None:
     fetched = await network.fetch(Script(swap_at=swap_at), most=most)
     assert isinstance(fetched.errors[0], ShardChangedError)
@@ -175,8 +175,10 @@ async def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network
     assert isinstance(fetched.errors[0], ShardChangedError)
 
 
-@pytest.mark.parametrize("kind", ["wrong_range_share", "short_share", "whole_share"])
-@pytest.mark.parametrize("share", [0.3, 1.0])
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [("wrong_range_share", 0.3), ("wrong_range_share", 1.0), ("short_share", 0.3), ("whole_share", 1.0)],
+)
 async def test_answers_to_another_question_are_never_passed_on(network: Network, kind: str, share: float) -> None:
     fetched = await network.fetch(
         Script(**{kind: share}), limits=LONG_RETRIES._replace(tries=5 if share == 1.0 else 25)

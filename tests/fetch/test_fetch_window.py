@@ -40,7 +40,7 @@ def test_nothing_is_admitted_beyond_the_budget_whatever_else_takes_of_it() -> No
     assert window.used_bytes == 30
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(
     batches=st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=4, unique=True), min_size=1, max_size=25),
     budget=st.integers(4, 14),

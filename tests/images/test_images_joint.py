@@ -82,7 +82,7 @@ def chains(draw: st.DrawFn, height: int, width: int) -> list[Any]:
     return found
 
 
-@settings(deadline=None, max_examples=70)
+@settings(deadline=None)
 @given(data=st.data(), height=st.integers(1, 12), width=st.integers(1, 12), seed=st.integers(0, 99))
 def test_masks_and_boxes_move_as_by_hand(data: Any, height: int, width: int, seed: int) -> None:
     """A box is painted into a mask of its own; where that is, moved by hand, there the box must be."""

@@ -43,7 +43,7 @@ def top_of(data: bytes, rows: int | None, eighths: int = 8) -> NDArray[np.uint8]
     return decoded
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None)
 @given(
     subsampling=st.sampled_from(SUBSAMPLINGS),
     height=st.integers(1, 203),

@@ -41,7 +41,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 # operations
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(height=SIDES, width=SIDES, rows=SIDES, columns=SIDES, dtype=st.sampled_from(["u1", "u2", "i4", "i8", "f4", "?"]))
 def test_nearest_takes_the_pixels_that_pillow_takes(
     height: int, width: int, rows: int, columns: int, dtype: str

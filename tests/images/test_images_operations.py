@@ -107,7 +107,7 @@ def test_random_resized_crop_is_a_crop_and_then_a_resize(seed: int, size: int) -
 SIDES = st.integers(1, 400)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 @given(
     height=SIDES,
     width=SIDES,

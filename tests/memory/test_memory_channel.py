@@ -106,7 +106,7 @@ def test_running_out_of_descriptors_is_named_as_the_cause() -> None:
 # -- framing -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     messages=st.lists(st.binary(max_size=40) | st.integers() | st.none(), max_size=8),
     cuts=st.lists(st.integers(0, 400), max_size=12),

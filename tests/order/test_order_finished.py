@@ -22,7 +22,7 @@ def own_rows(options, n_rows, position, n_samples, world_size, rank):
     return max(0, min(n_rows, n_own - first))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 9), st.integers(1, 100), st.booleans(), st.data())
 def test_no_shard_occurs_after_it_was_named_and_all_are_named_once(
     options, counts, world_size, max_rows, counts_known, data

@@ -28,7 +28,7 @@ def reveal(known, counts, shard, draw):
         known.at_least(shard, known.least(shard) + step)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 5), st.integers(1, 300), st.integers(1, 9), st.data())
 def test_the_same_rows_however_the_counts_grow(options, counts, world_size, max_rows, limit, data):
     start = data.draw(st.integers(0, sum(counts)))
@@ -65,7 +65,7 @@ def test_the_same_rows_however_the_counts_grow(options, counts, world_size, max_
     assert sorted(named + plan.finished()) == list(range(len(counts)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(oracle.option_sets(lanes=1), oracle.shard_counts, st.integers(1, 4), st.data())
 def test_a_batch_comes_as_soon_as_the_samples_known_so_far_determine_it(options, counts, world_size, data):
     """One sample at a time: whenever a count is missing, what is known does not settle the batch."""

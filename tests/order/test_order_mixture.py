@@ -118,7 +118,7 @@ def mixtures(draw: st.DrawFn) -> tuple[OrderOptions, list[int]]:
     return draw(option_sets(sampling=mixed)), counts
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(mixtures(), st.data())
 def test_the_plan_is_the_definition_at_any_rank_and_start(
     case: tuple[OrderOptions, list[int]], data: st.DataObject
@@ -144,7 +144,7 @@ def test_the_plan_is_the_definition_at_any_rank_and_start(
         assert plan_batches(plan, data.draw(st.integers(1, 100))) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(mixtures())
 def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[int]]) -> None:
     options, counts = case

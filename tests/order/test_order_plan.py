@@ -22,7 +22,7 @@ def rows_of(batches):
     return [row for _, rows in batches for row in rows]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(oracle.option_sets(), oracle.shard_counts, world_sizes, st.integers(0, 2), st.integers(1, 300), st.data())
 def test_plan_gives_the_oracles_batches(options, counts, world_size, epoch, max_rows, data):
     order = oracle.epoch_order(options, counts, epoch)
@@ -35,7 +35,7 @@ def test_plan_gives_the_oracles_batches(options, counts, world_size, epoch, max_
         assert batches_per_rank(options, len(order), rank, world_size, start) == len(expected)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(oracle.option_sets(drop_last=False), oracle.shard_counts, world_sizes)
 def test_every_sample_comes_exactly_once_beside_those_that_fill_up(options, counts, world_size):
     seen = Counter()
@@ -58,7 +58,7 @@ def test_every_sample_comes_exactly_once_beside_those_that_fill_up(options, coun
         assert all(0 not in sizes for sizes in per_rank)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(oracle.option_sets(drop_last=True), oracle.shard_counts, world_sizes)
 def test_drop_last_gives_whole_batches_only(options, counts, world_size):
     n_batches = sum(counts) // (options.batch_size * world_size)
@@ -67,7 +67,7 @@ def test_drop_last_gives_whole_batches_only(options, counts, world_size):
         assert [len(rows) for _, rows in batches] == [options.batch_size] * n_batches
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(
     oracle.option_sets(), oracle.option_sets(pad=False, drop_last=False), oracle.shard_counts, world_sizes, world_sizes
 )
@@ -84,7 +84,7 @@ def test_any_batch_can_be_resumed_at_another_world_and_batch_size(options, later
         assert rest == Counter(order[end:])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 @given(oracle.option_sets(), oracle.shard_counts, world_sizes, st.data())
 def test_resumed_plan_is_the_rest_of_the_plan(options, counts, world_size, data):
     rank = data.draw(st.integers(0, world_size - 1))
@@ -261,7 +261,7 @@ GOLDEN = [
 
 
 @given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 4), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_shards_ahead_are_those_of_the_batches_that_follow(options, counts, world_size, data):
     start = data.draw(st.integers(0, sum(counts)))
     plan = oracle.rank_plan(options, counts, data.draw(st.integers(0, world_size - 1)), world_size, start)
@@ -289,7 +289,7 @@ def test_a_rank_foresees_the_shards_of_its_own_lanes_from_where_it_stands():
 
 
 @given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 def test_a_rank_reads_at_least_the_lanes_that_are_foreseen(lanes, world_size, batch_size, data):
     options = dataclasses.replace(OPTIONS, lanes=lanes, batch_size=batch_size, drop_last=True)
     rank = data.draw(st.integers(0, world_size - 1))

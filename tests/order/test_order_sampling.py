@@ -244,7 +244,7 @@ def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
     assert sampling.repeats(1, 2).tolist() != sampling.repeats(1, 3).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([0.0, 0.01, 0.5, 8.0, np.inf]), st.booleans())
 def test_the_first_of_each_group_are_those_that_a_sort_finds(
     seed: int, n_groups: int, spread: float, few_words: bool
@@ -262,7 +262,7 @@ def test_the_first_of_each_group_are_those_that_a_sort_finds(
     assert np.array_equal(found, expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=12), st.integers(0, 2**32), st.booleans())
 def test_a_draw_of_a_shard_is_found_as_in_the_list_of_all(counts: list[int], seed: int, selection: bool) -> None:
     generator = np.random.default_rng(seed)

@@ -60,7 +60,7 @@ def in_turn(parts: list[Batches]) -> Batches:
 of = st.integers(1, 5)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 3), of, st.integers(1, 100), st.data())
 def test_shares_are_the_oracles_batches(options, counts, world_size, of, max_rows, data):
     order = oracle.epoch_order(options, counts, 0)

@@ -32,7 +32,7 @@ def streamed_batches(plan, known, counts, max_rows=64, limit=8):
         batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None)
 @given(
     oracle.option_sets(),
     oracle.shard_counts,
@@ -57,7 +57,7 @@ def test_the_same_rows_as_with_known_counts(options, counts, world_size, max_row
     assert requested == in_order[: len(requested)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None)
 @given(oracle.option_sets(lanes=1), oracle.shard_counts, st.integers(1, 4), st.data())
 def test_a_shard_is_requested_only_if_the_next_batch_needs_it(options, counts, world_size, data):
     rank = data.draw(st.integers(0, world_size - 1))

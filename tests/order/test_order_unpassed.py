@@ -26,7 +26,7 @@ def blocks_of(plan, max_rows, known, counts, step=None):
         yield block
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(oracle.option_sets(), oracle.shard_counts, st.integers(1, 9), st.integers(1, 60), st.booleans(), st.data())
 def test_no_sample_occurs_after_it_was_passed(options, counts, world_size, max_rows, counts_known, data):
     rank = data.draw(st.integers(0, world_size - 1))

@@ -22,6 +22,8 @@ from servers.nginx import WebServer
 from servers.rclone import S3Server
 
 from streamload import ShardWriter, StreamLoader
+from streamload.index.dataset_index import INDEX_FOLDER
+from streamload.index.index_writer import write_index
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda content: gzip.compress(content, 1, mtime=0),
@@ -60,19 +62,26 @@ def write_datasets(folder: Path, sizes: Iterable[Iterable[int]], forms: Iterable
         sizes: for each shard the lengths in bytes of its samples' arrays.
         forms: names of `COMPRESSORS`.
     """
-    number = 0
+    number, tables = 0, []
     for shard, lengths in enumerate(sizes):
-        with ShardWriter(folder / "indexed" / f"part{shard:03d}-%06d.tar") as writer:
+        with ShardWriter(folder / "indexed" / f"part{shard:03d}-%06d.tar", index=False) as writer:
             for length in lengths:
-                value = np.arange(length, dtype=np.uint32).view(np.uint8)[:length] ^ (number % 251)
+                value = np.arange(-(-length // 4), dtype=np.uint32).view(np.uint8)[:length] ^ (number % 251)
                 writer.write({"__key__": f"{number:06d}", "npy": value, "cls": number})
                 number += 1
-    shutil.copytree(folder / "indexed", folder / "plain", ignore=shutil.ignore_patterns(".streamload"))
+        tables += writer.tables
+    copy(folder / "indexed", folder / "plain")
+    write_index(os.fspath(folder / "indexed" / INDEX_FOLDER), tables)  # once: for each shard it would be written anew
     for form in forms:
         (folder / form).mkdir()
         for shard_file in sorted((folder / "plain").iterdir()):
             compressed = COMPRESSORS[form](shard_file.read_bytes())
             (folder / form / f"{shard_file.name}.{form}").write_bytes(compressed)
+
+
+def copy(folder: Path, to: Path) -> None:
+    """Hard links: the bytes are written once."""
+    shutil.copytree(folder, to, copy_function=os.link)
 
 
 def local(folder: Path) -> Place:
@@ -82,12 +91,12 @@ def local(folder: Path) -> Place:
 def on_s3(server: S3Server, folder: Path) -> Place:
     """The datasets in a bucket of their own."""
     bucket = f"bucket-{folder.name.replace('_', '-')}"
-    shutil.copytree(folder, server.folder / bucket)
+    copy(folder, server.folder / bucket)
     return Place(f"s3://{bucket}", {"storage_options": server.options})
 
 
 def on_web(server: WebServer, folder: Path) -> Place:
-    shutil.copytree(folder, server.folder / folder.name)
+    copy(folder, server.folder / folder.name)
     return Place(f"{server.url}/{folder.name}")
 
 

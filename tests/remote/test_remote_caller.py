@@ -23,8 +23,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
         yield running
 
 
-def loader_of(server: FaultServer, packing: str, transform: Any, **options: Any) -> StreamLoader:
-    urls = Place(server.url).urls(packing, range(3))
+def loader_of(server: FaultServer, transform: Any, **options: Any) -> StreamLoader:
+    urls = Place(server.url).urls("plain", range(3))
     return StreamLoader(urls, 5, fields=("cls",), num_workers=0, transform={"cls": transform}, pad=False, **options)
 
 
@@ -40,19 +40,19 @@ class LockedError(Exception):
         self.lock = threading.Lock()
 
 
-@pytest.mark.parametrize("packing", ["indexed", "plain"])
-def test_functions_are_called_in_the_callers_thread(server: FaultServer, packing: str) -> None:
+def test_functions_are_called_in_the_callers_thread(server: FaultServer) -> None:
     called: list[tuple[int, int]] = []
 
     def note(label: int) -> int:
         called.append((os.getpid(), threading.get_ident()))
         return label
 
-    with loader_of(server, packing, note) as loader:
+    with loader_of(server, note) as loader:
         assert sorted(labels(loader)) == list(range(30))
     assert called == [(os.getpid(), threading.get_ident())] * 30
 
 
+@pytest.mark.usefixtures("feeders_in_threads")
 def test_what_they_raise_is_raised_itself_with_its_frames(server: FaultServer) -> None:
     raised: list[LockedError] = []
 
@@ -62,7 +62,7 @@ def test_what_they_raise_is_raised_itself_with_its_frames(server: FaultServer) -
             raise raised[0]
         return label
 
-    with loader_of(server, "indexed", fail) as loader:
+    with loader_of(server, fail) as loader:
         batches = iter(loader)
         assert labels([next(batches)]) == list(range(5))
         with pytest.raises(TransformError) as caught:
@@ -73,17 +73,19 @@ def test_what_they_raise_is_raised_itself_with_its_frames(server: FaultServer) -
         assert loader.state_dict()["position"] == 5
 
 
+@pytest.mark.usefixtures("feeders_in_threads")
 def test_a_sample_that_is_left_out_is_counted(server: FaultServer) -> None:
     def fail(label: int) -> int:
         if label % 10 == 7:
             raise LockedError
         return label
 
-    with loader_of(server, "indexed", fail, on_error="skip") as loader:
+    with loader_of(server, fail, on_error="skip") as loader:
         assert labels(loader) == [label for label in range(30) if label % 10 != 7]
         assert ["LockedError: held" in str(error.__cause__) for error in loader.skipped] == [True] * 3
 
 
+@pytest.mark.usefixtures("feeders_in_threads")
 def test_an_interrupt_leaves_the_pass_and_the_next_one_is_whole(server: FaultServer) -> None:
     interrupts = [KeyboardInterrupt]
 
@@ -92,12 +94,13 @@ def test_an_interrupt_leaves_the_pass_and_the_next_one_is_whole(server: FaultSer
             raise interrupts.pop()
         return label
 
-    with loader_of(server, "indexed", interrupt) as loader:
+    with loader_of(server, interrupt) as loader:
         with pytest.raises(KeyboardInterrupt):
             list(loader)
         assert labels(loader) == list(range(30))
 
 
+@pytest.mark.usefixtures("feeders_in_threads")
 def test_nothing_is_done_any_more_for_a_pass_that_was_left(server: FaultServer) -> None:
     """A task of it waits in the socket at that moment, and its memory may be gone."""
     called: list[int] = []
@@ -106,7 +109,7 @@ def test_nothing_is_done_any_more_for_a_pass_that_was_left(server: FaultServer) 
         called.append(label)
         return label
 
-    with loader_of(server, "indexed", note) as loader:
+    with loader_of(server, note) as loader:
         for _ in range(3):
             for batch in loader:
                 assert labels([batch]) == list(range(5))

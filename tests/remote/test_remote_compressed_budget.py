@@ -48,8 +48,7 @@ def epoch_of(loader: StreamLoader) -> list[int]:
     return sorted(label for batch in loader for label in batch)
 
 
-@pytest.mark.parametrize("budget", [18, 20, 26, 30, 36, 45])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "budget"), [(1, 18), (3, 20), (3, 30), (1, 45)])
 def test_in_order_there_is_room_for_one_part_after_the_other(folder: Path, batch_size: int, budget: int) -> None:
     with loader_of(folder, budget, batch_size=batch_size, num_workers=0) as loader:
         assert epoch_of(loader) == SAMPLES

@@ -13,7 +13,7 @@ from preloaded import Preloaded
 from servers.faults import FaultServer
 
 SHARDS = 150
-PER_SHARD = 20
+PER_SHARD = 4
 MOST_OPEN = 128
 
 SCRIPT = textwrap.dedent(
@@ -58,7 +58,7 @@ def said(preloaded: Preloaded, *runs: tuple[str, str, dict[str, object]]) -> lis
 
 
 AT_ONCE = {"shuffle": SHARDS * PER_SHARD}
-IN_TURN = {"shuffle": 30}
+IN_TURN = {"shuffle": 6}
 WHOLE = ["True", "True"]
 
 

@@ -65,19 +65,6 @@ def test_a_program_that_ends_while_shards_are_on_their_way(
     assert (ended.status, ended.output) == (status, "[]\n"), "no event loop was ever in this process"
 
 
-def test_a_feeder_whose_storage_does_not_answer_ends_with_its_trainer(preloaded: Preloaded) -> None:
-    """The thread that asks waits for as long as the storage's patience lasts."""
-    program = "import sys; from streamload import StreamLoader; StreamLoader(sys.argv[1], num_workers=2)"
-    with FaultServer({"a.tar": b""}, Script(first_byte_s=100.0)) as server:
-        trainer = preloaded.start(program, f"{server.url}/a.tar")
-        assert wait_until(lambda: server.report().requests > 0)
-        assert wait_until(lambda: len(children("workers.worker")) == 2)
-        started = children("streamload.feeder") + children("workers.worker")
-        trainer.kill()
-        trainer.communicate()
-        assert wait_until(lambda: not any(alive(process.pid) for process in started))
-
-
 STARTED = textwrap.dedent(
     """
     import sys

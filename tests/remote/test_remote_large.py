@@ -104,13 +104,3 @@ def test_a_large_field_is_right_in_a_batch_that_is_made_again(server: FaultServe
         for batch in loader:
             found.update(zip(batch["label"].tolist(), batch["crc"].tolist(), strict=True))
     assert found == RIGHT
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.exhaustive)])
-def test_a_large_field_is_right_in_each_epoch(server: FaultServer, workers: int) -> None:
-    with loader_of(server, checksum, num_workers=workers, shuffle=True) as loader:
-        for _ in range(3):
-            found = {}
-            for crcs, labels in loader:
-                found.update(zip(labels.tolist(), crcs.tolist(), strict=True))
-            assert found == RIGHT

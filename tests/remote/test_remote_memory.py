@@ -24,7 +24,7 @@ from streamload import ShardWriter, StreamLoader
 from streamload.errors import DecodeError, StorageError
 
 FIELD_BYTES = 1_000_000
-SAMPLES = 160
+SAMPLES = 120
 MIB = 1 << 20
 FACTOR = 1.25
 """Measured is 0.9 to 1.2, and 1.3 with `shuffle=False` and batches of 24: heaps keep some of what they have freed, and
@@ -35,22 +35,18 @@ what is in flight as the first batch tells its size cannot be freed for it."""
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
     """Shards of 20 MB with fields of 1 MB, and such with tiny ones."""
     folder = tmp_path_factory.mktemp("memory")
-    for field in ("npy", "bin"):
-        for name, size_bytes in (("large", FIELD_BYTES), ("tiny", 100)):
-            with ShardWriter(folder / f"{field}-{name}" / "%06d.tar", max_count=20) as writer:
-                for number in range(SAMPLES):
-                    value = np.full(size_bytes, number, np.uint8)
-                    data = value if field == "npy" else value.tobytes()
-                    writer.write({"__key__": f"{number:06d}", field: data, "cls": number})
+    for name, size_bytes in (("large", FIELD_BYTES), ("tiny", 100)):
+        with ShardWriter(folder / name / "%06d.tar", max_count=20) as writer:
+            for number in range(SAMPLES):
+                writer.write({"__key__": f"{number:06d}", "bin": bytes([number]) * size_bytes, "cls": number})
     with FaultServer(folder) as running:
         yield running
 
 
 def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int, **options: Any) -> int:
     """The peak over an epoch, whose every sample comes once."""
-    field = name.partition("-")[0]
     urls = [f"{server.url}/{name}/{shard:06d}.tar" for shard in range(SAMPLES // 20)]
-    given = {"fields": (field, "cls"), "num_workers": 2, **options}
+    given = {"fields": ("bin", "cls"), "num_workers": 2, **options}
     with StreamLoader(urls, batch_size, memory_budget=budget_mib * MIB, **given) as loader, TreeMemory() as memory:
         labels = [label for _, batch in loader for label in batch.tolist()]
     assert sorted(labels) == list(range(SAMPLES))
@@ -59,7 +55,7 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
 
 @pytest.mark.parametrize(
     ("epochs", "again", "sample_bytes", "budget"),
-    [(5, 50, 100_000, "auto"), exhaustive((50, 1000, 100_000, "auto")), exhaustive((10, 40, 5_000_000, "80MiB"))],
+    [(5, 50, 100_000, "auto"), exhaustive((10, 40, 5_000_000, "80MiB"))],
 )
 def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
     tmp_path: Path, epochs: int, again: int, sample_bytes: int, budget: str
@@ -85,40 +81,16 @@ def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
 
 
 @pytest.mark.parametrize(
-    ("field", "budget_mib", "batch_size", "window"),
-    [
-        ("bin", 64, 4, 5),
-        exhaustive(("npy", 128, 16, 20)),
-        exhaustive(("npy", 128, 1, 50)),
-        exhaustive(("npy", 64, 8, 5)),
-        exhaustive(("npy", 128, 16, 0)),
-        exhaustive(("bin", 128, 4, 50)),
-        exhaustive(("bin", 128, 12, 0)),
-    ],
+    ("budget_mib", "batch_size", "window"),
+    [(64, 4, 5), *map(exhaustive, [(128, 4, 50), (128, 12, 0)])],
 )
 def test_a_budget_bounds_the_memory_of_all_processes(
-    server: FaultServer, field: str, budget_mib: int, batch_size: int, window: int
+    server: FaultServer, budget_mib: int, batch_size: int, window: int
 ) -> None:
     order: dict[str, Any] = {"shuffle": window} if window else {}
-    base_bytes = peak_bytes(server, f"{field}-tiny", 4, budget_mib)
-    more_bytes = peak_bytes(server, f"{field}-large", batch_size, budget_mib, **order) - base_bytes
+    base_bytes = peak_bytes(server, "tiny", 4, budget_mib)
+    more_bytes = peak_bytes(server, "large", batch_size, budget_mib, **order) - base_bytes
     assert more_bytes < FACTOR * budget_mib * MIB
-
-
-@pytest.mark.parametrize(
-    ("field", "budget_mib", "batch_size"),
-    [
-        ("npy", 64, 16),
-        ("bin", 128, 32),
-        *map(exhaustive, [("npy", 64, 32), ("npy", 128, 32), ("bin", 64, 16), ("bin", 128, 16)]),
-    ],
-)
-def test_what_does_not_fit_with_its_batches_is_refused_at_the_start(
-    server: FaultServer, field: str, budget_mib: int, batch_size: int
-) -> None:
-    refusal = r"three batches of .*Give a memory_budget of at least \d+ MB.* smaller batch_size"
-    with pytest.raises(ValueError, match=refusal):
-        peak_bytes(server, f"{field}-large", batch_size, budget_mib, shuffle=50)
 
 
 EXPANDED_BATCH = 4

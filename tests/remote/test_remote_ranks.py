@@ -30,7 +30,7 @@ def running(folder: Path) -> Iterator[FaultServer]:
         yield server
 
 
-def epochs_of_two_ranks(server: FaultServer, workers: int, **options: Any) -> list[list[int]]:
+def epochs_of_two_ranks(server: FaultServer, **options: Any) -> list[list[int]]:
     """Two epochs of two ranks that run beside each other; the labels of each."""
     urls = Place(server.url).urls("indexed", range(_SHARDS))
     epochs: list[list[int]] = []
@@ -42,7 +42,7 @@ def epochs_of_two_ranks(server: FaultServer, workers: int, **options: Any) -> li
                     10,
                     shuffle=30,
                     fields=("cls", "npy"),
-                    num_workers=workers,
+                    num_workers=0,
                     rank=rank,
                     world_size=2,
                     **options,
@@ -65,7 +65,7 @@ def fetched_share(server: FaultServer, folder: Path) -> float:
 
 def test_two_ranks_fetch_each_part_once_an_epoch(running: FaultServer, folder: Path) -> None:
     running.play(Script())
-    first, second = epochs_of_two_ranks(running, workers=0, memory_budget="8MB")
+    first, second = epochs_of_two_ranks(running, memory_budget="8MB")
     assert sorted(first) == sorted(second) == list(range(_SHARDS * _SAMPLES))
     assert first != second
     # In each epoch's order there is one shard that the ranks share; the budget holds less than half of the dataset.
@@ -76,7 +76,7 @@ def test_two_ranks_with_one_cache_fetch_nothing_in_a_second_run(
     running: FaultServer, folder: Path, tmp_path: Path
 ) -> None:
     """In the first, both may fetch a shard at the same time, since none waits for the other."""
-    options: dict[str, Any] = {"workers": 1, "memory_budget": "8MB", "cache_dir": tmp_path / "cache"}
+    options: dict[str, Any] = {"memory_budget": "8MB", "cache_dir": tmp_path / "cache"}
     for _ in range(2):
         running.play(Script())
         first, second = epochs_of_two_ranks(running, **options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -25,29 +24,25 @@ REMOTE = ["s3", "web", "memory"]
 FORMS = ["indexed", "plain", "gz", "zst"]
 
 
-def written(folder: Path, sizes: Any, s3: S3Server, web: WebServer, forms: Any) -> dict[str, Place]:
-    write_datasets(folder, sizes, forms)
-    return {"local": local(folder), "s3": on_s3(s3, folder), "web": on_web(web, folder), "memory": in_memory(folder)}
-
-
 @pytest.fixture(scope="module")
 def small(
     tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server, nginx: WebServer
 ) -> Iterator[dict[str, Place]]:
     """Shards of one part each, in every place."""
     sizes = [[24] * count for count in COUNTS]
-    yield written(tmp_path_factory.mktemp("small"), sizes, rclone_s3, nginx, ["gz", "zst", "xz", "bz2"])
+    folder = tmp_path_factory.mktemp("small")
+    write_datasets(folder, sizes, ["gz", "zst", "xz", "bz2"])
+    servers = {"s3": on_s3(rclone_s3, folder), "web": on_web(nginx, folder)}
+    yield {"local": local(folder), "memory": in_memory(folder), **servers}
     fsspec.filesystem("memory").store.clear()
 
 
 @pytest.fixture(scope="module")
-def large(
-    tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server, nginx: WebServer
-) -> Iterator[dict[str, Place]]:
+def large(tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server, nginx: WebServer) -> dict[str, Place]:
     """Shards of three parts of 8 MiB, with samples that cross from one to the next, and one that fills a part."""
-    sizes = [[700_000] * 30, [9_000_000, *[100_000] * 80, 5_000_000], [2_500_000] * 8]
-    yield written(tmp_path_factory.mktemp("large"), sizes, rclone_s3, nginx, ["gz", "zst"])
-    fsspec.filesystem("memory").store.clear()
+    folder = tmp_path_factory.mktemp("large")
+    write_datasets(folder, [[700_000] * 25, [9_000_000, *[100_000] * 80, 1_000_000], [2_500_000] * 7], ["gz"])
+    return {"local": local(folder), "s3": on_s3(rclone_s3, folder), "web": on_web(nginx, folder)}
 
 
 def loader_of(place: Place, urls: Any, **options: Any) -> StreamLoader:
@@ -101,20 +96,19 @@ def test_the_same_two_epochs_whatever_storage_compression_index_workers_and_rank
         assert_same(seen(small[place], form, num_workers=workers, **options), expected, form)
 
 
-@pytest.mark.parametrize(
-    ("place", "form"), [("s3", "xz"), ("local", "bz2"), *map(exhaustive, [("s3", "bz2"), ("local", "xz")])]
-)
+@pytest.mark.parametrize(("place", "form"), [("s3", "xz"), ("local", "bz2")])
 def test_rarer_compressions(small: dict[str, Place], place: str, form: str) -> None:
     assert_same(seen(small[place], form, shuffle=50), expected_of(small["local"], shuffle=50), form)
 
 
 @pytest.mark.parametrize(
     ("here", "first", "there", "second"),
-    matrix(
-        (here, first, there, second)
-        for here, there in [*itertools.product(["local"], REMOTE), *itertools.product(REMOTE, ["local"])]
-        for first, second in [("indexed", "indexed"), ("indexed", "plain"), ("plain", "indexed"), ("gz", "gz")]
-    ),
+    [
+        ("local", "indexed", "s3", "plain"),
+        ("s3", "plain", "local", "indexed"),
+        ("web", "gz", "local", "gz"),
+        ("memory", "indexed", "local", "plain"),
+    ],
 )
 def test_a_state_saved_in_one_place_goes_on_in_another(
     small: dict[str, Place], here: str, first: str, there: str, second: str
@@ -140,7 +134,7 @@ def test_a_state_of_another_world_size_goes_on_with_workers(small: dict[str, Pla
         assert steps(loader) == rest
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"rank": 1, "world_size": 3}])
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"rank": 1, "world_size": 3}])
 def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dict[str, Any]) -> None:
     s3, web, here = small["s3"], small["web"], small["local"]
     urls = [
@@ -158,30 +152,20 @@ def test_a_list_of_local_and_remote_shards(small: dict[str, Place], options: dic
 
 
 @pytest.mark.parametrize(
-    ("place", "form", "options"),
+    ("place", "form", "workers"),
     [
-        ("s3", "indexed", {}),
-        exhaustive(("s3", "plain", {"num_workers": 2})),
-        ("s3", "zst", {}),
-        exhaustive(("web", "indexed", {"num_workers": 1})),
-        ("web", "plain", {}),
-        ("web", "gz", {"num_workers": 2}),
-        exhaustive(("memory", "plain", {})),
-        ("local", "gz", {}),
+        ("s3", "indexed", 0),
+        ("web", "gz", 2),
+        *map(exhaustive, [("s3", "plain", 2), ("web", "indexed", 1), ("s3", "gz", 0), ("local", "gz", 0)]),
     ],
 )
-def test_shards_of_several_parts(large: dict[str, Place], place: str, form: str, options: dict[str, Any]) -> None:
-    settings = {"shards": LARGE_SHARDS, "shuffle": 20, "epochs": 2, "collate_fn": list}
-    expected = expected_of(large["local"], **settings)
-    assert_same(seen(large[place], form, **settings, **options), expected, form)
-
-
-@pytest.mark.parametrize(
-    ("place", "form"), [("s3", "indexed"), ("web", "gz"), *map(exhaustive, [("s3", "gz"), ("web", "indexed")])]
-)
-def test_shards_of_several_parts_are_resumed_in_the_middle(large: dict[str, Place], place: str, form: str) -> None:
+def test_shards_of_several_parts(large: dict[str, Place], place: str, form: str, workers: int) -> None:
+    """Also resumed in the middle."""
     settings = {"shuffle": 20, "collate_fn": list}
-    whole = seen(large[place], form, LARGE_SHARDS, **settings)
-    with loader_of(large[place], large[place].urls(form, LARGE_SHARDS), **settings) as loader:
+    expected = expected_of(large["local"], LARGE_SHARDS, epochs=2, **settings)
+    with loader_of(large[place], large[place].urls(form, LARGE_SHARDS), num_workers=workers, **settings) as loader:
+        whole = steps(loader, 2)
         loader.load_state_dict(whole[8][2])
-        assert steps(loader) == whole[9:]
+        rest = steps(loader)
+    assert_same(whole, expected, form)
+    assert rest == whole[9 : len(whole) // 2]

@@ -78,44 +78,35 @@ def checked_labels(loader: StreamLoader) -> Iterator[int]:
             yield label
 
 
-@pytest.mark.parametrize(
-    ("form", "workers", "cached"),
-    [exhaustive(("indexed", 0, False)), exhaustive(("plain", 1, False)), ("plain", 0, True)],
-)
 @pytest.mark.usefixtures("impatient")
-def test_a_server_that_never_answers(
-    server: FaultServer, tmp_path: Path, form: str, workers: int, cached: bool
-) -> None:
-    cache_dir = tmp_path / "cache" if cached else None
-    with loader_of(server, form, num_workers=workers, cache_dir=cache_dir) as loader:
+def test_a_server_that_never_answers(server: FaultServer, tmp_path: Path) -> None:
+    with loader_of(server, "plain", cache_dir=tmp_path) as loader:
         server.play(Script(silent_share=1.0))
         with pytest.raises(StorageError, match=r"requests in a row brought no byte.*without a byte") as caught:
             list(checked_labels(loader))
         assert caught.value.url is not None
-        assert caught.value.url.startswith(f"{server.url}/{form}/")
+        assert caught.value.url.startswith(f"{server.url}/plain/")
         server.play(Script())
         assert list(checked_labels(loader)) == LABELS
 
 
 @pytest.mark.parametrize("fault", ["wrong_range_share", "whole_share"])
-@pytest.mark.parametrize("share", [0.4, 1.0])
 @pytest.mark.usefixtures("impatient")
-def test_answers_to_other_questions(server: FaultServer, fault: str, share: float) -> None:
-    for form in ("indexed", "plain"):
-        server.play(Script())
-        with loader_of(server, form) as loader:
-            server.play(Script(seed=3, **{fault: share}))
-            got: list[int] = []
-            failure: StorageError | None = None
-            try:
-                got.extend(checked_labels(loader))
-            except StorageError as error:
-                failure = error
-            assert got == LABELS[: len(got)]
-            if failure is None:
-                assert got == LABELS
-            else:
-                assert str(failure.url).startswith(f"{server.url}/{form}/")
+def test_answers_to_other_questions(server: FaultServer, fault: str) -> None:
+    server.play(Script())
+    with loader_of(server, "plain") as loader:
+        server.play(Script(seed=3, **{fault: 0.4}))
+        got: list[int] = []
+        failure: StorageError | None = None
+        try:
+            got.extend(checked_labels(loader))
+        except StorageError as error:
+            failure = error
+        assert got == LABELS[: len(got)]
+        if failure is None:
+            assert got == LABELS
+        else:
+            assert str(failure.url).startswith(f"{server.url}/plain/")
 
 
 def later_on(folder: Path, port: int) -> FaultServer:
@@ -169,18 +160,10 @@ def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLo
     time.sleep(0.3)  # for the feeder to learn of it
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        exhaustive((Script(status=404, status_share=1.0, only="part000-000000.tar"),)),
-        exhaustive((Script(status=404, status_share=1.0, only="part001-000000.tar"),)),
-        Script(status=503, status_share=1.0, only="part002-000000.tar"),
-    ],
-)
 @pytest.mark.usefixtures("impatient")
-def test_a_storage_that_was_away_while_the_next_epoch_was_begun(server: FaultServer, script: Script) -> None:
+def test_a_storage_that_was_away_while_the_next_epoch_was_begun(server: FaultServer) -> None:
     with loader_of(server, "indexed", num_workers=1) as loader:
-        half_an_epoch_and_then(server, script, loader)
+        half_an_epoch_and_then(server, Script(status=503, status_share=1.0, only="part002-000000.tar"), loader)
         server.play(Script())
         assert list(checked_labels(loader)) == LABELS
 
@@ -198,11 +181,10 @@ def test_a_storage_that_stays_away_is_one_error(server: FaultServer) -> None:
         assert sorted(checked_labels(loader))[-90:] == LABELS[90:]
 
 
-@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 @pytest.mark.usefixtures("impatient")
-def test_a_length_that_could_not_be_found_is_found_later(server: FaultServer, workers: int) -> None:
+def test_a_length_that_could_not_be_found_is_found_later(server: FaultServer) -> None:
     server.play(Script(status=404, status_share=1.0))
-    with loader_of(server, "plain", num_workers=workers) as loader:
+    with loader_of(server, "plain") as loader:
         for _ in range(2):
             with pytest.raises(StorageError, match="no such shard"):
                 len(loader)

@@ -39,21 +39,19 @@ def labels_from(server: FaultServer, *, through_fsspec: bool) -> list[int]:
         return [label for (labels,) in loader for label in labels.tolist()]
 
 
-@pytest.mark.parametrize("through_fsspec", [False, True])
 @pytest.mark.parametrize(
-    "faults",
+    ("faults", "through_fsspec"),
     [
-        {"cut_share": 0.4},
-        {"reset_share": 0.4},
-        {"status": 503, "status_share": 0.4},
-        {"status": 500, "status_share": 0.4},
+        ({"cut_share": 0.4}, False),
+        ({"reset_share": 0.4}, True),
+        ({"status": 503, "status_share": 0.4}, False),
+        ({"status": 500, "status_share": 0.4}, True),
     ],
     ids=["cut", "reset", "503", "500"],
 )
 def test_an_epoch_begins_and_ends(server: FaultServer, faults: dict[str, Any], through_fsspec: bool) -> None:
-    for seed in range(2):
-        server.play(Script(seed=seed, **faults))
-        assert labels_from(server, through_fsspec=through_fsspec) == LABELS
+    server.play(Script(seed=1, **faults))
+    assert labels_from(server, through_fsspec=through_fsspec) == LABELS
 
 
 @pytest.mark.parametrize("through_fsspec", [False, True])
@@ -95,7 +93,9 @@ def test_a_rank_loads_the_tables_of_its_own_shards_alone(tmp_path: Path) -> None
         for rank in (0, 3):
             server.play(Script())
             urls = f"{server.url}/data"
-            with StreamLoader(urls, 5, shuffle=500, fields=("cls",), seed=0, rank=rank, world_size=ranks) as loader:
+            with StreamLoader(
+                urls, 5, shuffle=500, fields=("cls",), seed=0, rank=rank, world_size=ranks, num_workers=0
+            ) as loader:
                 next(iter(loader))
                 spans = [of for _, path, of in server.report().log if path.endswith(".bin")]
             requested = [starts[int(str(of).removeprefix("bytes=").split("-")[0])] for of in spans]

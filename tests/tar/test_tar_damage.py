@@ -109,7 +109,7 @@ def test_what_is_shorter_than_a_block_is_no_archive_or_was_cut(content: bytes) -
 def test_a_cut_in_the_zeros_behind_the_end_mark_must_be_between_blocks() -> None:
     content = DIALECTS["gnu"].whole(bytes(5 * 512))
     mark_end = len(content) - 3 * 512
-    for length in range(mark_end, len(content) + 1):
+    for length in (*range(mark_end, len(content), 5), *range(mark_end, len(content) + 1, 512)):
         if length % 512:
             error = error_of(content[:length])
             assert "in the middle of a block" in error.message
@@ -429,7 +429,7 @@ def test_random_damage_raises_nothing_else_and_always_ends() -> None:
         extended_archive(pax_mtime, 140).whole(),
         extended_archive(long_name, 140).whole(),
     ]
-    for _ in range(800):
+    for _ in range(300):
         content = bytearray(chance.choice(sources))
         for _ in range(chance.choice((1, 2, 8, 64))):
             at = chance.randrange(len(content))

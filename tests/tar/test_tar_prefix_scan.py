@@ -144,7 +144,7 @@ def cuts_of(content: bytes) -> st.SearchStrategy[list[int]]:
     return st.lists(st.one_of(st.integers(0, len(content)), st.integers(0, len(content) // 512).map((512).__mul__)))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None)
 @given(st.sampled_from(sorted(SOUND)), st.booleans(), st.data())
 def test_the_pieces_joined_are_the_whole(name: str, known: bool, data: st.DataObject) -> None:
     content = SOUND[name]
@@ -169,7 +169,7 @@ def test_shards_of_the_writer(tmp_path: Path) -> None:
         check_same_outcome(content, [chance.randrange(len(content)) for _ in range(seed)])
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None)
 @given(st.sampled_from([name for name in SOUND if name != "long"]), st.booleans(), st.data())
 def test_one_damage_is_the_same_error(name: str, known: bool, data: st.DataObject) -> None:
     content = bytearray(SOUND[name])
