@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -138,14 +136,3 @@ def test_methods_of_other_loaders_are_answered_by_the_page(make: Any, tmp_path: 
         assert getattr(made, "wombat", 7) == 7
         with pytest.raises(AttributeError, match=rf"^{said} '_wombat'$"):
             made._wombat
-
-
-def test_a_dataset_can_be_copied(tmp_path: Path) -> None:
-    with TarDataset(write_numbers(tmp_path, [4])) as dataset:
-        assert len(pickle.loads(pickle.dumps(dataset))) == len(copy.copy(dataset)) == 4
-
-
-def test_the_signature_stays_the_truth() -> None:
-    assert "urls" in OURS
-    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in OURS.values())
-    assert StreamLoader.__init__.__annotations__["batch_size"] == "int"

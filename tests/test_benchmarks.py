@@ -8,12 +8,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -94,67 +92,6 @@ def test_a_loader_that_fails_is_shown_and_the_others_go_on(
     assert requested.count(("speed", "WebDataset")) == 1
 
 
-def test_what_was_measured_before_a_late_failure_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark_module: Callable[[str], Any]
-) -> None:
-    """A peer that fails beside a busy trainer is no less fast for it."""
-    module = benchmark_module("bench_loader")
-
-    def run(what: str, loader: str, of: Any, seconds: float) -> dict[str, float]:
-        if (what, loader) == ("busy", "SPDL"):
-            raise module.RunFailedError("ValueError: no luck")
-        names = ("rate", "first_batch_s", "cpu_s_per_1000", "trainer_cpu", "threads_more", "shutdown_s", "peak_bytes")
-        return dict.fromkeys([*names, "batches_per_s", "alone_per_s", "share"], 2.0)
-
-    monkeypatch.setattr(module, "run", run)
-    benchmark = module.Benchmark([module.workload("tiny", tmp_path, 8)], ["streamload", "SPDL"], 1.0)
-    benchmark.prepare()
-    benchmark.speed(2)
-    benchmark.memory()
-    benchmark.busy(2)
-    tables = module.report(benchmark.results, ["streamload", "SPDL"])
-    assert "| tiny | SPDL | 2 (2 to 2) |" in tables["loader-speed.md"]
-    assert "| SPDL | failed: ValueError: no luck | - |" in tables["loader-busy.md"]
-
-
-def test_a_run_that_hangs_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark_module: Callable[[str], Any]
-) -> None:
-    module = benchmark_module("running")
-    program = tmp_path / "hangs.py"
-    child = tmp_path / "child"
-    program.write_text(
-        "import os, subprocess\n"
-        "child = subprocess.Popen(['sleep', '600'])\n"
-        f"open({f'{child}.part'!r}, 'w').write(str(child.pid))\n"
-        f"os.rename({f'{child}.part'!r}, {str(child)!r})\n"
-        "child.wait()"
-    )
-    monkeypatch.setattr(module, "PROGRAM", program)
-    of = benchmark_module("workloads").workload("tiny", tmp_path, 4)
-    for longest in (0.5, 5.0, 50.0):  # a busy machine needs longer to start the child
-        monkeypatch.setattr(module, "LONGEST_RUN_S", longest)
-        with pytest.raises(module.RunFailedError, match="did not end"):
-            module.run("speed", "streamload", of, 1.0)
-        if child.exists():
-            break
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(int(child.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not psutil.pid_exists(int(child.read_text()))
-
-
-def test_memory_is_that_of_the_whole_tree(benchmark_module: Callable[[str], Any]) -> None:
-    module = benchmark_module("running")
-    alone = module.tree_pss(os.getpid())
-    program = "memory = bytearray(100_000_000); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert module.tree_pss(os.getpid()) > alone + 90_000_000
-        child.communicate(b"\n")
-
-
 class _Batches:
     """A loader whose epochs are given: lists of labels, the last one forever."""
 
@@ -199,13 +136,3 @@ def test_a_loader_that_gives_other_samples_is_refused(
     else:
         with pytest.raises(ValueError, match=complaint):
             module.measure(_Batches, of, 0.0, True)
-
-
-def test_the_busy_trainer_waits_for_no_loader_that_is_fast(
-    monkeypatch: pytest.MonkeyPatch, benchmark_module: Callable[[str], Any]
-) -> None:
-    module = benchmark_module("busy_trainer")
-    monkeypatch.setattr(_Batches, "epochs", [[0]], raising=False)
-    result = module.measure_busy(_Batches, None, 0.1)
-    assert result["share"] == pytest.approx(result["batches_per_s"] / result["alone_per_s"])
-    assert result["alone_per_s"] < 100_000  # it does work

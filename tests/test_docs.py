@@ -1,16 +1,14 @@
 """Every program and command of the README and of the pages in `docs/` runs as it stands, and every link has a target.
 
 A page's blocks run in their order, in a folder of its own, in this process where they can: starting an interpreter that
-imports torch takes longer than most blocks. The README's run as a user types them: in an empty folder, each block by a
-new interpreter.
+imports torch takes longer than most blocks. The README's run as a user types them: in an empty folder, each block as a
+program of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
-import inspect
 import json
 import os
 import re
@@ -32,12 +30,13 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+from preloaded import Preloaded
 from servers.rclone import free_port
-from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 from streamload import StreamLoader, TarDataset
 from streamload.cli.main import app
+from streamload.cli.shardify import app as shardify
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
@@ -48,6 +47,7 @@ EXCERPTS = {"docs/frameworks.md": 12}
 NEEDS_CLUSTER = ("--ray", "RayFeeders")
 """Blocks with one of these run on a Ray cluster, in `tests/tools/test_tools_ray.py` and `tests/remote_feeders`."""
 SERVED = "127.0.0.1:8333"
+OURS = {"streamload": app, "shardify": shardify}
 PHOTOS = 48
 COMMANDS = {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"}
 
@@ -89,11 +89,14 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(code: str, folder: Path) -> None:
-    """Run a block of commands. What it starts in the background continues until `servers_end`."""
-    lines = code.splitlines()
-    if all(line.startswith("streamload ") for line in lines):
+    """Run a block of commands, ours in this process. What it starts in the background continues until `servers_end`."""
+    lines = code.replace("\\\n", " ").splitlines()
+    if all(line.startswith(tuple(f"{name} " for name in OURS)) for line in lines):
         for line in lines:
-            assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0, line
+            name, *arguments = shlex.split(line, comments=True)
+            with contextlib.chdir(folder):
+                done = CliRunner().invoke(OURS[name], arguments)
+            assert done.exit_code == 0, f"{line}\n{done.output}"
         return
     done = subprocess.run(["bash", "-euc", code], cwd=folder, env=COMMANDS, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
@@ -137,17 +140,18 @@ def test_the_pages_are_known() -> None:
     assert {language for text in PAGES.values() for language, _ in BLOCK.findall(text)} == {"python", "bash"}
 
 
-def test_the_readmes_blocks_run_in_an_empty_folder(tmp_path: Path) -> None:
+def test_the_readmes_blocks_run_in_an_empty_folder(
+    preloaded: Preloaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for language, code in BLOCK.findall(PAGES["README.md"]):
         if language == "bash":
             shell(code, tmp_path)
             continue
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100
-        )
-        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
-        assert "Traceback" not in done.stderr
-    assert "of the validation images right" in done.stdout
+        ended = preloaded.run(f"import warnings; warnings.simplefilter('error')\n{code}")
+        assert ended.status == 0, f"{code}\n{ended.output}"
+        assert "Traceback" not in ended.output
+    assert "of the validation images right" in ended.output
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES} - PROSE - {*EXCERPTS, "README.md"}))
@@ -209,37 +213,6 @@ def coming_from(ran: list[Ran]) -> None:
 CHECKS: dict[str, Callable[[list[Ran]], None]] = {"docs/coming-from.md": coming_from, "docs/packing.md": packing}
 
 
-def test_litdatas_program(packed: Path, tmp_path: Path) -> None:
-    """In a process of its own, since it leaves files behind; and with few processes, since each takes it seconds."""
-    if importlib.util.find_spec("litdata") is None:
-        pytest.skip("litdata is not installed")
-    (program,) = [code for _, code in BLOCK.findall(PAGES["docs/coming-from.md"]) if "from litdata" in code]
-    for ours, quick in (("num_workers=1", 'num_workers=1, start_method="fork"'), ("num_workers=2", "num_workers=0")):
-        assert program.count(ours) == 1
-        program = program.replace(ours, quick)
-    shutil.copytree(packed / "photos", tmp_path / "photos")
-    (tmp_path / "program.py").write_text(
-        "seen = []\n"
-        "def train_step(images, labels):\n"
-        "    seen.extend(zip((images.float().mean((1, 2, 3)) / 5).round().int().tolist(), labels.tolist()))\n"
-        f"{program}\n"
-        "    import json; print('seen', json.dumps(seen), 'state', json.dumps(state))\n"
-    )
-    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "DATA_OPTIMIZER_CACHE_FOLDER": str(tmp_path / "work")}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **places},
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = re.search(r"^seen (.*) state ", done.stdout, re.MULTILINE)
-    assert seen is not None
-    assert sorted(map(tuple, json.loads(seen[1]))) == sorted(ALL)
-
-
 @pytest.mark.parametrize("page", EXCERPTS)
 def test_a_page_shows_what_the_examples_do(page: str) -> None:
     examples = [stripped(path.read_text()) for path in (ROOT / "examples").rglob("*.py")]
@@ -252,16 +225,6 @@ def test_a_page_shows_what_the_examples_do(page: str) -> None:
 def stripped(code: str) -> str:
     """Code without its indentation."""
     return "\n".join(line.strip() for line in code.strip().splitlines())
-
-
-def test_the_table_has_every_keyword_of_dataloader() -> None:
-    table = PAGES["docs/coming-from.md"].split("### Every keyword of DataLoader")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
-    assert [name for name, _ in rows] == list(inspect.signature(DataLoader).parameters)
-    ours = inspect.signature(StreamLoader).parameters
-    for name, counterpart in rows:
-        if name in ours:
-            assert f"`{name}`" in counterpart
 
 
 @pytest.mark.parametrize(

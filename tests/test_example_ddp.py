@@ -21,8 +21,6 @@ _RECORDER = Path(__file__).with_name("rank_recorder.py")
 _EXAMPLE = Path(__file__).parent.parent / "examples" / "train_ddp.py"
 _WINDOW = 40
 _UNEVEN = [200, 1, 7, 0, 90, 2]
-_TWO = [3, 121]
-
 pytestmark = pytest.mark.timeout(240)  # every rank imports torch first
 
 
@@ -77,18 +75,6 @@ def test_two_ranks_on_a_bucket_with_very_uneven_shards(tmp_path: Path, rclone_s3
     assert recorded(tmp_path / "run", 2) == padded(shards, whole, 2) == whole
 
 
-@pytest.mark.exhaustive
-def test_three_ranks_with_fewer_shards_than_workers(tmp_path: Path) -> None:
-    shards = write_numbers(tmp_path / "shards", _TWO, index=False)
-    ended = run(tmp_path / "run", shards, 3, 12, num_workers=2)
-    assert ended.status == 0, ended.output
-    whole = undisturbed(shards, 12, lanes=3)
-    assert sorted(sample for _, samples in whole for sample in samples) == list(range(124))
-    found = recorded(tmp_path / "run", 3)
-    assert found == padded(shards, whole, 3)
-    assert len(found[-1][1]) == 6
-
-
 def killed_run(folder: Path, shards: str, whole: list[tuple[int, list[int]]]) -> dict[str, Any]:
     """A run of two ranks of which one is killed at the seventh step; the state that was saved last."""
     ended = run(folder, shards, 2, 24, "--kill-rank", "1", "--kill-at-step", "7")
@@ -99,13 +85,6 @@ def killed_run(folder: Path, shards: str, whole: list[tuple[int, list[int]]]) ->
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
     assert state["position"] == 6 * 24
     return state
-
-
-def test_a_killed_rank_and_a_restart_on_a_single_one(tmp_path: Path) -> None:
-    shards = write_numbers(tmp_path / "shards", _UNEVEN)
-    whole = undisturbed(shards, 24, lanes=2)
-    state = killed_run(tmp_path / "killed", shards, whole)
-    assert undisturbed(shards, 24, lanes=2, state=state) == whole[6:]
 
 
 @pytest.mark.exhaustive

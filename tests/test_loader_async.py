@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from closed_when_late import ClosedWhenLate
 from make_shards import write_numbers
+from matrix import exhaustive
 from transforms import raise_on_33, wait_a_little
 
 from streamload import StreamLoader
@@ -19,7 +20,7 @@ from streamload.errors import LoaderClosedError, TransformError
 from streamload.trainer.async_epoch_iterator import AsyncEpochIterator
 
 TOTAL = 60
-WORKERS = pytest.mark.parametrize("workers", [0, 1])
+FEW = pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ async def read(batches: Any) -> list[int]:
     return [number async for batch in batches for number in batch[0].tolist()]
 
 
-@WORKERS
+@pytest.mark.parametrize("workers", [0, 1])
 def test_the_same_batches_and_epochs_as_in_a_for_loop(source: str, workers: int) -> None:
     async def loop(loader: StreamLoader) -> list[list[int]]:
         return [await read(loader), await read(loader)]
@@ -69,7 +70,7 @@ def test_the_same_batches_and_epochs_as_in_a_for_loop(source: str, workers: int)
     assert got == expected, "in one event loop after the other, and in a plain loop between them"
 
 
-@WORKERS
+@FEW
 async def test_the_state_within_the_loop_resumes(source: str, workers: int) -> None:
     states = []
     async with make(source, workers) as loader:
@@ -102,7 +103,7 @@ async def test_others_run_while_it_waits(source: str, gate: Path) -> None:
         ticking.cancel()
 
 
-@WORKERS
+@FEW
 async def test_others_have_a_turn_before_each_batch(source: str, workers: int) -> None:
     turns, seen = 0, []
 
@@ -174,30 +175,7 @@ async def test_leaving_the_loop_ends_the_pass(source: str) -> None:
     gc.collect()
 
 
-async def test_cancelling_the_loop_leaves_nothing(source: str, gate: Path) -> None:
-    async def train() -> None:
-        async for _ in make_held_up():
-            pass
-
-    def make_held_up() -> StreamLoader:
-        loaders.append(make(source, **held_up_from(10, gate)))
-        return loaders[0]
-
-    async def loop() -> None:
-        training = asyncio.create_task(train())
-        while not loaders or loaders[0].state_dict()["position"] < 10:
-            await asyncio.sleep(0.005)
-        training.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await training
-        assert loaders[0].state_dict()["position"] == 10
-
-    loaders: list[StreamLoader] = []
-    await loop()
-    loaders[0].close()
-
-
-@pytest.mark.parametrize("how", ["close", "aclose", "another pass", "the iterator's aclose"])
+@pytest.mark.parametrize("how", ["aclose", "another pass", *map(exhaustive, [("close",), ("the iterator's aclose",)])])
 async def test_who_waits_is_woken_when_the_pass_is_ended_elsewhere(source: str, gate: Path, how: str) -> None:
     async with make(source, **held_up_from(0, gate)) as loader:
         batches = aiter(loader)
@@ -225,7 +203,7 @@ async def test_who_waits_is_woken_when_the_pass_is_ended_elsewhere(source: str, 
             assert await read(following) == list(range(TOTAL))
 
 
-@WORKERS
+@FEW
 async def test_errors_are_those_of_the_for_loop(source: str, workers: int) -> None:
     async with make(source, workers, transform={"cls": raise_on_33}) as loader:
         got = []

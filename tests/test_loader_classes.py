@@ -39,32 +39,10 @@ def test_the_names_are_those_beside_the_shards(source: Path, workers: int) -> No
         assert pickle.loads(pickle.dumps(dataset)).classes == ["bee", "cat"]
 
 
-def test_deeply_nested_names_are_refused(source: Path) -> None:
-    (source / "classes.json").write_text('{"classes": ' + "[" * 100_000)
-    with StreamLoader(source, num_workers=0) as loader, pytest.raises(DatasetIndexError, match="as shardify writes it"):
-        _ = loader.classes
-
-
 def test_there_may_be_none(source: Path) -> None:
     with StreamLoader(source, num_workers=0) as loader, TarDataset(source) as dataset:
         assert loader.classes is None
         assert dataset.classes is None
-
-
-@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
-@pytest.mark.usefixtures("feeders_in_threads")
-def test_they_are_read_from_a_bucket(source: Path, tmp_path: Path, rclone_s3: S3Server, workers: int) -> None:
-    bucket = f"c{abs(hash(str(tmp_path))) % 10**10}"
-    shutil.copytree(source, rclone_s3.folder / bucket / "without")
-    name_classes(source, "bee", "cat")
-    shutil.copytree(source, rclone_s3.folder / bucket / "data")
-    options: dict[str, Any] = {"storage_options": rclone_s3.options}
-    with StreamLoader(f"s3://{bucket}/data", num_workers=workers, **options) as loader:
-        assert loader.classes == ["bee", "cat"]
-    with TarDataset(f"s3://{bucket}/data", **options) as dataset:
-        assert dataset.classes == ["bee", "cat"]
-    with StreamLoader(f"s3://{bucket}/without", num_workers=workers, **options) as loader:
-        assert loader.classes is None
 
 
 def test_folders_that_agree_are_one_and_others_are_refused(source: Path, tmp_path: Path) -> None:
@@ -177,14 +155,3 @@ def test_labels_that_are_not_read_or_have_another_meaning_are_no_matter(unlike: 
     (Path(unlike[1]) / "classes.json").unlink()
     with StreamLoader(unlike, 4, num_workers=0) as loader:
         assert len(list(loader)) == 4
-
-
-def test_labels_in_buckets_that_mean_different_classes(unlike: list[str], tmp_path: Path, rclone_s3: S3Server) -> None:
-    bucket = f"u{abs(hash(str(tmp_path))) % 10**10}"
-    urls = [
-        f"s3://{bucket}/{shutil.copytree(folder, rclone_s3.folder / bucket / Path(folder).name).name}"
-        for folder in unlike
-    ]
-    with StreamLoader(urls, 4, num_workers=1, storage_options=rclone_s3.options) as loader:
-        with pytest.raises(DatasetIndexError, match="0 is 'car' here"):
-            next(iter(loader))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import signal
 import time
 from collections import deque
 from pathlib import Path
@@ -15,12 +13,11 @@ import pytest
 import torch
 from late_cuda import LateCuda
 from make_shards import write_numbers
-from processes import children
+from matrix import exhaustive
 from transforms import raise_on_33, slow
 
 from streamload import StreamLoader
 from streamload.errors import TransformError
-from streamload.feeder.messages import Ready
 from streamload.trainer.epoch_iterator import EpochIterator
 
 TOTAL = 60
@@ -52,8 +49,7 @@ def begin(loader: StreamLoader, ready: int = 0) -> EpochIterator:
     return begun
 
 
-@pytest.mark.parametrize("late_by", [1, 4])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("workers", "late_by"), [(0, 4), (1, 1), exhaustive((0, 1)), exhaustive((1, 4))])
 def test_every_batch_arrives_whole_however_late_it_is_copied(
     source: str, cuda: LateCuda, workers: int, late_by: int
 ) -> None:
@@ -82,14 +78,6 @@ async def test_in_an_event_loop(source: str, cuda: LateCuda) -> None:
     assert cuda.too_early == 0
 
 
-def test_slots_go_round(source: str, cuda: LateCuda) -> None:
-    with make(source, num_workers=1, prefetch_batches=1) as loader:
-        for _ in range(20):
-            for batch in loader:
-                cuda.read(batch[0])
-        assert cuda.ever_locked < 40, "of 120 batches"
-
-
 def test_the_batch_ahead_is_copied_but_not_given(source: str, cuda: LateCuda) -> None:
     with make(source) as loader:
         batches = begin(loader, ready=3)
@@ -109,17 +97,6 @@ def test_the_batch_ahead_is_copied_but_not_given(source: str, cuda: LateCuda) ->
     with make(source) as resumed:
         resumed.load_state_dict(state)
         assert cuda.read(next(iter(resumed))[1])[0] == 10
-
-
-def test_the_next_epoch_that_was_begun_ahead_is_not_lost(source: str, cuda: LateCuda) -> None:
-    with make(source, num_workers=1, prefetch_batches=20) as loader:
-        batches = iter(loader)
-        messages: list[Any] = []
-        while not any(isinstance(message, Ready) and message.last for message in messages[:-1]):
-            messages.append(batches.connection.receive(30))
-        batches.connection.put_back(messages)
-        assert [number for batch in batches for number in cuda.read(batch[1])] == list(range(TOTAL))
-        assert [number for batch in loader for number in cuda.read(batch[1])] == list(range(TOTAL))
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])
@@ -151,15 +128,6 @@ def test_a_bad_sample_is_raised_when_all_before_it_were_given(source: str, cuda:
     assert cuda.too_early == 0
 
 
-def test_samples_count_as_skipped_when_their_batch_is_given(source: str, cuda: LateCuda) -> None:
-    with make(source, fields=("cls",), transform={"cls": raise_on_33}, on_error="skip") as loader:
-        skipped = []
-        for batch in begin(loader, ready=4):
-            assert len(cuda.read(batch[0])) == (9 if len(skipped) == 3 else 10)
-            skipped.append(len(loader.skipped))
-    assert skipped == [0, 0, 0, 1, 1, 1]
-
-
 def test_no_room_on_the_device_for_the_batch_ahead(source: str, cuda: LateCuda) -> None:
     cuda.fails_at = 3
     with make(source) as loader:
@@ -172,30 +140,6 @@ def test_no_room_on_the_device_for_the_batch_ahead(source: str, cuda: LateCuda) 
         assert [cuda.read(batch[1])[0] for batch in loader] == [10, 20, 30, 40, 50], "and it goes on from there"
 
 
-@pytest.mark.exhaustive
-def test_what_was_copied_ahead_when_the_feeder_dies_is_neither_lost_nor_given_twice(
-    source: str, cuda: LateCuda
-) -> None:
-    with make(source, num_workers=1, batch_size=2, prefetch_batches=1, collate_fn=collate_late) as loader:
-        batches = begin(loader, ready=2)
-        got = [cuda.read(next(batches)["label"])[0]]
-        assert cuda.begun > 4
-        (feeder,) = children("streamload.feeder")
-        feeder.send_signal(signal.SIGKILL)
-        feeder.wait(10)
-        got += [cuda.read(batch["label"])[0] for batch in batches]
-        assert loader.statistics().restarted_workers == 1
-    assert got == list(range(0, TOTAL, 2))
-    assert cuda.too_early == 0
-
-
-def collate_late(samples: list[Any]) -> dict[str, Any]:
-    """Slowly, behind the first few batches: so most of them are not made yet when their feeder is killed."""
-    if samples[0][1] > 20:
-        time.sleep(0.05)
-    return collate(samples)
-
-
 def collate(samples: list[Any]) -> dict[str, Any]:
     labels = [label for _, label in samples]
     return {
@@ -206,7 +150,7 @@ def collate(samples: list[Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_what_a_collate_fn_makes(source: str, cuda: LateCuda, workers: int) -> None:
     with make(source, num_workers=workers, collate_fn=collate) as loader:
         for number, batch in enumerate(loader):
@@ -218,18 +162,6 @@ def test_what_a_collate_fn_makes(source: str, cuda: LateCuda, workers: int) -> N
             assert batch["pair"][1].tolist() == labels, "an array stays on the host"
         assert cuda.waits == 0
     assert cuda.too_early == 0
-
-
-def test_dicts_with_keys_and_rows_of_other_dtypes(source: str, cuda: LateCuda) -> None:
-    def alternate(sample: dict[str, Any]) -> dict[str, Any]:
-        kind = np.float32 if sample["cls"] >= 30 else np.int64
-        return {**sample, "npy": sample["npy"].astype(kind)}
-
-    with make(source, fields=None, transform=alternate) as loader:
-        for number, batch in enumerate(loader):
-            assert batch["__key__"][0] == f"{number * BATCH:06d}"
-            assert cuda.read(batch["npy"])[0] == [number * BATCH] * 3
-            assert batch["npy"].dtype == (torch.float32 if number >= 3 else torch.int64)
 
 
 def test_without_a_device_nothing_is_copied(source: str, cuda: LateCuda) -> None:
@@ -252,7 +184,7 @@ def test_a_slot_is_filled_again_only_after_late_copies(tmp_path: Path, cuda: Lat
     wrong: dict[tuple[int, float], int] = {}
     numbers: list[int] = []
     with make(source, **options) as loader:
-        for late_by, pause_s in itertools.product((1, 2, 4), (0, 0.02)):
+        for late_by, pause_s in ((1, 0.01), (4, 0)):
             queued: deque[tuple[Any, Any, Any]] = deque()
             copied: list[tuple[Any, Any]] = []
             for values, labels in loader:
@@ -269,9 +201,9 @@ def test_a_slot_is_filled_again_only_after_late_copies(tmp_path: Path, cuda: Lat
             copied += [(values, labels) for _, values, labels in queued]
             wrong[late_by, pause_s] = sum(bool((values != labels[:, None]).any()) for values, labels in copied)
             numbers += [int(label) for _, labels in copied for label in labels]
-        assert cuda.ever_locked < 6 * 64, "slots go round"
+        assert cuda.ever_locked < 2 * 64, "slots go round"
     assert wrong == dict.fromkeys(wrong, 0)
-    assert numbers == 6 * list(range(256))
+    assert numbers == 2 * list(range(256))
     assert cuda.too_early == 0
 
 

@@ -164,33 +164,8 @@ def test_other_transforms_are_not(tmp_path: Path, transform: Any) -> None:
 # tensors
 
 
-def detection_collate(batch: list[Any]) -> Any:
-    targets, imgs = [], []
-    for image, boxes in batch:
-        imgs.append(image)
-        targets.append(torch.FloatTensor(boxes))
-    return torch.stack(imgs, 0), targets
-
-
 def expected(number: int) -> torch.Tensor:
     return torch.from_numpy(sample(number)["png"]).permute(2, 0, 1).contiguous().float().div(255)
-
-
-def test_a_collate_function_that_stacks_gets_tensors(shards: str) -> None:
-    with StreamLoader(
-        shards,
-        5,
-        fields=("png", "boxes.json"),
-        transform={"png": ToTensor()},
-        collate_fn=detection_collate,
-        num_workers=0,
-    ) as loader:
-        batches = list(loader)
-    assert [len(targets) for _, targets in batches] == [5, 5, 2]
-    for number, (stacked, targets) in enumerate(batches):
-        for row, image in enumerate(stacked):
-            assert torch.equal(image, expected(5 * number + row))
-            assert targets[row].tolist() == [[6, 5, 15 + 5 * number + row - 5, 9, 5 * number + row]]
 
 
 @pytest.mark.parametrize(
@@ -203,18 +178,3 @@ def test_batches_of_tensors_are_contiguous_without_a_collate_function_too(shards
             assert batch.is_contiguous()
             for image, number in zip(batch, labels.tolist(), strict=True):
                 assert torch.equal(image, expected(number))
-
-
-def test_what_follows_a_tensor_may_be_torchs(shards: str) -> None:
-    """Functions of torchvision are refused where they get arrays; behind ToTensor they get tensors."""
-    Erasing = type("RandomErasing", (), {"__module__": "torchvision.transforms.v2", "__call__": lambda _, image: image})
-    for chain in (Compose([ToTensor(), Erasing()]), Compose([Compose([Resize(4), ToTensor()]), Erasing()])):
-        with StreamLoader(shards, 2, fields=("png",), transform={"png": chain}, num_workers=0) as loader:
-            assert next(iter(loader))[0].dtype == torch.float32
-    with (
-        StreamLoader(
-            shards, 2, fields=("png",), transform={"png": Compose([Resize(4), Erasing()])}, num_workers=0
-        ) as loader,
-        pytest.raises(errors.TransformError, match="ToImage"),
-    ):
-        next(iter(loader))

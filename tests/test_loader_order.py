@@ -37,31 +37,16 @@ def unindexed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_numbers(tmp_path_factory.mktemp("unindexed") / "shards", COUNTS, index=False)
 
 
-def test_order_does_not_depend_on_workers_or_index(indexed: str, unindexed: str) -> None:
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "lanes": 4}], ids=str)
+def test_order_does_not_depend_on_workers_or_index(indexed: str, unindexed: str, options: dict[str, Any]) -> None:
     """More of this, and other storages: `tests/remote/test_remote_same.py`."""
-    expected = numbers(indexed, num_workers=0)
-    assert sorted(sum(expected, [])) == list(range(TOTAL))
-    assert sum(expected, []) != list(range(TOTAL))
-    assert numbers(unindexed, num_workers=3) == expected
+    expected = numbers(indexed, **{**options, "num_workers": 0})
+    assert sorted(sum(expected, [])) == list(range(TOTAL)) != sum(expected, [])
+    assert numbers(unindexed, **options) == expected
 
 
 def test_without_shuffle_samples_come_as_stored(indexed: str) -> None:
-    assert sum(numbers(indexed, shuffle=False, num_workers=2), []) == list(range(TOTAL))
-
-
-def test_several_lanes_need_no_index(indexed: str, unindexed: str) -> None:
-    expected = numbers(indexed, lanes=4, num_workers=0)
-    assert sorted(sum(expected, [])) == list(range(TOTAL))
-    assert numbers(unindexed, lanes=4, num_workers=2) == expected
-
-
-def test_each_pass_is_the_next_epoch(indexed: str) -> None:
-    with StreamLoader(indexed, 7, True, fields=("cls",), num_workers=1) as loader:
-        first, second = ([batch[0].tolist() for batch in loader] for _ in range(2))
-        loader.set_epoch(0)
-        again = [batch[0].tolist() for batch in loader]
-    assert first != second
-    assert again == first
+    assert sum(numbers(indexed, shuffle=False, num_workers=0), []) == list(range(TOTAL))
 
 
 def test_seed_names_the_order(indexed: str) -> None:
@@ -69,7 +54,7 @@ def test_seed_names_the_order(indexed: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:drop_last=True drops the whole epoch")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     world_size=st.integers(1, 9),
     batch_size=st.integers(1, 40),
@@ -111,7 +96,7 @@ def test_ranks_share_out_the_epoch(
 
 def test_len_is_what_comes(indexed: str, unindexed: str) -> None:
     for source in (indexed, unindexed):
-        for options in ({}, {"drop_last": True}, {"world_size": 3, "rank": 1}, {"batch_size": 200}, {"num_workers": 1}):
+        for options in ({}, {"drop_last": True}, {"world_size": 3, "rank": 1}, {"batch_size": 200}):
             with StreamLoader(source, **{"batch_size": 7, "fields": ("cls",), "num_workers": 0, **options}) as loader:
                 assert len(loader) == sum(1 for _ in loader)
 
@@ -135,16 +120,8 @@ def augmented(source: str, transform: Any, batch_size: int = 7, **options: Any) 
 def test_augmentation_depends_on_the_sample_alone(indexed: str, transform: Any) -> None:
     expected = augmented(indexed, transform, num_workers=0)
     assert len({row[-1] for row in expected}) == TOTAL, "samples must draw different numbers"
-    assert augmented(indexed, transform, num_workers=3) == expected
-    assert augmented(indexed, transform, 13, num_workers=2) == expected, "the batch size must not matter either"
+    assert augmented(indexed, transform, 13, num_workers=2) == expected, "nor do workers or the batch size matter"
     assert augmented(indexed, transform, num_workers=0, seed=5) != expected
-
-
-@pytest.mark.exhaustive
-def test_torchs_generator_is_seeded_too(indexed: str) -> None:
-    expected = augmented(indexed, transforms.with_torch, num_workers=0)
-    assert len({row[-1] for row in expected}) == TOTAL
-    assert augmented(indexed, transforms.with_torch, num_workers=2) == expected
 
 
 def test_no_workers_leave_the_callers_generators_alone(indexed: str) -> None:

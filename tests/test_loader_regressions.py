@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from make_shards import write_numbers
-from matrix import exhaustive
 from processes import children, wait_until
 from transforms import noise
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import LoaderClosedError, StorageError, TransformError, WorkerError
+from streamload.errors import LoaderClosedError, TransformError
 from streamload.images import Compose, Resize
 
 
@@ -48,21 +46,12 @@ def _encoded(pixels: np.ndarray, number: int) -> bytes:
 
 
 def test_a_loop_that_pauses_while_many_batches_are_ready(source: str) -> None:
-    with StreamLoader(source, 5, fields=("npy", "cls"), num_workers=2, prefetch_batches=300) as loader:
+    with StreamLoader(source, 5, fields=("npy", "cls"), num_workers=1, prefetch_batches=300) as loader:
         for number, (values, labels) in enumerate(loader):
             assert labels.tolist() == list(range(5 * number, 5 * number + 5))
             assert values[:, 0].tolist() == labels.tolist()
             if number == 0:
-                time.sleep(0.7)
-
-
-def test_tables_from_an_index_that_do_not_all_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_numbers(tmp_path / "many", [100] * 20)
-    monkeypatch.setattr("streamload.index.dataset.LEAST_TABLES_BYTES", 20_000)
-    monkeypatch.setattr("streamload.index.dataset.MOST_TABLES_BYTES", 20_000)
-    with StreamLoader(source, 50, True, fields=("cls",), num_workers=0) as loader:
-        for _ in range(2):
-            assert sorted(number for (labels,) in loader for number in labels.tolist()) == list(range(2000))
+                time.sleep(0.3)
 
 
 def test_functions_in_a_chain_are_seeded_as_they_are_alone(pictures: str) -> None:
@@ -74,9 +63,8 @@ def test_functions_in_a_chain_are_seeded_as_they_are_alone(pictures: str) -> Non
 
     alone = drawn(noise, 0)
     assert len(set(alone)) == 20
-    for workers in (0, 1):
-        assert drawn(Compose([noise]), workers) == alone
-        assert drawn(Compose([Resize(4), noise]), workers) == alone
+    assert drawn(Compose([noise]), 0) == drawn(Compose([Resize(4), noise]), 0) == alone
+    assert drawn(Compose([Resize(4), noise]), 1) == alone
 
 
 def test_each_alternative_has_its_own_transform(pictures: str) -> None:
@@ -89,58 +77,25 @@ def test_each_alternative_has_its_own_transform(pictures: str) -> None:
     assert values({"bmp;png": one}) == [1] * 20
 
 
-def test_a_mistake_behind_the_first_operation_of_a_chain_is_the_programs(pictures: str) -> None:
-    chain = Compose([Resize(4), lambda image: image.no_such_attribute])
-    with StreamLoader(
-        pictures, 5, fields=("bmp;png",), transform={"bmp;png": chain}, num_workers=0, on_error="skip"
-    ) as loader:
-        with pytest.raises(TransformError, match="no_such_attribute"):
-            list(loader)
+def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path) -> None:
+    """And what it has changed in place before is not changed twice."""
+    with ShardWriter(tmp_path / "s") as writer:
+        for number in range(12):
+            writer.write({"__key__": f"{number:02d}", "npy": np.ones(2), **({"txt": "x"} if number % 2 else {})})
 
+    def draw(sample: Any) -> Any:
+        sample["npy"] += 10
 
-@pytest.mark.parametrize("importer", ["transform", exhaustive(("collate_fn",))])
-def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path, importer: str) -> None:
-    source = write_numbers(tmp_path / "few", [12])
-
-    def draw(value: Any) -> Any:
         import torch  # no worker has it before
 
-        return {"drawn": float(torch.rand(()))}
+        return [float(sample["npy"][0]), float(torch.rand(()))]
 
     def drawn(num_workers: int) -> list[Any]:
-        with StreamLoader(source, 2, num_workers=num_workers, **{importer: draw}) as loader:
-            return [batch["drawn"] if importer == "collate_fn" else batch["drawn"].tolist() for batch in loader]
+        with StreamLoader(tmp_path / "s", 2, num_workers=num_workers, transform=draw) as loader:
+            return [[column.tolist() for column in batch] for batch in loader]
 
     assert drawn(1) == drawn(0)
-
-
-def test_a_sample_that_is_made_again_is_read_again(tmp_path: Path) -> None:
-    """What a transform has changed in place must not be changed twice."""
-    with ShardWriter(tmp_path / "s") as writer:
-        for number in range(6):
-            writer.write({"__key__": str(number), "npy": np.ones(2), **({"txt": "x"} if number % 2 else {})})
-
-    def transform(sample: dict[str, Any]) -> Any:
-        import torch  # noqa: F401 - the first import of it in a worker
-
-        sample["npy"] += 10
-        return sample["npy"]
-
-    with StreamLoader(tmp_path / "s", 2, transform=transform, num_workers=1) as loader:
-        assert [value for batch in loader for value in batch[:, 0].tolist()] == [11.0] * 6
-
-
-def test_a_worker_that_always_dies_on_the_way_to_its_task(source: str) -> None:
-    def no_more_memory(worker: int) -> None:
-        import resource
-
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
-
-    big = write_numbers(Path(source).parent / "big", [1000], width=3000)
-    with StreamLoader(big, 10, fields=("npy",), worker_init_fn=no_more_memory, num_workers=1) as loader:
-        with pytest.raises(WorkerError, match="three workers died"):
-            list(loader)
+    assert [values for values, _ in drawn(0)] == [[11.0, 11.0]] * 6
 
 
 def test_rows_behind_one_that_kills_workers_are_those_of_its_batch_alone(source: str, tmp_path: Path) -> None:
@@ -172,41 +127,13 @@ def test_a_closed_loader_starts_nothing(tmp_path: Path) -> None:
             use(loader)
 
 
-def test_two_writers_of_one_name_do_not_destroy_each_others_shards(tmp_path: Path) -> None:
-    first, second = ShardWriter(tmp_path / "s"), ShardWriter(tmp_path / "s")
-    first.write({"__key__": "a", "cls": 1})
-    first.close()
-    second.write({"__key__": "b", "cls": 2})
-    with pytest.raises(StorageError, match="exist"):
-        second.close()
-    with StreamLoader(tmp_path / "s", 1, fields=("__key__",), num_workers=0) as loader:
-        assert list(loader) == [[("a",)]]
-    assert sorted(set(os.listdir(tmp_path / "s")) - {".streamload-unfinished.json"}) == [
-        ".streamload",
-        "shard-000000.tar",
-    ]
-
-
-def test_modules_of_the_current_folder_are_not_run(source: str, tmp_path: Path) -> None:
+def test_modules_of_the_current_folder_are_not_run(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "queue.py").write_text("raise SystemExit(3)")
-    script = "import sys, streamload\nfor _ in streamload.StreamLoader(sys.argv[1], 500, num_workers=1): pass"
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "train.py").write_text(script)
-    command = [sys.executable, tmp_path / "elsewhere" / "train.py", source]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
-def test_every_sample_of_a_pass_fails(tmp_path: Path) -> None:
-    def fails(value: int) -> int:
-        raise ValueError("always")
-
-    from streamload.errors import SampleError
-
-    few = write_numbers(tmp_path / "few", [50, 70])
-    with StreamLoader(few, 10, fields=("cls",), transform={"cls": fails}, num_workers=1, on_error="skip") as loader:
-        with pytest.raises(SampleError, match="every one of 120 samples"):
-            list(loader)
+    monkeypatch.chdir(tmp_path)
+    with StreamLoader(source, 500, num_workers=1) as loader:
+        assert len(list(loader)) == 4
 
 
 def test_a_transform_that_returns_nothing(source: str) -> None:
@@ -215,19 +142,6 @@ def test_a_transform_that_returns_nothing(source: str) -> None:
             list(loader)
 
 
-def test_functions_that_cannot_travel_and_loaders_that_cannot_be_copied(source: str) -> None:
-    import copy
-
-    numbers = (number for number in range(10))
-
-    def counting(sample: Any) -> Any:
-        next(numbers, None)
-        return sample
-
-    with StreamLoader(source, 10, fields=("cls",), transform=counting, num_workers=1) as loader:
-        with pytest.raises(TypeError, match="transform= cannot be sent to the workers"):
-            iter(loader)
-        with pytest.raises(TypeError, match="cannot be copied"):
-            copy.copy(loader)
-    with StreamLoader(source, 1000, fields=("cls",), transform=counting, num_workers=0) as loader:
-        assert len(list(loader)) == 2
+def test_loaders_cannot_be_copied(source: str) -> None:
+    with StreamLoader(source, 10, num_workers=0) as loader, pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(loader)

@@ -18,6 +18,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from matrix import exhaustive
 from same_batches import assert_same
 from torch.utils.data import default_collate
 
@@ -141,7 +142,7 @@ def torchs(values: list[Any]) -> Any:
         return error
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(values=rows_of_batches())
 @example(values=[[], []])
 @example(values=[{}, {"a": 1}])
@@ -162,21 +163,6 @@ def test_batches_of_any_samples_are_torchs(source: str, values: list[Any]) -> No
     else:
         assert not isinstance(theirs, Exception), f"torch refuses it ({theirs}), and we gave {found}"
         assert_same(found, theirs)
-
-
-@settings(max_examples=60, deadline=None)
-@given(value=samples, depth=st.lists(st.sampled_from(["dict", "list", "box"]), max_size=3))
-def test_what_torch_refuses_is_named(source: str, value: Any, depth: list[str]) -> None:
-    """A field that no tensor can be made of: the error says where in the sample it is."""
-    assume(not isinstance(torchs([value]), Exception))
-    bad: Any = None
-    place = ""
-    for kind in depth:
-        bad = {"dict": {"fine": 1, "bad": bad}, "list": ["fine", bad], "box": Box(0, bad)}[kind]
-        place = {"dict": "['bad']", "list": "[1]", "box": "[1]"}[kind] + place
-    found = ours(source, [(1, bad, value)] * 2)
-    assert isinstance(found, CollateError)
-    assert f"hold None in [1]{place}, of which no tensor is made" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +275,7 @@ ENDLESS.append(ENDLESS)
     ("collate_fn", "said"),
     [
         (lambda samples: (value for value in samples), "cannot be sent to the training process: TypeError: cannot pic"),
-        (lambda samples: ENDLESS, "RecursionError"),
+        exhaustive((lambda samples: ENDLESS, "RecursionError")),
     ],
 )
 def test_a_batch_that_cannot_be_sent_is_an_error(source: str, collate_fn: Callable[..., Any], said: str) -> None:
@@ -307,7 +293,7 @@ INTEGER_TEXTS = st.one_of(
 NPY = st.tuples(st.sampled_from([*DTYPES, ">f4"]), st.sampled_from([(), (3,), (2, 3)]), st.sampled_from("CF"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(texts=st.lists(INTEGER_TEXTS, min_size=1, max_size=6), npy=NPY, other=NPY, seed=st.integers(0, 3))
 def test_columns_are_decoded_as_single_values(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], npy: Any, other: Any, seed: int
@@ -357,7 +343,7 @@ def test_arrays_that_a_function_changes_are_its_own(tmp_path: Path) -> None:
         assert batches_of(source, 3, fields=("npy",), transform=change)[0][0].tolist() == [[11, 2, 3]] * 3
 
 
-@pytest.mark.parametrize(("size", "bad"), [(3, (1,)), (3, (4, 5, 6)), (2000, (1,))])
+@pytest.mark.parametrize(("size", "bad"), [(2000, (1,)), *map(exhaustive, [(3, (1,)), (3, (4, 5, 6))])])
 def test_a_function_may_return_the_same_array_every_time(tmp_path: Path, size: int, bad: tuple[int, ...]) -> None:
     source = write(tmp_path, [{"npy": np.full(size, number)} for number in range(9)])
     memory = np.empty(size, np.int64)
@@ -483,7 +469,7 @@ def test_what_is_drawn_lazily_is_drawn_with_the_samples_own_seeds(source: str) -
 
 def test_a_collate_fn_draws_from_the_generators_of_its_first_sample(source: str) -> None:
     def collate(samples: list[Any]) -> Any:
-        return [*random.choices(range(1 << 30), k=2), float(np.random.rand()), float(torch.rand(()))]
+        return [*random.choices(range(1 << 30), k=2), float(np.random.rand())]
 
     in_workers, here = (batches_of(source, 2, workers, fields=("cls",), collate_fn=collate) for workers in (1, 0))
     assert in_workers == here

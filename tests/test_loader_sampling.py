@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from torch.utils.data import (
 )
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import DatasetIndexError, LoaderStateError, TransformError
+from streamload.errors import DatasetIndexError, LoaderStateError
 
 COUNTS = [30, 1, 50, 0, 20, 39]
 TOTAL = sum(COUNTS)
@@ -132,12 +131,6 @@ def test_weights_with_processes_and_threads_and_without_an_index(uneven: str, tm
     assert all(number % 7 for number in expected)
 
 
-def test_a_sampler_with_processes_in_epoch_after_epoch(source: str) -> None:
-    with StreamLoader(source, 8, **{**OPTIONS, "num_workers": 1}, sampler=samplers(3)[1]) as loader:
-        expected = samplers(3)[1]
-        assert [numbers(loader) for _ in range(3)] == [list(expected) for _ in range(3)]
-
-
 def test_repeats_of_a_sample_have_randomness_of_their_own(source: str) -> None:
     def noise(value: int, rng: np.random.Generator) -> tuple[int, float]:
         return value, float(rng.random())
@@ -221,60 +214,6 @@ def test_an_order_that_does_not_come_again_is_refused(source: str) -> None:
                 iter(loader)
 
 
-class _FailsOnce:
-    """A sampler that cannot say what it names the first time."""
-
-    epochs: list[int]
-
-    def __init__(self) -> None:
-        self.epochs = []
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        if len(self.epochs) == 1:
-            raise OSError("not now")
-        return iter([1, 2, 3])
-
-
-def test_an_epoch_that_could_not_be_begun_is_still_the_one_to_come(source: str) -> None:
-    sampler = _FailsOnce()
-    with StreamLoader(source, 10, **OPTIONS, sampler=sampler) as loader:
-        loader.set_epoch(5)
-        with pytest.raises(OSError, match="not now"):
-            iter(loader)
-        assert numbers(loader) == [1, 2, 3]
-        assert loader.state_dict()["epoch"] == 6
-    assert sampler.epochs == [5, 5]
-
-
-class _NotSevenFirst:
-    """Another order each time, in which 77 is not in the first batch."""
-
-    def __iter__(self) -> Iterator[int]:
-        rest = torch.randperm(TOTAL).tolist()
-        rest.remove(77)
-        return iter([*rest[:20], 77, *rest[20:]])
-
-
-def test_a_pass_that_ended_with_an_error_goes_on_with_the_order_it_had(source: str) -> None:
-    mistakes = [ValueError("not today")]
-
-    def picky(value: int) -> int:
-        if value == 77 and mistakes:
-            raise mistakes.pop()
-        return value
-
-    with StreamLoader(source, 10, **OPTIONS, sampler=_NotSevenFirst(), transform={"cls": picky}) as loader:
-        got: list[int] = []
-        with pytest.raises(TransformError, match="not today"):
-            for batch in loader:
-                got += batch[0].tolist()
-        got += numbers(loader)
-    assert sorted(got) == list(range(TOTAL))
-
-
 # -- epoch_size ----------------------------------------------------------------------------------------------------
 
 
@@ -297,14 +236,6 @@ def test_long_epochs_hold_several_passes(source: str) -> None:
 
 def test_an_epoch_size_of_the_dataset_changes_nothing(source: str) -> None:
     assert one_epoch(source, 10, **SHUFFLED, epoch_size=TOTAL) == one_epoch(source, 10, **SHUFFLED)
-
-
-def test_stretched_epochs_resume_at_another_world_size(source: str) -> None:
-    options = {**SHUFFLED, "epoch_size": 96}
-    state = states_of(source, 6, rank=0, world_size=2, **options)[3]
-    whole = global_batches(source, 2, 12, **options, lanes=2)
-    assert global_batches(source, 4, 12, state, **options) == whole[4:]
-    assert global_batches(source, 1, 12, state, **options) == whole[4:]
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -390,21 +321,3 @@ def test_a_state_of_another_sampling_is_refused(
     state = states_of(source, 10, **{**SHUFFLED, **saved})[0]
     with StreamLoader(source, 10, **{**SHUFFLED, **now}) as loader, pytest.raises(LoaderStateError, match=named):
         loader.load_state_dict(state)
-
-
-@pytest.mark.parametrize("chosen", [{"weights": [1.0] * TOTAL, "shuffle": True}, {"sampler": list(range(TOTAL))}])
-def test_saving_is_quick_because_what_names_all_samples_is_digested_once(
-    source: str, chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digested = []
-    blake2b = hashlib.blake2b
-
-    def noted(content: bytes = b"", **options: Any) -> Any:
-        digested.append(len(content))
-        return blake2b(content, **options)
-
-    with StreamLoader(source, 10, **OPTIONS, **chosen) as loader:
-        monkeypatch.setattr(hashlib, "blake2b", noted)
-        states = [loader.state_dict() for _ in loader]
-    assert digested.count(8 * TOTAL) <= 1
-    assert states == states_of(source, 10, **OPTIONS, **chosen)

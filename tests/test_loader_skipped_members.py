@@ -60,13 +60,6 @@ def test_links_are_reported_once_at_the_line_of_the_loop(linked: str, workers: i
         assert len(list(loader)) == 2  # a second warning would be an error
 
 
-async def test_links_are_reported_in_an_event_loop(linked: str) -> None:
-    with StreamLoader(linked, 2, fields=("cls",), num_workers=0) as loader:
-        with pytest.warns(UserWarning, match=ADVICE) as said:
-            assert len([batch async for batch in loader]) == 1
-    assert [warning.filename for warning in said] == [__file__]
-
-
 def test_a_warning_that_is_an_error_loses_no_sample(linked: str) -> None:
     with StreamLoader(linked, 1, fields=("cls",), num_workers=0) as loader:
         with warnings.catch_warnings(), pytest.raises(UserWarning, match=ADVICE):
@@ -112,17 +105,6 @@ def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, workers: in
             assert list(loader) == []
         assert [warning.filename for warning in said] == [__file__]
         assert list(loader) == []  # a second warning would be an error
-
-
-@pytest.mark.parametrize("workers", [0, exhaustive((1,))])
-def test_an_epoch_of_empty_shards_is_an_error_whatever_its_size(tmp_path: Path, workers: int) -> None:
-    with tarfile.open(tmp_path / "s.tar", "w"):
-        pass
-    with (
-        StreamLoader(tmp_path / "s.tar", 2, epoch_size=4, num_workers=workers) as loader,
-        pytest.warns(UserWarning, match="^no sample is in the shards"),
-    ):
-        assert list(loader) == []
 
 
 def test_a_sampler_that_chooses_nothing_has_lost_nothing(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -15,8 +14,6 @@ from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
 from streamload import Mixture, StreamLoader
-from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.fetch.budget import budget_for, bytes_for_parts
 from streamload.images import RandomResizedCrop
 from streamload.options import Options, rank_and_world_size
 from streamload.workers.launchers import available_processors
@@ -43,6 +40,11 @@ GOOD: dict[str, Any] = {
     "on_error": "raise",
     "verify": False,
 }
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_numbers(tmp_path_factory.mktemp("options") / "shards", [3])
 
 
 def options(**changes: Any) -> Options:
@@ -75,7 +77,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("lanes", 10**8, ValueError, "at most 1,048,576 or None"),
     ("shuffle", 10**30, ValueError, "at most"),
     ("shuffle", 0, ValueError, "at least 1 (the window, in samples), or True or False"),
-    *[("shuffle", value, TypeError, "or True or False") for value in (1.5, None, "yes")],
+    *[("shuffle", value, TypeError, "or True or False") for value in (1.5, "yes")],
     *[(name, -1, ValueError, "at least 0") for name in ("num_workers", "seed")],
     *[
         (name, value, TypeError, "must be an integer of at least")
@@ -84,7 +86,6 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ],
     *[(name, None, TypeError, "must be an integer") for name in ("prefetch_batches", "seed")],
     ("batch_size", None, TypeError, "single samples there is streamload.TarDataset"),
-    ("num_workers", None, TypeError, 'or "auto"'),
     *[
         (name, value, TypeError, "must be True or False")
         for name in ("drop_last", "pad", "verify")
@@ -133,60 +134,13 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("name", "value", "kind", "advice"), WRONG, ids=named)
 def test_a_wrong_argument_is_refused_with_its_name_its_value_and_what_is_right(
-    name: str, value: Any, kind: type[Exception], advice: str
+    source: str, name: str, value: Any, kind: type[Exception], advice: str
 ) -> None:
     with pytest.raises(kind, match=re.escape(name)) as caught:
-        options(**{name: value})
+        StreamLoader(source, **{"batch_size": 1, name: value})
     assert advice in str(caught.value)
     shown = repr(next(iter(value.items()))[1]) if isinstance(value, dict) and value else repr(value)
     assert shown in str(caught.value)
-
-
-RIGHT: list[tuple[str, Any]] = [
-    ("num_workers", 0),
-    ("num_workers", "auto"),
-    ("lanes", 8),
-    ("on_error", "replace"),
-    ("decode", {}),
-    ("decode", {"jpg": function}),
-    ("decode", False),
-    ("transform", function),
-    ("transform", {}),
-    ("transform", with_rng),
-    ("transform", type),
-    ("transform", {"cls": int}),
-    ("decode", {"jpg": bytes.decode}),
-    ("transform", {"jpg": function}),
-    ("fields", ("jpg;png", "cls")),
-    ("fields", ["jpg"]),
-    ("fields", ("__key__", "cls", "__url__")),
-    ("collate_fn", function),
-    ("worker_init_fn", function),
-    ("shuffle", 1),
-    ("seed", 2**64),
-    ("memory_budget", 1 << 30),
-    ("memory_budget", "1.5 GiB"),
-    ("cache_dir", "/cache"),
-]
-
-
-@pytest.mark.parametrize(
-    ("written", "bytes_"),
-    [
-        (7, 7),
-        ("7", 7),
-        ("512MiB", 512 << 20),
-        ("20 GB", 20 * 10**9),
-        ("1.5TB", 15 * 10**11),
-        ("2k", 2000),
-        ("3 M", 3_000_000),
-        ("1e9", 10**9),
-        ("3b", 3),
-    ],
-)
-def test_bytes_are_taken_as_a_number_or_with_a_unit(written: int | str, bytes_: int) -> None:
-    assert options(memory_budget=written).fetching().budget_bytes == bytes_
-    assert options(cache_dir="/", cache_size=written).fetching().cache_bytes == bytes_
 
 
 def test_what_only_this_process_can_read_has_no_workers() -> None:
@@ -195,11 +149,6 @@ def test_what_only_this_process_can_read_has_no_workers() -> None:
     assert options(num_workers=0).resolved_for(["memory://a.tar"]).num_workers == 0
     with pytest.raises(ValueError, match=r"num_workers=2, but only this process can read 'memory://a.tar'"):
         options(num_workers=2).resolved_for(["b.tar", "memory://a.tar"])
-
-
-@pytest.mark.parametrize(("name", "value"), RIGHT, ids=named)
-def test_a_right_argument_is_taken(name: str, value: Any) -> None:
-    assert getattr(options(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize("name", ["decode", "transform"])
@@ -271,94 +220,6 @@ def test_names_that_are_split_at_another_dot_than_was_meant_are_explained(wanted
         options(fields=("ng",)).check_fields_exist(["cls", "05.png"])
 
 
-def test_every_argument_of_the_loader_that_options_checks_is_checked_by_the_loader(tmp_path: Path) -> None:
-    source = write_numbers(tmp_path / "shards", [3])
-    signature = inspect.signature(StreamLoader.__init__).parameters
-    for name, value, kind, _ in WRONG:
-        assert name in signature
-        if (name, value) in (("num_workers", None), ("shuffle", None)):
-            continue  # a TarDataset's, and that of torch's loader
-        with pytest.raises(kind, match=re.escape(name)):
-            StreamLoader(source, **{"batch_size": 1, name: value})
-
-
-def test_options_have_no_defaults_of_their_own() -> None:
-    """Defaults live in the loader's signature and nowhere else."""
-    fields = inspect.signature(Options).parameters.values()
-    assert [field.name for field in fields if field.default is not inspect.Parameter.empty] == []
-    assert {field.name for field in fields} == set(GOOD)
-    assert set(GOOD) < set(inspect.signature(StreamLoader.__init__).parameters)
-
-
-@pytest.mark.parametrize(
-    ("given", "room_bytes", "limit_bytes"),
-    [
-        ({"fields": ["npz", "cls"]}, 32 << 20, 16 << 20),
-        ({"fields": ["png;bin.gz", "cls"], "num_workers": 1}, 64 << 20, 32 << 20),
-        ({"fields": ["npz", "pt", "x.npy.gz"]}, 32 << 20, 8 << 20),
-        ({"fields": ["npz"], "collate_fn": function}, 32 << 20, (32 << 20) // 9),
-        ({"fields": ["npz"], "transform": function}, 32 << 20, (32 << 20) // 9),
-        ({"fields": ["npz"], "transform": {"npz": function}}, 32 << 20, 16 << 20),
-        ({"fields": ["npz"], "num_workers": 0}, 64 << 20, (64 << 20) // 9),
-        ({"fields": ["npz"], "memory_budget": "64GiB"}, 8 << 30, DECOMPRESSED_LIMIT_BYTES),
-        ({"fields": ["npz"], "memory_budget": "auto"}, 8 << 20, 4 << 20),
-        ({"fields": ["jpg", "cls", "npy"]}, None, DECOMPRESSED_LIMIT_BYTES),
-        ({"fields": ["npz"], "decode": False}, None, DECOMPRESSED_LIMIT_BYTES),
-        ({"fields": ["npz"], "decode": {"npz": function}}, None, DECOMPRESSED_LIMIT_BYTES),
-        ({}, 32 << 20, 16 << 20),
-        ({"decode": False}, None, DECOMPRESSED_LIMIT_BYTES),
-    ],
-)
-def test_what_fields_may_expand_to_is_a_share_of_the_budget(
-    given: dict[str, Any], room_bytes: int | None, limit_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")  # so that "auto" is the least budget
-    made = options(**{"memory_budget": 256 << 20, **given})
-    assert made.pipeline(1).expansion_room_bytes == room_bytes
-    assert made.job().expansion_limit_bytes == limit_bytes
-    assert made.fetching().expands == (room_bytes is not None)
-
-
-def test_an_index_says_whether_fields_may_expand() -> None:
-    made = options(memory_budget=256 << 20)
-    assert not made.fetching(["jpg", "cls"]).expands
-    assert made.pipeline(1, ["jpg", "npz"]).expansion_room_bytes == 32 << 20
-    assert made.job(existing=["pt", "npz"]).expansion_limit_bytes == (32 << 20) // 3
-    own = ((0, function),)
-    assert made.job(own, ["npz"]).expansion_limit_bytes == (32 << 20) // 9, "a dataset's own transform gets samples"
-
-
-@pytest.mark.parametrize("expands", [False, True])
-@pytest.mark.parametrize("parts_bytes", [0, 1, 10_000_000, 364 << 20, 10 << 30])
-def test_the_budget_for_some_parts_is_the_least(parts_bytes: int, expands: bool) -> None:
-    budget_bytes = budget_for(parts_bytes, expands=expands)
-    assert parts_bytes <= bytes_for_parts(budget_bytes, expands=expands) <= parts_bytes + 2
-    if expands:
-        assert bytes_for_parts(budget_bytes) - bytes_for_parts(budget_bytes, expands=True) == budget_bytes // 4
-
-
-def test_the_job_and_the_pipeline_get_what_was_requested() -> None:
-    given = options(
-        fields=["jpg", "cls"],
-        decode={"jpg": function},
-        transform={"cls": function},
-        seed=3,
-        on_error="skip",
-        shuffle=17,
-        drop_last=True,
-        verify=True,
-    )
-    job = given.job()
-    assert (job.fields, job.decode, job.transform) == (("jpg", "cls"), {"jpg": function}, {"cls": function})
-    assert (job.seed, job.on_error) == (3, "skip")
-    settings = given.pipeline(lanes=5)
-    order = settings.order
-    assert (order.seed, order.shuffle, order.window, order.lanes) == (3, True, 17, 5)
-    assert (order.batch_size, order.drop_last, order.pad) == (8, True, True)
-    assert (settings.fields, settings.verify) == (("jpg", "cls"), True)
-    assert (settings.prefetch_batches, settings.whole_batches) == (4, False)
-
-
 def test_numpys_numbers_are_taken_as_pythons(tmp_path: Path) -> None:
     source = write_numbers(tmp_path / "shards", [20])
     numbers: dict[str, Any] = {name: np.int64(3) for name in ("batch_size", "seed", "shuffle")}
@@ -371,16 +232,6 @@ def test_numpys_numbers_are_taken_as_pythons(tmp_path: Path) -> None:
         state = loader.state_dict()
     assert json.loads(json.dumps(state)) == state
     assert (state["seed"], state["epoch"], loader.batch_size, loader.rank, loader.world_size) == (3, 2, 3, 1, 2)
-
-
-def test_options_do_not_show_the_keys_to_a_storage() -> None:
-    assert "told-secret" not in repr(options(storage_options={"secret": "told-secret"}))
-
-
-def test_batches_are_made_whole_for_a_collate_fn_and_in_the_callers_thread() -> None:
-    assert options(collate_fn=function).pipeline(1).whole_batches
-    assert options(num_workers=0).pipeline(1).whole_batches
-    assert not options(num_workers=1).pipeline(1).whole_batches
 
 
 @pytest.mark.parametrize(("local", "share"), [(None, 1), ("1", 1), ("2", 2), ("1000", 1000), ("x", 1), ("0", 1)])
@@ -503,10 +354,9 @@ def test_a_cache_that_another_user_has_prepared_is_refused(tmp_path: Path) -> No
         {},
         {"shuffle": True, "lanes": 2, "rank": 1, "world_size": 2},
         {"weights": [1.0] * 50, "shuffle": True},
-        {"num_workers": 1},
         {"num_workers": 1, "sampler": [*range(50)]},
     ],
-    ids=["plain", "lanes", "weights", "worker", "sampler"],
+    ids=["plain", "lanes", "weights", "sampler"],
 )
 def test_a_batch_larger_than_the_dataset_costs_no_more_than_that(tmp_path: Path, options: dict[str, Any]) -> None:
     source = write_numbers(tmp_path / "s", [20, 30])

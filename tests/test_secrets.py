@@ -25,11 +25,10 @@ from streamload.errors import without_secrets
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
 SECRET = "planted-secret"
-QUERIES = [
-    f"v=1&X-Amz-Credential={SECRET}&X-Amz-Date=1&X-Amz-Security-Token={SECRET}&X-Amz-Signature={SECRET}",
-    f"v=1&sv=2024&se=2030&sig={SECRET}",
-    f"v=1&token={SECRET}",
-]
+QUERY = "&".join(
+    ["v=1&X-Amz-Date=1&sv=2024&se=2030"]
+    + [f"{name}={SECRET}" for name in ("X-Amz-Credential", "X-Amz-Security-Token", "X-Amz-Signature", "sig", "token")]
+)
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +119,8 @@ def run_commands(url: str, folder: Path) -> list[str]:
     return [*shown, CliRunner().invoke(shardify, [f"{folder}/mapped", url, option]).output]
 
 
-@pytest.mark.parametrize("query", QUERIES)
 def test_nothing_that_a_run_shows_or_writes_holds_a_secret(
-    server: SmallWebServer, logged: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str
+    server: SmallWebServer, logged: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("XDG_CACHE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -130,7 +128,7 @@ def test_nothing_that_a_run_shows_or_writes_holds_a_secret(
     name = next(path for path in server.files if path.endswith(".tar"))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        url, public = f"http://me:{SECRET}@{server.address}{name}?{query}", f"http://{server.address}{name}?v=1"
+        url, public = f"http://me:{SECRET}@{server.address}{name}?{QUERY}", f"http://{server.address}{name}?v=1"
         shown = run_loaders(url, public, tmp_path) + run_commands(url, tmp_path)
     shown += [logged.getvalue(), *(str(each.message) for each in warned)]
     assert [each for each in shown if SECRET in each] == []
@@ -139,14 +137,6 @@ def test_nothing_that_a_run_shows_or_writes_holds_a_secret(
     assert any(path.name.endswith(".tar") and "cache" in path.parts for path in written)
     assert [path for path in written if SECRET in str(path) or SECRET.encode() in path.read_bytes()] == []
     assert all(SECRET in address and login for address, login in server.requested if name in address)
-
-
-def test_a_picture_is_the_same_whatever_the_secrets_are(server: SmallWebServer, tmp_path: Path) -> None:
-    name = next(path for path in server.files if path.endswith(".tar"))
-    for number, secret in enumerate((SECRET, SECRET.upper())):
-        url = f"http://me:{secret}@{server.address}{name}?token={secret}"
-        assert CliRunner().invoke(app, ["show", url, "--output", f"{tmp_path}/{number}.png"]).exit_code == 0
-    assert (tmp_path / "0.png").read_bytes() == (tmp_path / "1.png").read_bytes()
 
 
 URL = f"http://me:{SECRET}@host/a.tar"

@@ -11,7 +11,7 @@ from transforms import slow
 
 from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.statistics import Meter
-from streamload.totals import TimeIntegral, Totals, duration_bucket, quantile_s
+from streamload.totals import Totals, duration_bucket, quantile_s
 
 
 def shards(folder: Path, samples: int) -> Path:
@@ -87,17 +87,6 @@ def test_quantiles_are_at_most_a_fifth_too_long() -> None:
         exact = np.quantile(durations, quantile, method="inverted_cdf")
         assert exact <= quantile_s(totals, "some", quantile) <= 1.19 * exact
     assert quantile_s(totals, "others", 0.5) == 0
-
-
-def test_an_integral_over_time() -> None:
-    now_s = 10.0
-    integral = TimeIntegral(lambda: now_s)
-    integral.set(2)
-    now_s = 13.0
-    assert integral.now() == 6
-    integral.set(0)
-    now_s = 99.0
-    assert integral.now() == 6
 
 
 def test_what_the_first_batch_took_is_measured_once(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import gzip
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +14,12 @@ from typing import Any
 
 import fsspec
 import numpy as np
-import psutil
 import pytest
 import torch
 from make_shards import write_numbers
+from matrix import exhaustive
+from preloaded import Preloaded
+from same_batches import assert_same
 from servers.faults import FaultServer
 from servers.rclone import S3Server
 from torch._utils import ExceptionWrapper
@@ -34,8 +34,6 @@ from streamload.errors import (
     ShardFormatError,
     TransformError,
 )
-from streamload.fetch.range_reader import ByteRange, joined_ranges
-from streamload.memory.channel import Channel
 
 COUNTS = [5, 1, 7, 4]
 TOTAL = sum(COUNTS)
@@ -75,23 +73,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def labels_of(samples: Any) -> list[int]:
     return [int(sample["cls"]) for sample in samples]
-
-
-def assert_same(ours: Any, other: Any) -> None:
-    assert type(ours) is type(other)
-    if isinstance(ours, np.ndarray):
-        assert ours.dtype == other.dtype
-        assert np.array_equal(ours, other)
-    elif isinstance(ours, dict):
-        assert list(ours) == list(other)
-        for key, value in ours.items():
-            assert_same(value, other[key])
-    elif isinstance(ours, tuple | list):
-        assert len(ours) == len(other)
-        for mine, theirs in zip(ours, other):
-            assert_same(mine, theirs)
-    else:
-        assert ours == other
 
 
 def _open_files(folder: str) -> int:
@@ -213,27 +194,16 @@ def test_a_dataset_keeps_its_attributes_where_it_is_copied_or_pickled(numbers: s
             other.close()
 
 
-def test_a_dataset_with_open_files_travels_to_a_process_that_knows_nothing(numbers: str) -> None:
+def test_a_dataset_with_open_files_travels_to_a_process_that_knows_nothing(
+    preloaded: Preloaded, numbers: str, tmp_path: Path
+) -> None:
     """As with the start methods "spawn" and "forkserver"."""
     place = "there"
     with TarDataset(numbers, transform=lambda sample: (place, sample["cls"])) as dataset:
-        pickled = pickle.dumps((dataset[2], dataset))
-    program = "import pickle, sys; _, ds = pickle.load(sys.stdin.buffer); print(ds[-1], len(ds), *ds[:2])"
-    done = subprocess.run([sys.executable, "-c", program], input=pickled, capture_output=True, check=True)
-    assert done.stdout.decode().strip() == "('there', 16) 17 ('there', 0) ('there', 1)"
-
-
-def test_torchs_loader_collates_what_ours_does(mixed: str) -> None:
-    fields = ("cls", "json", "__key__")
-    transform = {"json": lambda value: value["n"]}
-    with StreamLoader(mixed, batch_size=5, fields=fields, transform=transform, num_workers=0) as loader:
-        ours = [(labels.tolist(), numbers.tolist(), list(keys)) for labels, numbers, keys in loader]
-    with TarDataset(mixed, fields=fields, transform=transform) as dataset:
-        theirs = [
-            (labels.tolist(), numbers.tolist(), list(keys))
-            for labels, numbers, keys in DataLoader(dataset, batch_size=5)
-        ]
-    assert ours == theirs
+        (tmp_path / "pickled").write_bytes(pickle.dumps((dataset[2], dataset)))
+    program = "import pickle, sys; _, ds = pickle.load(open(sys.argv[1], 'rb')); print(ds[-1], len(ds), *ds[:2])"
+    ended = preloaded.run(program, tmp_path / "pickled")
+    assert ended.output.strip() == "('there', 16) 17 ('there', 0) ('there', 1)"
 
 
 def test_torchs_samplers_and_datasets(numbers: str, plain: str) -> None:
@@ -313,12 +283,6 @@ def test_threads_share_a_dataset(mixed: str) -> None:
         expected = list(dataset)
         for number, sample in zip(chosen, threads.map(dataset.__getitem__, chosen)):
             assert_same(sample, expected[number])
-
-
-def test_a_transform_may_use_the_dataset_itself(numbers: str) -> None:
-    with TarDataset(numbers) as others:
-        with TarDataset(numbers, transform=lambda sample: labels_of([sample, others[0]])) as dataset:
-            assert dataset[4] == [4, 0]
 
 
 # -- failures ------------------------------------------------------------------------------------------------------
@@ -429,24 +393,9 @@ def test_remote_shards_are_read_also_in_forked_workers(bucket: S3Server) -> None
         TarDataset("s3://by-number/plain", storage_options=bucket.options)
 
 
-@pytest.mark.exhaustive
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(
-    bucket: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with TarDataset("s3://by-number/indexed", fields=("cls",), storage_options=bucket.options) as dataset:
-        assert dataset[0] == (0,)
-        monkeypatch.setattr(Channel, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):  # the request has been sent by then
-            dataset[1]
-        monkeypatch.undo()
-        assert dataset[4] == (4,)
-        for child in psutil.Process().children():
-            if "streamload.feeder.start" in child.cmdline():
-                child.kill()
-        assert dataset[2] == (2,)
-
-
-@pytest.mark.parametrize("decode", [True, False, {"cls": float}], ids=["built in", "bytes", "own"])
+@pytest.mark.parametrize(
+    "decode", [{"cls": float}, *map(exhaustive, [(True,), (False,)])], ids=["own", "built in", "bytes"]
+)
 def test_many_samples_of_one_remote_shard_are_read_together(decode: Any, tmp_path: Path) -> None:
     folder = write_numbers(tmp_path / "shards", [40])
     with TarDataset(folder, fields=("cls",), decode=decode) as dataset:
@@ -458,10 +407,6 @@ def test_many_samples_of_one_remote_shard_are_read_together(decode: Any, tmp_pat
         assert batches == [expected[:32], expected[32:]]
 
 
-def interrupted(*_: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def test_shards_that_only_this_process_can_read(numbers: str) -> None:
     fsspec.filesystem("memory").put(f"{numbers}/", "memory://by-number", recursive=True)
     try:
@@ -470,11 +415,3 @@ def test_shards_that_only_this_process_can_read(numbers: str) -> None:
             assert len(dataset.labels) == TOTAL
     finally:
         fsspec.filesystem("memory").store.clear()
-
-
-def test_neighbours_are_read_together() -> None:
-    places = [(1, 0, 10), (0, 500, 600), (0, 0, 100), (0, 50, 80), (0, 10_000_000, 30_000_000), (0, 7, 7)]
-    assert joined_ranges(places) == [ByteRange(0, 0, 600), ByteRange(0, 10_000_000, 30_000_000), ByteRange(1, 0, 10)]
-    crossing = [(0, 0, 5 << 20), (0, 4 << 20, 9 << 20), (0, 5 << 20, 6 << 20)]
-    joined = joined_ranges(crossing)
-    assert joined == [ByteRange(0, 0, 5 << 20), ByteRange(0, 4 << 20, 9 << 20)]

@@ -78,13 +78,6 @@ def as_dict(samples: list[Any]) -> dict[str, Any]:
     return {"data": [data for data, _, _ in samples], "rest": {number: text for _, text, number in samples}}
 
 
-def refuse_thirds(number: int) -> int:
-    """Refuses every third number."""
-    if number % 3 == 0:
-        raise ValueError("a third")
-    return number
-
-
 def draw(label: int) -> np.ndarray:
     """A label with two random numbers."""
     return np.array([label, random.getrandbits(30), np.random.randint(2**30)])
@@ -157,8 +150,3 @@ class NeverTwiceTheSame:
 
     def __call__(self, value: int) -> int:
         return os.getpid()
-
-
-def as_staircase(samples: list[tuple[int]]) -> list[Any]:
-    """Arrays of up to three rows."""
-    return [np.full((number % 4, 3), number) for (number,) in samples]

@@ -79,22 +79,6 @@ def test_copies_that_are_late(source: str, monkeypatch: pytest.MonkeyPatch) -> N
             assert int(torch.stack(wrong).sum()) == 0
 
 
-def test_it_is_copied_from_page_locked_memory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[bool] = []
-    move = Cuda.move
-
-    def look(self: Cuda, batch: Any) -> Any:
-        pinned.extend(tensor.is_pinned() for tensor in batch)
-        return move(self, batch)
-
-    monkeypatch.setattr(Cuda, "move", look)
-    with make(source) as loader:
-        for _ in loader:
-            pass
-    assert len(pinned) == 2 * TOTAL // BATCH
-    assert all(pinned)
-
-
 def test_on_a_stream_of_the_users_own(source: str) -> None:
     stream = torch.cuda.Stream()
     with make(source) as loader, torch.cuda.stream(stream):
@@ -128,29 +112,6 @@ def test_memory_order_stays(source: str) -> None:
             assert values.shape == (BATCH, 3, 4, 5)
             assert values.is_contiguous(memory_format=torch.channels_last)
             assert values[:, 2, 3, 4].tolist() == labels.tolist()
-
-
-def collate(samples: list[Any]) -> dict[str, Any]:
-    labels = [label for _, label in samples]
-    return {
-        "label": torch.tensor(labels),
-        "names": [str(label) for label in labels],
-        "ragged": [torch.full((label % 4,), float(label), dtype=torch.bfloat16) for label in labels],
-        "sparse": torch.eye(3).to_sparse() * labels[0],
-    }
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_collate_fn_makes(source: str, workers: int) -> None:
-    with make(source, num_workers=workers, collate_fn=collate) as loader:
-        for number, batch in enumerate(loader):
-            labels = list(range(number * BATCH, (number + 1) * BATCH))
-            assert batch["label"].is_cuda
-            assert batch["label"].tolist() == labels
-            assert batch["names"] == [str(label) for label in labels]
-            assert all(tensor.is_cuda for tensor in batch["ragged"])
-            assert [len(tensor) for tensor in batch["ragged"]] == [label % 4 for label in labels]
-            assert torch.equal(batch["sparse"].to_dense().cpu(), torch.eye(3) * labels[0])
 
 
 def test_a_number_or_a_torch_device(source: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -75,19 +74,6 @@ def test_a_cluster_that_auto_finds_and_nobody_runs_any_more(monkeypatch: pytest.
         connect("auto")
 
 
-def test_the_cluster_that_auto_found_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setitem(sys.modules, "ray", ray_module())
-    with caplog.at_level(logging.INFO, "streamload"):
-        cluster = connect("auto")
-    assert cluster.address == "10.0.0.1:6379"
-    assert "the Ray cluster at 10.0.0.1:6379" in caplog.text
-    with pytest.raises(ClusterError, match="'10.0.0.1:6379' has 1 CPU"):
-        cluster.require({"CPU": 1})
-
-
 @pytest.mark.parametrize(
     ("raised", "message"),
     [
@@ -113,20 +99,6 @@ def test_what_ray_raises_is_said_in_one_message(
         connect("auto")
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-def test_resources_that_no_node_has() -> None:
-    nodes: list[dict[str, Any]] = [
-        {"Alive": True, "Resources": {"CPU": 4.0}},
-        {"Alive": False, "Resources": {"CPU": 64.0}},
-        {"Alive": True, "Resources": {"CPU": 2.0, "disk": 1.0}},
-    ]
-    cluster = RayCluster(ray_module(nodes), "head:6379", is_own=False)
-    cluster.require({"CPU": 4})
-    cluster.require({"CPU": 2, "disk": 1})
-    for wanted in ({"CPU": 5}, {"CPU": 4, "disk": 1}):
-        with pytest.raises(ClusterError, match="of its 2 nodes the largest have 4 CPU"):
-            cluster.require(wanted)
 
 
 def test_what_fits_is_counted_node_by_node() -> None:
