@@ -4,7 +4,7 @@ The first table: 20,000 JPEG files of some 30 to 110 kB in 20 class folders are 
 `ShardWriter` in the loop that its documentation shows, and by LitData's `optimize`; two worker processes each, except
 for ShardWriter, which has none. Each run is a process of its own, timed from its start to its end, imports included.
 The packers take turns, in another order each time. The page cache holds the source; none of them waits until its shards
-are on the disk, except for `shardify --sync`. Before each run the machine is made to write out what the one before has
+are on the disk. Before each run the machine is made to write out what the one before has
 left behind, and has touched the memory that the shards will take: to back memory that was never used costs a virtual
 machine's host time, as much for every packer, and that was a third of the time of the fastest.
 
@@ -100,7 +100,6 @@ def litdata_optimize(source: str, target: str) -> None:
 
 PACKERS = {
     "streamload shardify": lambda source, target: shardify(source, target),
-    "streamload shardify --sync": lambda source, target: shardify(source, target, "--sync"),
     "WebDataset ShardWriter": shard_writer,
     "LitData optimize": litdata_optimize,
 }

@@ -18,7 +18,7 @@ from streamload.pack.failures import UsageError
 from streamload.pack.planning import parse_split
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import Start
-from streamload.pack.source_to_shards import PackOptions, as_json, as_lines, source_to_shards
+from streamload.pack.source_to_shards import PackOptions, as_lines, source_to_shards
 from streamload.pack.sources.kinds import SourceOptions
 from streamload.pack.sources.table import TableColumns
 from streamload.pack.tasks import Target
@@ -157,9 +157,6 @@ Resume = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove the shards in DEST, or an interrupted run, first.")
 ]
-Sync = Annotated[
-    bool, typer.Option("--sync", help="Flush everything to disk, so that it survives a power cut; slower.")
-]
 Version = Annotated[
     bool, typer.Option("--version", help="Show the version.", callback=show_version("shardify"), is_eager=True)
 ]
@@ -199,7 +196,6 @@ def shardify(
     resume: Resume = False,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
-    sync: Sync = False,
     as_document: Json = False,
     version: Version = False,
 ) -> None:
@@ -258,14 +254,13 @@ def shardify(
                 storage_option,
                 max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
                 max_count=max_count,
-                sync=sync,
                 skip_bad=skip_bad,
             ),
             Start(resume, overwrite, workers, ray),
         )
         if as_document:
-            print_document(None if packed is None else as_json(packed, dest))
-        for line in () if as_document or packed is None else as_lines(packed, dest):
+            print_document(packed)
+        for line in () if as_document or packed is None else as_lines(packed):
             print_line(line)
 
 
@@ -319,3 +314,7 @@ def _target(source: str, dest: str, storage_options: Sequence[Any] | None, **lim
     if os.path.exists(dest) and not os.path.isdir(dest):
         raise UsageError(f"DEST {dest!r} is a file; give a folder")
     return Target(dest, storages, **limits)
+
+
+if __name__ == "__main__":
+    app(prog_name="shardify")

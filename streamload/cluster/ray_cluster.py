@@ -12,11 +12,11 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from streamload.errors import ClusterError
 from streamload.ray_feeders import is_host_and_port
@@ -66,28 +66,6 @@ class Versions:
             differences.append(f"Python is {there.python}, and {self.python} here")
         if differences:
             raise ClusterError(f"on the Ray node {where} {'; '.join(differences)}; install the same on all nodes")
-
-
-class FileOfAll(NamedTuple):
-    """A file that every node has to see as this process does.
-
-    Attributes:
-        path: its absolute path.
-        size: its size in bytes.
-        mtime_ns: its modification time.
-        role: what it is to the user, such as "the folder of DEST", for the message.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    role: str
-
-    @classmethod
-    def at(cls, path: str, role: str) -> Self:
-        """As this process sees it. Raises OSError."""
-        found = os.stat(path)
-        return cls(os.path.abspath(path), found.st_size, found.st_mtime_ns, role)
 
 
 def _import_ray() -> Any:
@@ -145,8 +123,8 @@ class RayCluster:
         free = self.ray.available_resources()
         return _listed({name: free.get(name, 0) for name in resources})
 
-    def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
-        """Run a short task on every node that runs tasks: has it the versions of this process, and sees it the files?
+    def check_nodes(self) -> None:
+        """Run a short task on every node that runs tasks, to compare its versions with those of this process.
 
         Nodes that join later are not asked; `Versions` can be compared in each task.
 
@@ -156,8 +134,7 @@ class RayCluster:
         probe = self.ray.remote(num_cpus=0, max_retries=0)(_probe())
         placed = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         nodes = {node["NodeID"]: node for node in self._nodes() if node["Resources"].get("CPU", 0)}
-        paths = [file.path for file in files]
-        asked = {probe.options(scheduling_strategy=placed(name, soft=False)).remote(paths): name for name in nodes}
+        asked = {probe.options(scheduling_strategy=placed(name, soft=False)).remote(): name for name in nodes}
         here = Versions.here()
         waiting = list(asked)
         while waiting:
@@ -168,7 +145,7 @@ class RayCluster:
             for each in done:
                 with contextlib.suppress(*self.lost_errors()):  # a node that has died since runs no task either
                     where = nodes[asked[each]]["NodeManagerAddress"]
-                    _compare(where, here, files, self.ray.get(each))
+                    here.check(Versions(*self.ray.get(each)), where)
 
     def lost_errors(self) -> tuple[type[Exception], ...]:
         """What Ray raises for a task whose process or node was lost."""
@@ -280,40 +257,20 @@ def _why(where: str, exc: Exception) -> str:
     return f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
 
 
-def _probe() -> Callable[[Sequence[str]], dict[str, Any]]:
-    """What runs on a node. A function within a function travels by its code, so the node need not have streamload."""
+def _probe() -> Callable[[], tuple[str | None, str]]:
+    """Return what runs on a node. A function within a function travels by its code: a node may lack streamload."""
 
-    def probe(paths: Iterable[str]) -> dict[str, Any]:
-        import os
+    def probe() -> tuple[str | None, str]:
         import platform
         from importlib import metadata
-
-        def seen(path: str) -> tuple[int, int] | None:
-            try:
-                found = os.stat(path)
-            except OSError:
-                return None
-            return found.st_size, found.st_mtime_ns
 
         try:
             installed: str | None = metadata.version("streamload")
         except metadata.PackageNotFoundError:
             installed = None
-        python = ".".join(platform.python_version_tuple()[:2])
-        return {"streamload": installed, "python": python, "files": [seen(path) for path in paths]}
+        return installed, ".".join(platform.python_version_tuple()[:2])
 
     return probe
-
-
-def _compare(where: str, here: Versions, files: Sequence[FileOfAll], answer: Mapping[str, Any]) -> None:
-    here.check(Versions(answer["streamload"], answer["python"]), where)
-    for file, seen in zip(files, answer["files"], strict=True):
-        if seen != (file.size, file.mtime_ns):
-            what = "does not exist" if seen is None else "is another file"
-            raise ClusterError(
-                f"the Ray node {where} does not see {file.role}: there {file.path!r} {what}; use a bucket, or a file "
-                "system that all nodes have at the same path"
-            )
 
 
 def _room(node: Mapping[str, float], resources: Mapping[str, float], number: int) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import cloudpickle
 
 from streamload.arguments import parse_bytes
-from streamload.pack.planning import estimated_spans, measured_positions
+from streamload.pack.planning import Span, estimated_spans, measured_positions
 from streamload.pack.ray_pool import pickled_by_value
-from streamload.pack.run import Plan, Pool, Start, pack_into
+from streamload.pack.run import Pool, Start, pack_into
 from streamload.pack.tasks import PackCalls, Record, Target, Task, digest_of, measure, shard_name
 from streamload.storage.storages import Storages
 
@@ -31,7 +31,6 @@ def pack(
     max_count: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    sync: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
     ray: str | None = None,
@@ -55,7 +54,6 @@ def pack(
         max_count: no shard has more samples.
         resume: go on with an interrupted run.
         overwrite: remove the shards that are there, or an interrupted run, first.
-        sync: flush everything to the disk.
         storage_options: as for `StreamLoader`.
         filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
         ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The inputs, and the
@@ -72,31 +70,51 @@ def pack(
     listed = list(inputs)
     pickled = [pickle.dumps(value) for value in listed]
     files = [_file_of(value) for value in listed]
-    target = Target(
-        os.fspath(destination).rstrip("/") or "/",
-        Storages(storage_options, filesystem),
-        max_bytes=parse_bytes("max_bytes", max_bytes),
-        max_count=max_count,
-        sync=sync,
-    )
-    code = digest_of(code_of(function), version("streamload"), target.max_bytes, max_count)
+    most_bytes = parse_bytes("max_bytes", max_bytes)
+    storages = Storages(storage_options, filesystem)
+    target = Target(os.fspath(destination).rstrip("/") or "/", storages, max_bytes=most_bytes, max_count=max_count)
+    code = digest_of(code_of(function), version("streamload"), most_bytes, max_count)
     function_bytes = pickled_by_value(function) if ray is not None else cloudpickle.dumps(function)
 
-    def plan(pool: Pool) -> Plan:
-        def work(start: int, end: int) -> PackCalls:
-            return PackCalls(function_bytes, tuple(pickled[start:end]), start)
+    def plan(pool: Pool) -> list[Task]:
+        some = [PackCalls(function_bytes, (pickled[n],), n) for n in measured_positions(len(listed))]
+        measured = list(pool.results(partial(measure, work, most_bytes) for work in some))
+        spans = estimated_spans(len(listed), measured, most_bytes, max_count)
+        names = [shard_name(number) for number in range(len(spans))]
+        return call_tasks(function_bytes, code, pickled, files, names=names, spans=spans)
 
-        assert target.max_bytes is not None
-        some = [work(position, position + 1) for position in measured_positions(len(listed))]
-        measured = list(pool.results(partial(measure, each, target.max_bytes) for each in some))
-        tasks: list[Task] = []
-        for start, end in estimated_spans(len(listed), measured, target.max_bytes, max_count):
-            name = shard_name(len(tasks))
-            digest = digest_of(name, code, start, pickled[start:end], files[start:end])
-            tasks.append(Task(len(tasks), "", name, digest, end - start, work(start, end)))
-        return Plan(tasks, "packing", "inputs", local_inputs([file[0] for file in files if file]))
+    check = partial(check_samples, len(listed))
+    start = Start(resume, overwrite, workers, ray)
+    pack_into(target, start, plan, check, label="packing", unit="inputs")
 
-    pack_into(target, [""], Start(resume, overwrite, workers, ray), plan, partial(check_samples, len(listed)))
+
+def call_tasks(
+    function: bytes,
+    code: str,
+    inputs: Sequence[bytes],
+    versions: Sequence[object],
+    *,
+    names: Sequence[str],
+    spans: Sequence[Span],
+    may_be_empty: bool = False,
+) -> list[Task]:
+    """Return a task for each span of inputs.
+
+    Args:
+        function: pickled.
+        code: a digest of the function and the options.
+        inputs: each pickled.
+        versions: what else tells each input from what it was.
+        names: of the shard of each span.
+        spans: consecutive inputs.
+        may_be_empty: make a shard also of a span without samples.
+    """
+    tasks = []
+    for name, (start, end) in zip(names, spans, strict=True):
+        work = PackCalls(function, tuple(inputs[start:end]), start)
+        digest = digest_of(name, code, inputs[start:end], versions[start:end])
+        tasks.append(Task("", name, digest, end - start, work, may_be_empty))
+    return tasks
 
 
 def check_counts(**numbers: int | None) -> None:
@@ -117,11 +135,6 @@ def check_samples(inputs: int, records: Sequence[Record], *, is_unique: bool = T
             seen.add(key)
     if not tables:
         raise ValueError(f"the function gave no sample of {inputs:,} inputs")
-
-
-def local_inputs(paths: Sequence[str]) -> list[str]:
-    """Return the first and the last of the files, which nodes of a cluster have to see."""
-    return [path for path in {*paths[:1], *paths[-1:]} if os.path.isfile(path)]
 
 
 def _file_of(value: object) -> tuple[str, int, int] | None:

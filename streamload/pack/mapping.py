@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from importlib.metadata import version
@@ -20,12 +20,12 @@ from streamload.decode.decoders import decoder_for
 from streamload.errors import without_secrets
 from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
-from streamload.pack.calling import check_counts, check_samples, code_of, local_inputs
+from streamload.pack.calling import call_tasks, check_counts, check_samples, code_of
 from streamload.pack.failures import UsageError
 from streamload.pack.planning import shard_spans
 from streamload.pack.ray_pool import pickled_by_value
-from streamload.pack.run import Plan, Start, pack_into
-from streamload.pack.tasks import ANY_NAMES, PackCalls, Target, Task, digest_of, shard_name
+from streamload.pack.run import Start, pack_into
+from streamload.pack.tasks import ANY_NAMES, Target, digest_of, samples_in, shard_name
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_files import storage_for
@@ -132,7 +132,6 @@ def map_shards(
     max_count: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    sync: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any = None,
     ray: str | None = None,
@@ -161,7 +160,6 @@ def map_shards(
         max_count: no new shard has more samples.
         resume: go on with an interrupted run.
         overwrite: remove the shards that are there, or an interrupted run, first.
-        sync: flush everything to the disk.
         storage_options: of the shards and the destination.
         filesystem: an fsspec filesystem to read and write with, as for `StreamLoader`.
         ray: as for `pack`: a task on the nodes of a Ray cluster for each shard.
@@ -183,7 +181,7 @@ def map_shards(
     shards = list(_source_shards(listing, chosen, counts))
     most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
     if is_cut:
-        target = Target(dest, storages, max_bytes=most_bytes, max_count=max_count, sync=sync)
+        target = Target(dest, storages, max_bytes=most_bytes, max_count=max_count)
         sizes = [
             (shard.bytes, 0 if counts is None else counts[number] if each.samples is None else len(each.samples))
             for number, (shard, each) in enumerate(zip(listing.shards, shards, strict=True))
@@ -192,22 +190,19 @@ def map_shards(
         names = [shard_name(number) for number in range(len(spans))]
     else:
         names = _names(listing)
-        target = Target(dest, storages, ANY_NAMES, sync=sync)
+        target = Target(dest, storages, ANY_NAMES)
         spans = [(number, number + 1) for number in range(len(names))]
-    mapped = partial(_mapped, partial(_only_new if sidecar else _kept, function), batch_size, decode, storages)
+    mapped = partial(_mapped, function, sidecar=sidecar, batch_size=batch_size, decode=decode, storages=storages)
     function_bytes = pickled_by_value(mapped) if ray is not None else cloudpickle.dumps(mapped)
     inputs = [pickle.dumps(shard) for shard in shards]
+    versions = [(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards]
     code = digest_of(code_of(mapped), version("streamload"), is_cut, most_bytes, max_count)
-    tasks: list[Task] = []
-    for name, (start, end) in zip(names, spans, strict=True):
-        versions = [(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards[start:end]]
-        work = PackCalls(function_bytes, tuple(inputs[start:end]), start)
-        digest = digest_of(name, code, inputs[start:end], versions)
-        tasks.append(Task(len(tasks), "", name, digest, end - start, work, sidecar))
-    local = local_inputs([shard.url for shard in listing.shards])
-    plan = Plan(tasks, "mapping", "shards", local)
+    tasks = call_tasks(function_bytes, code, inputs, versions, names=names, spans=spans, may_be_empty=sidecar)
     check = partial(check_samples, len(shards), is_unique=is_cut)
-    pack_into(target, [""], Start(resume, overwrite, workers, ray), lambda _: plan, check)
+    if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
+        workers = 1
+    begin = Start(resume, overwrite, workers, ray)
+    pack_into(target, begin, lambda _: tasks, check, label="mapping", unit="shards")
 
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
@@ -239,50 +234,51 @@ def _source_shards(
         yield SourceShard(shard.url, np.flatnonzero(chosen[start:end]))
 
 
-Function = Callable[[Any], Any]
-"""Of a sample or of a list of samples."""
-
-
 def _mapped(
-    made: Callable[[Any, Sequence[Sample]], Iterable[Any]],
+    function: Callable[[Any], Any],
+    shard: SourceShard,
+    *,
+    sidecar: bool,
     batch_size: int | None,
     decode: Decode,
     storages: Storages,
-    shard: SourceShard,
 ) -> Iterator[Any]:
     samples = samples_of(shard, decode, storages)
     while batch := list(islice(samples, batch_size or 1)):
-        given = batch[0] if batch_size is None else batch
         try:
-            yield from made(given, batch)
+            result = function(batch[0] if batch_size is None else batch)
+            if not sidecar:
+                yield from _with_keys(batch, list(samples_in(result)))
+            elif batch_size is None and (result is None or isinstance(result, Mapping)):
+                yield from _new_fields(batch, [result])
+            else:
+                yield from _new_fields(batch, list(samples_in(result)))
         except Exception as exc:
             exc.add_note(f"sample {batch[0]['__key__']!r}" + (" and those after it" if len(batch) > 1 else ""))
             raise
 
 
-def _kept(function: Function, given: Any, batch: Sequence[Sample]) -> Iterator[Any]:
-    """What a function makes; new samples that name no key have that of the one that they are made of."""
-    made = _as_list(function(given))
-    one_each = len(made) == len(batch)
-    for number, sample in enumerate(made):
+def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]:
+    """Yield what a function gives; a new sample without a key gets that of the sample that it is made of."""
+    one_each = len(results) == len(batch)
+    for number, sample in enumerate(results):
         if isinstance(sample, Mapping):
             new = {name: value for name, value in sample.items() if name != "__url__"}
             if one_each or len(batch) == 1:
                 new.setdefault("__key__", batch[number if one_each else 0]["__key__"])
             yield new
         elif sample is not None:
-            yield sample  # whoever writes it says what is wrong
+            yield sample  # the caller says what is wrong with it
 
 
-def _only_new(function: Function, given: Any, batch: Sequence[Sample]) -> Iterator[Sample]:
-    """The new fields alone, under the keys of the samples that they belong to."""
-    made = _as_list(function(given), of_one=given is not batch)
-    if len(made) != len(batch):
+def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
+    """Yield the new fields alone, under the keys of the samples that they belong to."""
+    if len(results) != len(batch):
         raise ValueError(
-            f"it gave {counted(len(made), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None in "
-            "its place"
+            f"it gave {counted(len(results), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None "
+            "in its place"
         )
-    for before, sample in zip(batch, made, strict=True):
+    for before, sample in zip(batch, results, strict=True):
         if sample is None:
             continue
         if not isinstance(sample, Mapping):
@@ -292,21 +288,7 @@ def _only_new(function: Function, given: Any, batch: Sequence[Sample]) -> Iterat
             raise ValueError(f"it gave the key {sample['__key__']!r} for {key!r}; in a sidecar keys stay as they are")
         new = {name: value for name, value in sample.items() if not name.startswith("__")}
         for name in before.keys() & new.keys():
-            if not _is_same(new.pop(name), before[name]):
+            value = new.pop(name)
+            if value is not before[name] and not (isinstance(value, bytes) and value == before[name]):
                 raise ValueError(f"the samples have a field {name!r} already; give the new one a name of its own")
         yield {"__key__": key, **new}
-
-
-def _is_same(value: object, before: object) -> bool:
-    return value is before or (isinstance(value, bytes) and value == before)
-
-
-def _as_list(made: Any, *, of_one: bool = False) -> list[Any]:
-    """What a function has given or yields, as a list; of one sample None is one too."""
-    if isinstance(made, Mapping) or (of_one and made is None):
-        return [made]
-    if made is None:
-        return []
-    if not isinstance(made, Iterable) or isinstance(made, str | bytes):
-        raise TypeError(f"it gave a value of type {type(made).__name__}; give a dict, yield dicts, or give None")
-    return list(made)

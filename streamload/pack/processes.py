@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -17,7 +17,6 @@ from typing import Any, Self, TypeVar
 
 import cloudpickle
 
-from streamload.cluster.ray_cluster import FileOfAll
 from streamload.errors import WorkerError
 
 _Result = TypeVar("_Result")
@@ -58,9 +57,6 @@ class Processes:
             self._life.close()  # ends the workers, whatever they are doing
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._inherited.close()
-
-    def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
-        """Do nothing: every process sees the files of this machine."""
 
     def results(self, calls: Iterable[Call[_Result]], report: Report = lambda *_: None) -> Iterator[_Result]:
         """Yield the results of calls in the order in which they end.

@@ -13,7 +13,7 @@ from streamload.pack.output import shown_bytes, shown_time
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-_LINE_INTERVAL_S = 5.0
+_LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
 
 
 class Progress:
@@ -28,7 +28,7 @@ class Progress:
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit
         self._done = self._bytes = 0
-        self._start = self._last_line = time.monotonic()
+        self._start = self._last = time.monotonic()
         self._bar = _bar() if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None
         self._task = None if self._bar is None else self._bar.add_task(label, total=total, rates="")
 
@@ -37,11 +37,13 @@ class Progress:
         self._done += items
         self._bytes += item_bytes
         now = time.monotonic()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=items, rates=self._rates(now))
-        elif now - self._last_line >= _LINE_INTERVAL_S:
-            self._last_line = now
+        if now - self._last < (_LINE_INTERVAL_S if self._bar is None else _BAR_INTERVAL_S):
+            return
+        self._last = now
+        if self._bar is None:
             self._write_line(now)
+        elif self._task is not None:
+            self._bar.update(self._task, completed=self._done, rates=self._rates(now))
 
     def __enter__(self) -> Self:
         if self._bar is not None:

@@ -11,17 +11,16 @@ import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, TypeVar
 
 import cloudpickle
 
-from streamload.cluster.ray_cluster import FileOfAll, RayCluster, Versions, connect
+from streamload.cluster.ray_cluster import RayCluster, Versions, connect
 from streamload.decode.failure import first_line
 from streamload.decode.job_pickle import is_users
-from streamload.errors import ClusterError, StreamloadError, WorkerError
-from streamload.pack.failures import UsageError
+from streamload.errors import ClusterError, WorkerError
 
 _Result = TypeVar("_Result")
 
@@ -54,10 +53,6 @@ class RayPool:
         cluster.require({"CPU": 1})
         self._task = cluster.ray.remote(num_cpus=1, max_retries=_RETRIES)(run_call).options(name=TASK_NAME)
 
-    def check_nodes(self, files: Sequence[FileOfAll] = ()) -> None:
-        """Raise ClusterError if a node has other versions or does not see these files."""
-        self._cluster.check_nodes(files)
-
     def results(
         self, calls: Iterable[Call[_Result]], report: Callable[[int, int], None] = lambda *_: None
     ) -> Iterator[_Result]:
@@ -68,7 +63,7 @@ class RayPool:
             report: called with what a task has reported, when it is done.
 
         Raises:
-            OSError, ValueError, UsageError, StreamloadError: what a call has raised; a note names the node.
+            Exception: what a call has raised; a note names the node.
             WorkerError: the process or the node of a task was lost each time that it was run.
         """
         at_once = self._at_once or max(1, int(_AHEAD * self._cluster.cpus()))
@@ -84,7 +79,7 @@ class RayPool:
     def _result(self, task: Any, report: Callable[[int, int], None]) -> Any:
         ray = self._cluster.ray
         try:
-            result, error, items, item_bytes = pickle.loads(ray.get(task))
+            result, items, item_bytes = pickle.loads(ray.get(task))
         except self._cluster.lost_errors() as exc:
             raise WorkerError(
                 f"a task was lost {_RETRIES + 1} times with its process or node on the Ray cluster "
@@ -98,8 +93,6 @@ class RayPool:
             ) from None
         self._in_flight.discard(task)
         report(items, item_bytes)
-        if error is not None:
-            raise error
         return result
 
     def end(self) -> None:
@@ -126,7 +119,7 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | No
         return
     with connect(address) as cluster:
         pool = RayPool(cluster, at_once)
-        pool.check_nodes()
+        cluster.check_nodes()
         try:
             yield pool
         finally:
@@ -150,13 +143,13 @@ def run_call(versions: Versions, folder: str, pickled: bytes) -> bytes:
     """Do a call in a task, in the folder of the command if the node has it.
 
     Returns:
-        Pickled: the result, or the error that is not a bug, and how many items and bytes were reported.
+        Pickled: the result, and how many items and bytes were reported.
 
     Raises:
-        ClusterError: this node has other versions than the command.
+        ClusterError: this node has other versions than the command, or lacks a module.
+        Exception: what the call raises, with a note that names the node.
     """
-    result, reported = None, [0, 0]
-    error: Exception | None = None
+    reported = [0, 0]
 
     def report(items: int, item_bytes: int) -> None:
         reported[0] += items
@@ -166,10 +159,11 @@ def run_call(versions: Versions, folder: str, pickled: bytes) -> bytes:
     versions.check(Versions.here(), node)
     try:
         with contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext():
-            result = cloudpickle.loads(pickled)(report)
+            return pickle.dumps((cloudpickle.loads(pickled)(report), *reported))
     except ImportError as exc:
-        error = ClusterError(f"a module of the program cannot be imported on {node} ({exc}); install it on all nodes")
-    except (OSError, ValueError, UsageError, StreamloadError) as exc:
+        raise ClusterError(
+            f"a module of the program is not installed on {node} ({exc}); install it on all nodes"
+        ) from exc
+    except Exception as exc:
         exc.add_note(f"on the Ray node {node}")
-        error = exc
-    return pickle.dumps((result, error, *reported))
+        raise

@@ -11,14 +11,13 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from streamload.cluster.ray_cluster import FileOfAll
-from streamload.errors import ShardNotFoundError, StreamloadError, without_secrets
+from streamload.errors import ShardNotFoundError, StorageError, StreamloadError, without_secrets
 from streamload.index.class_names import CLASSES_FILE
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, is_plain_name
 from streamload.index.listing import IndexLookup
@@ -34,19 +33,14 @@ from streamload.storage.protocol import ShardInfo, escaped, same_etag
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
 from streamload.write.destination import Destination
-from streamload.write.shard_file import sync_folder
 
 Pool = Processes | RayPool
 
 _MOST_BYTES = 1 << 30
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{3}(?=\.tar\Z)")
-_RECORD = r"run\.json|[0-9a-f]{32}\.record"
-_RECORDS = re.compile(rf"(?:{_RECORD})|\.(?:{_RECORD})\.[0-9a-f]{{16}}\.tmp")
-_HALF_WRITTEN = re.compile(
-    rf"\.(?:{_RECORD}|classes\.json|index\.json|\.streamload-unfinished\.json|tables-[0-9a-f]{{16}}\.bin)"
-    r"\.[0-9a-f]{16}\.tmp"
-)
+_RECORDS = re.compile(r"run\.json|[0-9a-f]{32}\.record|\..+\.[0-9a-f]{16}\.tmp")
+_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +60,28 @@ class Start:
     ray: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run does.
-
-    Attributes:
-        tasks: in the order of their shards.
-        label: the activity, for the progress.
-        unit: what items are, in the plural.
-        inputs: local files that every node of a cluster has to see.
-        classes: the names of the classes, or None.
-    """
-
-    tasks: Sequence[Task]
-    label: str
-    unit: str
-    inputs: Sequence[str] = ()
-    classes: Sequence[str] | None = None
-
-
 def pack_into(
     target: Target,
-    splits: Sequence[str],
     start: Start,
-    plan: Callable[[Pool], Plan],
+    plan: Callable[[Pool], Sequence[Task]],
     check: Callable[[Sequence[Record]], None],
+    *,
+    label: str,
+    unit: str,
+    splits: Sequence[str] = ("",),
+    classes: Sequence[str] | None = None,
 ) -> list[Record] | None:
     """Do a plan, and complete the destination; what was done before is not done again.
 
     Args:
         target: where and how shards are written.
-        splits: the folders in the destination, or "" for itself.
         start: how the run begins.
-        plan: makes the plan; it may not depend on the number of workers.
+        plan: makes the tasks, in the order of their shards. It may not depend on the number of workers.
         check: called with all records before the index is written; what it raises ends the run.
+        label: the activity, for the progress.
+        unit: what the tasks' items are, in the plural.
+        splits: the folders in the destination, or "" for itself.
+        classes: the names of the classes, or None.
 
     Returns:
         The records in the order of the tasks; None if the destination is complete already.
@@ -114,15 +96,18 @@ def pack_into(
             return None
         try:
             with _open_workers(target, start) as pool:
-                planned = plan(pool)
-                records = run.begin(planned.tasks)
-                pool.check_nodes(run.files_of_all(planned.inputs))
-                for record in _done(target, planned, records, pool):
-                    records[record.digest] = record
-                    run.has_shards |= bool(record.shards)
-            ordered = [records[task.digest] for task in planned.tasks]
+                tasks = plan(pool)
+                records = run.begin(tasks)
+                todo = [task for task in tasks if task.digest not in records]
+                calls = (partial(do, target, task, run.is_faulty) for task in todo)
+                with open_progress(label, sum(task.items for task in tasks), unit) as progress:
+                    progress.advance(sum(task.items for task in tasks if task.digest in records), 0)
+                    for record in pool.results(calls, progress.advance):
+                        records[record.digest] = record
+                        run.note(record)
+            ordered = [records[task.digest] for task in tasks]
             check(ordered)
-            run.finish(ordered, planned.classes)
+            run.finish(ordered, classes)
         except BaseException as exc:
             run.leave(exc)
             raise
@@ -133,9 +118,7 @@ def pack_into(
 def _open_workers(target: Target, start: Start) -> Iterator[Pool]:
     alone = target.storages.is_process_local(target.dest)
     if start.ray is not None and alone:
-        raise UsageError(
-            f"only this process can write to {target.dest!r}; leave out ray, or choose another destination"
-        )
+        raise UsageError(f"only this process can write to {target.dest!r}; leave out ray, or choose another folder")
     with open_pool(start.ray, start.workers) as cluster:
         if cluster is not None:
             yield cluster
@@ -144,23 +127,11 @@ def _open_workers(target: Target, start: Start) -> Iterator[Pool]:
             yield processes
 
 
-def _done(target: Target, plan: Plan, known: Mapping[str, Record], pool: Pool) -> Iterator[Record]:
-    """Do the tasks without a record. After a fault that may not be skipped, the others are only checked."""
-    todo = [task for task in plan.tasks if task.digest not in known]
-    faulty = False
-    calls = (partial(do, target, task, faulty) for task in todo)
-    with open_progress(plan.label, sum(task.items for task in plan.tasks), plan.unit) as progress:
-        progress.advance(sum(task.items for task in plan.tasks if task.digest in known), 0)
-        for record in pool.results(calls, progress.advance):
-            faulty = faulty or (bool(record.faults) and not target.skip_bad)
-            yield record
-
-
 class _Run:
     """The state of one destination.
 
     Attributes:
-        has_shards: whether a later run could use anything of this one.
+        is_faulty: whether there was a fault that may not be skipped. Tasks that begin later only look for faults.
     """
 
     def __init__(self, target: Target, splits: Sequence[str], start: Start) -> None:
@@ -172,7 +143,8 @@ class _Run:
         self._run_file = f"{target.dest}/{PACKING_FOLDER}/run.json"
         self._names: dict[str, set[str]] = {}
         self._is_begun = False
-        self.has_shards = False
+        self._has_shards = False
+        self.is_faulty = False
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -207,39 +179,32 @@ class _Run:
                 that no index and no run names.
             StreamloadError: the destination cannot be read.
         """
-        dest, start = self._target.dest, self._start
+        start, naming = self._start, self._target.naming
         unfinished = self._read_run_file()
-        if unfinished is not None and not (start.resume or start.overwrite):
-            raise UsageError(
-                f"{dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with {_OVERWRITE}"
-            )
         if unfinished is None:
             self._remove_records()  # of a run that was complete, but was killed before they were removed
-        existing = {split: folder.existing(self._target.naming) for split, folder in self._folders.items()}
+        elif not (start.resume or start.overwrite):
+            raise UsageError(
+                f"{self._target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
+                f"{_OVERWRITE}"
+            )
         self._names = unfinished or {}
-        for split, names in existing.items() if unfinished is None else ():
-            folder = self._folders[split].folder
-            if not names:
-                continue
-            if start.overwrite:
-                index = IndexLookup(None, self._target.storages).of_folder(folder)
-                self._names[split] = set() if index is None else {shard.name for shard in index.shards}
-            elif start.resume:
-                say(
-                    f"note: there is no unfinished run to resume, and {folder!r} holds {counted(len(names), 'shard')} "
-                    f"already; to pack again, add {_OVERWRITE}"
-                )
-                return False
-            else:
+        for split, folder in self._folders.items():
+            existing = folder.existing(naming)
+            if existing and unfinished is None:
+                there = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
+                if start.overwrite:
+                    index = IndexLookup(None, self._target.storages).of_folder(folder.folder)
+                    self._names[split] = set() if index is None else {shard.name for shard in index.shards}
+                elif start.resume:
+                    say(f"note: there is no unfinished run to resume, and {there}; to pack again, add {_OVERWRITE}")
+                    return False
+                else:
+                    raise UsageError(f"{there}; replace them with {_OVERWRITE}, or choose another destination")
+            if foreign := [name for name in existing if not self._is_ours(split, name)]:
                 raise UsageError(
-                    f"{folder!r} holds {counted(len(names), 'shard')} already; replace them with {_OVERWRITE}, "
-                    "or choose another destination"
-                )
-        for split, names in existing.items():
-            if foreign := [name for name in names if not self._is_ours(split, name)]:
-                raise UsageError(
-                    f"{self._folders[split].folder!r} holds {foreign[0]!r}, which no index and no run of packing "
-                    "names; move it away, or choose another destination"
+                    f"{folder.folder!r} holds {foreign[0]!r}, which no index and no run of packing names; move it "
+                    "away, or choose another destination"
                 )
         if unfinished is None:
             self._refuse_other_splits()
@@ -266,7 +231,8 @@ class _Run:
     def begin(self, tasks: Sequence[Task]) -> dict[str, Record]:
         """Mark the destination, remove what no task has made, and return the records of tasks that are done."""
         records = self._records(tasks)
-        self.has_shards = any(record.shards for record in records.values())
+        self._has_shards = any(record.shards for record in records.values())
+        replaced = set(self._names)
         for task in tasks:
             self._names.setdefault(task.split, set()).add(task.name)
         self._is_begun = True
@@ -278,7 +244,8 @@ class _Run:
             folder.remove_abandoned(self._target.naming)
             self._remove_half_written(folder.folder, os.path.join(folder.folder, INDEX_FOLDER))
             self._remove_shards(split, folder, kept)
-            self._storage.delete(f"{folder.folder}/{CLASSES_FILE}")
+            if split in replaced:
+                self._storage.delete(f"{folder.folder}/{CLASSES_FILE}")
         self._remove_half_written(f"{self._target.dest}/{PACKING_FOLDER}")
         self._remove_records(keep=records.keys())
         if records:
@@ -334,14 +301,17 @@ class _Run:
             if name.removesuffix(".record") not in keep:
                 self._storage.delete(f"{self._target.dest}/{PACKING_FOLDER}/{name}")
 
-    def files_of_all(self, inputs: Sequence[str]) -> list[FileOfAll]:
-        """Return the files that every node has to see, if the destination or inputs are local."""
-        files = [FileOfAll.at(path, "the files to pack as they are here") for path in inputs]
-        if self._path is not None:
-            files.append(
-                FileOfAll.at(os.path.join(self._path, PACKING_FOLDER, "run.json"), "the destination as it is here")
-            )
-        return files
+    def note(self, record: Record) -> None:
+        """Note that a task is done. Raise StorageError if its shards are not to be seen from here."""
+        for shard in record.shards if self._path is not None else ():
+            path = os.path.join(self._path or "", record.split, shard.name)
+            if not os.path.exists(path):
+                raise StorageError(
+                    "this shard was finished, but is not here; give a bucket, or a folder that all nodes have",
+                    url=path,
+                )
+        self._has_shards = self._has_shards or bool(record.shards)
+        self.is_faulty = self.is_faulty or bool(record.faults and not self._target.skip_bad)
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
         """Write the indexes and the names of the classes; then remove the marks and what a later run would need."""
@@ -355,9 +325,6 @@ class _Run:
                 content = json.dumps({"classes": list(classes), "class_to_idx": numbers}, indent=1) + "\n"
                 self._storage.write(f"{folder.folder}/{CLASSES_FILE}", content.encode("ascii"))
         self._unmark()
-        if self._target.sync and self._path is not None:
-            for path in {self._path, os.path.dirname(os.path.abspath(self._path))}:
-                sync_folder(path)
 
     def _unmark(self) -> None:
         for folder in self._marked().values():
@@ -372,7 +339,7 @@ class _Run:
         with suppress(OSError, StreamloadError):
             for folder in self._marked().values():
                 folder.remove_abandoned(self._target.naming)
-            if not self.has_shards:
+            if not self._has_shards:
                 for split, folder in self._marked().items():
                     self._remove_shards(split, folder, ())
                 self._unmark()
@@ -387,12 +354,10 @@ class _Run:
             content = self._storage.read_bytes(self._run_file, most_bytes=_MOST_BYTES)
         except ShardNotFoundError:
             return None
-        try:
-            names = {str(split): set(map(str, names)) for split, names in json.loads(content).items()}
-            if all(map(is_plain_name, {*names, *set().union(*names.values())} - {""})):
+        with suppress(ValueError, TypeError, AttributeError):
+            names = {str(split): set(map(str, shards)) for split, shards in json.loads(content).items()}
+            if all(map(is_plain_name, names.keys() - {""})):
                 return names
-        except (ValueError, TypeError, AttributeError):
-            pass
         raise UsageError(f"{without_secrets(self._run_file)!r} was not made by a run, or is damaged; remove it")
 
 
@@ -411,19 +376,17 @@ def _lock(folder: str, destination: str) -> int:
             os.mkdir(folder, mode=0o700)
         if os.path.islink(folder):
             raise UsageError(f"{folder!r} is a symbolic link, and is left as it is; remove it")
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError), ExitStack() as opened:  # a run that ends now removes it
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            opened.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"another run of packing is writing to {destination!r}; wait until it ends") from None
+            except OSError:  # some network file systems have no locks
+                pass
             if os.fstat(lock).st_uid != user or not all(map(_RECORDS.fullmatch, os.listdir(lock))):
                 raise UsageError(f"{folder!r} was not made by a run of this user, and is left as it is; remove it")
-            if os.path.samestat(os.fstat(lock), os.stat(folder)):  # else a run that ended meanwhile has removed it
+            if os.path.samestat(os.fstat(lock), os.stat(folder)):
+                opened.pop_all()
                 return lock
-        except BlockingIOError:
-            os.close(lock)
-            raise UsageError(f"another run of packing is writing to {destination!r}; wait until it ends") from None
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(lock)
-            raise
-        os.close(lock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from streamload.errors import without_secrets
-from streamload.pack.calling import local_inputs
 from streamload.pack.failures import UsageError
 from streamload.pack.output import say, shown_bytes, shown_time
 from streamload.pack.planning import (
@@ -26,7 +24,7 @@ from streamload.pack.planning import (
 )
 from streamload.pack.progress import open_progress
 from streamload.pack.resizing import Resizing
-from streamload.pack.run import Plan, Pool, Start, pack_into
+from streamload.pack.run import Pool, Start, pack_into
 from streamload.pack.sources.kinds import SourceOptions, open_source
 from streamload.pack.sources.loading import ANY_SIZE, Fault, file_versions, meaning_of
 from streamload.pack.sources.source import (
@@ -77,31 +75,13 @@ class PackOptions:
     resizing: Resizing | None
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """What a run has packed.
-
-    Attributes:
-        records: of all tasks.
-        classes: the number of classes; None if there are none.
-        fields: how many samples have each field, or one of several that stand for each other (`jpg;png`).
-        left_out: number of samples, or of files that are one each, that are not in the shards.
-        noun: which of the two.
-        seconds: duration.
-    """
-
-    records: Sequence[Record]
-    classes: int | None
-    fields: Mapping[str, int]
-    left_out: int
-    noun: str
-    seconds: float
-
-
 def source_to_shards(
     source: str, source_options: SourceOptions, options: PackOptions, target: Target, start: Start
-) -> Packed | None:
-    """Pack a source; None if an earlier run has done all of it.
+) -> dict[str, Any] | None:
+    """Pack a source.
+
+    Returns:
+        What was written, as a JSON object; None if an earlier run has done all of it.
 
     Raises:
         UsageError: source, destination and options do not fit together, or there are shards already.
@@ -110,32 +90,47 @@ def source_to_shards(
     """
     began = time.monotonic()
     try:
-        samples = open_source(source, source_options)
+        found = open_source(source, source_options)
     except SourceError as exc:
         raise UsageError(str(exc)) from exc
     if options.resizing is not None:
-        _refuse_resizing(samples.samples)
-    if options.fractions is not None and samples.parts is not None:
+        _refuse_resizing(found.samples)
+    if options.fractions is not None and found.parts is not None:
         raise UsageError(
-            f"{source!r} is divided into {', '.join(samples.parts)} already; leave out --split, or give one of them"
+            f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
         )
-    if samples.in_memory:
+    if found.in_memory:
         start = replace(start, workers=1)
-    for note in samples.notes:
+    for note in found.notes:
         say(f"note: {note}")
-    packing = _Packing(samples, options, target)
-    splits = list(options.fractions or samples.parts or [""])
-    records = pack_into(target, splits, start, packing.plan, packing.check)
+    packing = _Packing(found, options, target)
+    records = pack_into(
+        target,
+        start,
+        packing.plan,
+        packing.check,
+        label="packing",
+        unit=f"{found.noun}s",
+        splits=list(options.fractions or found.parts or [""]),
+        classes=found.classes,
+    )
     if records is None:
         return None
-    return Packed(
-        records,
-        None if samples.classes is None else len(samples.classes),
-        _stored_fields(records, samples),
-        len(samples.samples) - sum(record.samples for record in records),
-        "sample" if samples.noun == "sample" else "file",
-        time.monotonic() - began,
-    )
+    by_split: dict[str, list[Record]] = {}
+    for record in records:
+        if record.shards:
+            by_split.setdefault(record.split, []).append(record)
+    figures = _figures(records)
+    return {
+        "destination": without_secrets(target.dest),
+        **figures,
+        "content_bytes": sum(int(shard.table.member_size.sum()) for record in records for shard in record.shards),
+        "splits": {split: _figures(some) for split, some in by_split.items() if split},
+        "classes": None if found.classes is None else len(found.classes),
+        "fields": _stored_fields(records, found),
+        "left_out": len(found.samples) - figures["samples"],
+        "seconds": time.monotonic() - began,
+    }
 
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
@@ -156,7 +151,7 @@ class _Packing:
         self._versions = file_versions(source)
         self._left_out: list[Fault] = []
 
-    def plan(self, pool: Pool) -> Plan:
+    def plan(self, pool: Pool) -> list[Task]:
         """Cut the samples of each split into tasks."""
         source, options, target = self._source, self._options, self._target
         versions = self._versions
@@ -174,8 +169,8 @@ class _Packing:
                 content = [(meaning_of(each), [versions[m.path] for m in each.members]) for each in work.samples]
                 name = shard_name(place)
                 digest = digest_of(split, name, common, content)
-                tasks.append(Task(len(tasks), split, name, digest, len(work.samples), work))
-        return Plan(tasks, "packing", f"{source.noun}s", local_inputs(list(versions)), source.classes)
+                tasks.append(Task(split, name, digest, len(work.samples), work))
+        return tasks
 
     def _faults(self, pool: Pool) -> list[Fault]:
         """Read all files, and return those that cannot be packed."""
@@ -228,52 +223,25 @@ def _unchanged(samples: Sequence[SourceSample]) -> PackFiles:
     return PackFiles(tuple(samples), tuple((ANY_SIZE,) * len(each.members) for each in samples), None, True)
 
 
-def as_json(packed: Packed, dest: str) -> dict[str, Any]:
-    """Return the figures as a JSON object."""
-    return {
-        "destination": without_secrets(dest),
-        **_figures(packed.records),
-        "splits": {split: _figures(records) for split, records in _by_split(packed.records).items() if split},
-        "classes": packed.classes,
-        "fields": packed.fields,
-        "left_out": packed.left_out,
-        "seconds": packed.seconds,
-    }
-
-
-def as_lines(packed: Packed, dest: str) -> Iterator[str]:
+def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Say what was written, and how to read it."""
-    by_split = _by_split(packed.records)
-    for split, records in by_split.items():
-        if split:
-            yield f"{split}: {_counts(records)}"
-    classes = "" if packed.classes is None else f", {counted(packed.classes, 'class')}"
-    left_out = f", {counted(packed.left_out, packed.noun)} left out" if packed.left_out else ""
-    yield f"packed {_counts(packed.records)}{classes}, in {shown_time(packed.seconds)}{left_out}"
-    samples = sum(record.samples for record in packed.records)
-    lacking = [f"{samples - count:,} without {name!r}" for name, count in packed.fields.items() if count < samples]
+    for split, figures in report["splits"].items():
+        yield f"{split}: {_counts(figures)}"
+    classes = "" if report["classes"] is None else f", {counted(report['classes'], 'class')}"
+    left_out = f", {counted(report['left_out'], 'sample')} left out" if report["left_out"] else ""
+    yield f"packed {_counts(report)}{classes}, in {shown_time(report['seconds'])}{left_out}"
+    samples, fields = report["samples"], report["fields"]
+    lacking = [f"{samples - count:,} without {name!r}" for name, count in fields.items() if count < samples]
     if lacking:
         yield f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}"
-    tables = [shard.table for record in packed.records for shard in record.shards]
-    content = sum(int(table.member_size.sum()) for table in tables)
-    if (stored := _figures(packed.records)["bytes"]) > max(2 * content, _SMALL_BYTES):
+    content, stored = report["content_bytes"], report["bytes"]
+    if stored > max(2 * content, _SMALL_BYTES):
         yield (
             f"{shown_bytes(content)} of content became {shown_bytes(stored)}: in a tar each field takes 512 bytes more "
             "and is filled up to 512; store small values together, as one json or npy"
         )
-    first = next(iter(by_split))
-    folder = os.path.join(dest, first) if first else dest
     yield "read it with:"
-    yield _reading(without_secrets(folder), packed.fields, samples)
-
-
-def _by_split(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Return the records with shards of each split."""
-    splits: dict[str, list[Record]] = {}
-    for record in records:
-        if record.shards:
-            splits.setdefault(record.split, []).append(record)
-    return splits
+    yield _reading("/".join([report["destination"], *list(report["splits"])[:1]]), fields, samples)
 
 
 def _stored_fields(records: Sequence[Record], source: Source) -> dict[str, int]:
@@ -318,11 +286,11 @@ def _reading(folder: str, fields: Mapping[str, int], samples: int) -> str:
 def _figures(records: Sequence[Record]) -> dict[str, int]:
     return {
         "shards": sum(len(record.shards) for record in records),
-        "samples": sum(record.samples for record in records),
-        "bytes": sum(record.bytes for record in records),
+        "samples": sum(len(shard.table) for record in records for shard in record.shards),
+        "bytes": sum(shard.info.bytes for record in records for shard in record.shards),
     }
 
 
-def _counts(records: Sequence[Record]) -> str:
-    shards, samples, size_bytes = _figures(records).values()
-    return f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {shown_bytes(size_bytes)}"
+def _counts(figures: Mapping[str, int]) -> str:
+    shards, samples = counted(figures["shards"], "shard"), counted(figures["samples"], "sample")
+    return f"{shards}, {samples}, {shown_bytes(figures['bytes'])}"

@@ -10,7 +10,6 @@ import hashlib
 import json
 import pickle
 import reprlib
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -43,7 +42,6 @@ NUMBERED = ShardNaming("shard-", None, ".tar")
 ANY_NAMES = ShardNaming("", None, ".tar")
 """Shards that are called as others are: all of a folder belong to the set."""
 
-_REPORT_INTERVAL_S = 0.1
 _SHOWN = reprlib.Repr()
 _SHOWN.maxother = 200
 
@@ -68,7 +66,6 @@ class Target:
         naming: what the shards are called.
         max_bytes: maximum size of a shard, or None.
         max_count: maximum number of samples in a shard, or None.
-        sync: flush everything to the disk.
         skip_bad: leave out samples that are faulty.
     """
 
@@ -77,12 +74,11 @@ class Target:
     naming: ShardNaming = NUMBERED
     max_bytes: int | None = None
     max_count: int | None = None
-    sync: bool = False
     skip_bad: bool = False
 
     def folder(self, split: str) -> Destination:
         """Return the folder of a split; "" is the destination itself."""
-        return destination_in(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=self.sync)
+        return destination_in(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
 
 
 Append = Callable[[str, Sequence[Member], int | None], None]
@@ -97,7 +93,6 @@ class Task:
     """One shard to make.
 
     Attributes:
-        number: its position in the plan.
         split: the folder of its shard in the destination, or "".
         name: the name of its shard.
         digest: of everything that decides its bytes.
@@ -106,7 +101,6 @@ class Task:
         may_be_empty: make a shard also if there is no sample.
     """
 
-    number: int
     split: str
     name: str
     digest: str
@@ -128,28 +122,16 @@ class Record:
     """What a task has made.
 
     Attributes:
-        number: the task's.
         digest: the task's.
         split: the task's.
         shards: its shards in order; none if it has no sample.
         faults: the files that are left out of them.
     """
 
-    number: int
     digest: str
     split: str
     shards: tuple[PackedShard, ...]
     faults: tuple[Fault, ...]
-
-    @property
-    def samples(self) -> int:
-        """The number of samples."""
-        return sum(len(shard.table) for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        """The size of the shards together."""
-        return sum(shard.info.bytes for shard in self.shards)
 
     def save(self, storage: Storage, dest: str) -> None:
         """Write the record into a destination, from where `read_record` reads it."""
@@ -176,7 +158,7 @@ def read_record(content: bytes, task: Task) -> Record:
         shards.append(PackedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
         start += size
     faults = tuple(Fault(*fault) for fault in saved["faults"])
-    return Record(task.number, task.digest, task.split, tuple(shards), faults)
+    return Record(task.digest, task.split, tuple(shards), faults)
 
 
 def digest_of(*parts: object) -> str:
@@ -200,24 +182,19 @@ def do(target: Target, task: Task, only_check: bool, report: Report) -> Record:
         StreamloadError, ValueError, OSError: something cannot be written, or a sample is wrong.
     """
     if only_check:
-        return Record(task.number, task.digest, task.split, (), find_faults(task.work, report))
-    counter = _Counter(report)
+        return Record(task.digest, task.split, (), find_faults(task.work, report))
     with closing(_Shards(target, task)) as shards:
-        faults = tuple(task.work(shards.append, counter.count))
-        counter.report()
+        faults = tuple(task.work(shards.append, report))
         if faults and not target.skip_bad:
-            return Record(task.number, task.digest, task.split, (), faults)
-        record = Record(task.number, task.digest, task.split, shards.finish(task.may_be_empty), faults)
+            return Record(task.digest, task.split, (), faults)
+        record = Record(task.digest, task.split, shards.finish(task.may_be_empty), faults)
         record.save(target.folder("").storage, target.dest)
     return record
 
 
 def find_faults(work: Work, report: Report) -> tuple[Fault, ...]:
     """Return the files that cannot be packed; write nothing."""
-    counter = _Counter(report)
-    faults = tuple(work(lambda *_: None, counter.count))
-    counter.report()
-    return faults
+    return tuple(work(lambda *_: None, report))
 
 
 def measure(work: Work, most_bytes: int, _: Report) -> tuple[int, int]:
@@ -314,26 +291,6 @@ def too_large(key: str, size: int, max_bytes: int) -> ValueError:
         f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and a shard may have {max_bytes:,}; raise "
         f"--max-bytes (max_bytes) to {shard_bytes} at least"
     )
-
-
-class _Counter:
-    """Reports at most ten times a second."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._items = self._bytes = 0
-        self._reported = time.monotonic()
-
-    def count(self, items: int, item_bytes: int) -> None:
-        self._items += items
-        self._bytes += item_bytes
-        if time.monotonic() - self._reported >= _REPORT_INTERVAL_S:
-            self.report()
-
-    def report(self) -> None:
-        self._report(self._items, self._bytes)
-        self._items = self._bytes = 0
-        self._reported = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)

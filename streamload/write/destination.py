@@ -235,7 +235,7 @@ class _UploadedShard(GrowingShard):
         if self._file is None:
             return
         file, self._file = self._file, None
-        file.raw.close()
+        file.close()
         self.release()
 
     def release(self) -> None:

@@ -16,7 +16,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from io import BufferedWriter, FileIO
+from io import FileIO
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from streamload.index.unfinished import locked_folder
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, padding
 from streamload.tar.table import ShardTable
 
-_BUFFER_BYTES = 1 << 16
+_BUFFER_BYTES = 1 << 20
+_BUFFER_PIECES = _MOST_PIECES = 1000  # the system takes 1,024
 _MAX_FIELDS = 1 << 16
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
@@ -44,7 +45,9 @@ class GrowingShard(ABC):
         """Start an empty shard in a file, which is closed with it."""
         self.name = name
         self.bytes = len(END_OF_ARCHIVE)
-        self._file: BufferedWriter | None = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
+        self._file: FileIO | None = FileIO(descriptor, "wb")
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self._keys: dict[str, None] = {}
         self._fields: dict[str, int] = {}
         self._offsets: list[int] = []
@@ -73,15 +76,16 @@ class GrowingShard(ABC):
             raise ValueError("the shard was published or discarded already")
         position = self.bytes - len(END_OF_ARCHIVE)
         for field, header, payload in members:
-            self._file.write(header)
-            self._file.write(payload)
-            self._file.write(padding(len(payload)))
+            self._pending += header, payload, padding(len(payload))
             self._offsets.append(position + len(header))
             self._sizes.append(len(payload))
             self._field_numbers.append(self._fields.setdefault(field, len(self._fields)))
             self._crc32.append(zlib.crc32(payload))
             position += member_bytes(header, len(payload))
+        self._pending_bytes += position + len(END_OF_ARCHIVE) - self.bytes
         self.bytes = position + len(END_OF_ARCHIVE)
+        if self._pending_bytes >= _BUFFER_BYTES or len(self._pending) >= _BUFFER_PIECES:
+            self._flush(self._file)
         self._keys[key] = None
         self._sample_start.append(len(self._offsets))
         self._labels.append(label)
@@ -94,12 +98,22 @@ class GrowingShard(ABC):
     def discard(self) -> None:
         """Remove what was written; nothing happens after `publish()` or another `discard()`."""
 
-    def _end(self) -> BufferedWriter:
+    def _flush(self, file: FileIO) -> None:
+        """Hand everything to the system, in one call and without a copy unless it takes only a part."""
+        pieces, self._pending, self._pending_bytes = self._pending, [], 0
+        for first in range(0, len(pieces), _MOST_PIECES):
+            some = pieces[first : first + _MOST_PIECES]
+            written = os.writev(file.fileno(), some)
+            while written < sum(map(len, some)):  # the disk is nearly full
+                some = [b"".join(some)[written:]]
+                written = os.writev(file.fileno(), some)
+
+    def _end(self) -> FileIO:
         """Write the end-of-archive marker and hand everything to the system."""
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
-        self._file.write(END_OF_ARCHIVE)
-        self._file.flush()
+        self._pending.append(END_OF_ARCHIVE)
+        self._flush(self._file)
         return self._file
 
     def _table(self) -> ShardTable:
@@ -175,7 +189,7 @@ class ShardFile(GrowingShard):
             return
         file, self._file = self._file, None
         try:
-            file.raw.close()  # past the buffer: flushing to a full disk would fail once more
+            file.close()
         finally:
             os.unlink(self._hidden)
 

@@ -47,7 +47,7 @@ for owner, names in ((os, ("replace", "unlink", "link")), (ObjectStorage, ("writ
     for name in names:
         kill_before(owner, name)
 """
-SHARDIFY = KILLED + "shardify.main()"
+SHARDIFY = KILLED + "shardify.app()"
 MAP = (
     KILLED
     + """

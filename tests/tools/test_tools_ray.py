@@ -257,9 +257,7 @@ def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster
     finally:
         os.close(folder)
     assert done.returncode == 1, done.stderr
-    assert "does not see the destination" in done.stderr
-    assert "a file system that all nodes have" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert "was finished, but is not here; give a bucket" in done.stderr
 
 
 @pytest.mark.exhaustive

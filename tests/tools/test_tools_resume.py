@@ -172,23 +172,3 @@ def test_a_shard_that_nobody_names_is_never_removed(tmp_path: Path, unfinished: 
     status, _, err = pack(source, dest, "--overwrite")
     assert (status, files_below(dest)) == (2, before)
     assert "holds 'shard-mine.tar', which no index and no run of packing names" in err
-
-
-@pytest.mark.parametrize("options", [[], ["--resize", 4]])
-def test_only_with_sync_is_the_disk_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[object]
-) -> None:
-    source, synced = images(tmp_path), []
-    real = os.fsync
-
-    def fsync(descriptor: int) -> None:
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    assert pack(source, tmp_path / "a", *options)[0] == 0
-    assert synced == []
-    assert pack(source, tmp_path / "b", "--sync", *options)[0] == 0
-    names = [".shard-000000.tar", ".classes.json", "b", ".tables-", ".index.json", ".streamload"]
-    assert all(any(found.startswith(name) for found in synced) for name in names)
-    assert files_below(tmp_path / "a") == files_below(tmp_path / "b")

@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
 WRITERS = ("index", "map", "shardify")
 STEPS = {"index": 2, "map": 13, "shardify": 13}
 """Requests from one obstacle to the next."""
-PROGRESS = re.compile(r"(reading|verifying|indexing|mapping|packing): ")
+PROGRESS = re.compile(r"(reading|verifying|indexing|mapping|packing|note): ")
 
 REQUESTS = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 """What Python's audit hooks call them."""
