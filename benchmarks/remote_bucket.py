@@ -14,8 +14,9 @@ import numpy as np
 
 from streamload import ShardWriter
 from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import write_index
+from streamload.index.index_writer import IndexFolder, update_with_tables
 from streamload.index.listing import IndexLookup
+from streamload.storage.local_files import LocalStorage
 
 sys.path.append(os.fspath(Path(__file__).resolve().parents[1] / "tests"))  # the same server that the tests use
 
@@ -82,7 +83,7 @@ def bucket_of(
     named = list(zip(names, originals, strict=True))
     with TemporaryDirectory(prefix="streamload-bench-") as written:
         entries = [(index.shard(original)._replace(name=name), tables[original]) for name, original in named]
-        write_index(written, entries)
+        update_with_tables(IndexFolder(LocalStorage(), written), entries)
         files |= {f"data/{INDEX_FOLDER}/{path.name}": path.read_bytes() for path in Path(written).iterdir()}
     names_of = {f"{folder}/{name}": f"real/{original}" for folder in ("data", "bare") for name, original in named}
     with FaultServer(files, aliases=names_of | dict(aliases or {})) as server:

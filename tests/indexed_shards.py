@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard
-from streamload.index.index_writer import write_index
+from streamload.index.index_writer import IndexFolder, update_with_tables
 from streamload.index.listing import IndexLookup
+from streamload.storage.local_files import LocalStorage
 from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 
@@ -21,6 +22,11 @@ def index_shards(paths: Sequence[str | os.PathLike[str]], folder: str | None = N
             table = scan_file(file.fileno(), status.st_size, str(path), crc32=True, labels=True)
         entries.append((IndexedShard.of(path.name, table, status.st_mtime_ns), table))
     return write_index(folder or str(Path(paths[0]).parent / INDEX_FOLDER), entries)
+
+
+def write_index(folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
+    """Add shards to the index in its own folder."""
+    return update_with_tables(IndexFolder(LocalStorage(), folder), entries)
 
 
 def read_index(folder: str | os.PathLike[str]) -> DatasetIndex:

@@ -60,8 +60,6 @@ CHANGES_MORE = {
 """Classes that do not keep this rule yet, and how many they have at most."""
 KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
-ASKS_LOCAL_YET = 4
-"""Places elsewhere that still ask."""
 SINGLE_PROTOCOLS_YET = 10
 """Protocols that a single class implements, until they are gone."""
 
@@ -310,15 +308,14 @@ def _is_self(node: ast.expr) -> bool:
 
 
 def asks_whether_local(tree: Tree) -> list[str]:
-    """Places outside storage and fetching that ask whether a shard is local, if they are more than before."""
-    found = [
+    """Places outside storage and fetching that ask whether a shard is local."""
+    return [
         module.at(node.lineno)
         for module in tree.values()
         if module.part not in KNOWS_LOCAL
         for node in _nodes(module.tree)
         if isinstance(node, ast.Attribute | ast.Name) and _last_name(node) == "is_local"
     ]
-    return found if len(found) > ASKS_LOCAL_YET else []
 
 
 def _last_name(node: ast.Attribute | ast.Name) -> str:

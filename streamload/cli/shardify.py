@@ -295,7 +295,7 @@ def _target(source: str, dest: str, storage_options: Sequence[Any] | None, **lim
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     given = dict(storage_options or ())
     storages = Storages(given)
-    if not _checked(storages.is_local, dest):
+    if _checked(storages.costs_requests, dest):
         if not dest.partition("://")[2].strip("/"):
             raise UsageError(f"DEST {dest!r} names no bucket or folder; give one, as in s3://bucket/train")
         if protocol_of(dest) in WEB:

@@ -25,7 +25,6 @@ from streamload.index.dataset_index import (
 )
 from streamload.index.table_file import index_error, pack_table
 from streamload.index.unfinished import locked_folder
-from streamload.storage.local_files import LocalStorage
 from streamload.storage.protocol import Storage
 from streamload.tar.table import ShardTable
 from streamload.text import counted
@@ -66,11 +65,6 @@ class IndexFolder:
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
         self._storage.delete(f"{self.folder}/{name}")
-
-
-def write_index(folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
-    """Add shards to the index in a local folder; `update_with_tables` says more."""
-    return update_with_tables(IndexFolder(LocalStorage(), folder), entries)
 
 
 def update_with_tables(place: IndexFolder, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:

@@ -277,6 +277,9 @@ class IndexLookup:
 
     For a shard in no index, one more request for its folder shows whether its writer has finished. Several threads
     may use it.
+
+    Attributes:
+        unreadable: why the index of a folder could not be read, if there is one at all.
     """
 
     def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
@@ -289,7 +292,7 @@ class IndexLookup:
         self._storages = Storages() if storages is None else storages
         self._by_folder: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
-        self._unreadable: dict[str, StreamloadError] = {}
+        self.unreadable: dict[str, StreamloadError] = {}
         self._files: dict[str, bytes] = {}
         self._lock = threading.RLock()
         self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
@@ -307,11 +310,10 @@ class IndexLookup:
         """
         if self._elsewhere is not None:
             return self._elsewhere
-        if folder not in self._by_folder:
-            with self._lock:
-                if folder not in self._by_folder:
-                    self._by_folder[folder] = self._beside(folder, named or folder)
-        return self._by_folder[folder]
+        with self._lock:
+            if folder not in self._by_folder:
+                self._by_folder[folder] = self._beside(folder, named or folder)
+            return self._by_folder[folder]
 
     def entry_of(self, folder: str, name: str) -> IndexedShard | None:
         """Return the index entry of one shard, or None. Raises what `of_folder` raises."""
@@ -365,13 +367,9 @@ class IndexLookup:
             if name is None or unfinished.shards.matches(name):
                 raise unfinished_error(unfinished, folder)
 
-    def why_unreadable(self, folder: str) -> StreamloadError | None:
-        """Return why the index of a folder could not be read, if there is one at all; None if it was read."""
-        return self._unreadable.get(folder)
-
     def warn_of_unreadable(self) -> None:
         """Warn of the indexes that could not be read, after the shards beside them have been found."""
-        unreadable, self._unreadable = self._unreadable, {}
+        unreadable, self.unreadable = self.unreadable, {}
         for exc in unreadable.values():
             _log.warning("going on without an index, since it cannot be read: %s", exc)
 
@@ -381,11 +379,11 @@ class IndexLookup:
         except (NoConnectionError, UntrustedServerError) as exc:
             raise type(exc)(exc.message, url=without_secrets(named)) from None
         except _NotAnIndexError as exc:
-            self._unreadable[folder] = exc
+            self.unreadable[folder] = exc
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            self._unreadable[folder] = exc  # users without the right to list are refused missing objects, too
+            self.unreadable[folder] = exc  # users without the right to list are refused missing objects, too
         return None
 
     def _find_elsewhere(self, index: str) -> DatasetIndex:
@@ -444,14 +442,15 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     storages = Storages() if storages is None else storages
     lookup = IndexLookup(None, storages)
     try:
-        urls = _Finder(storages, None).names(urls)
+        matches = _Finder(storages, None).matches(urls)
     except ShardNotFoundError as exc:
         if exc.url is not None:
             lookup.refuse_unfinished(exc.url)
         raise
-    for url in urls:
+    shards = [match if isinstance(match, str) else match.url for match in matches]
+    for url in shards:
         lookup.refuse_unfinished(*folder_and_name(url))
-    return urls
+    return shards
 
 
 class _Finder:
@@ -464,17 +463,15 @@ class _Finder:
 
     def find(self, urls: Urls) -> list[ShardInfo]:
         """Return the shards that `urls` names, in order; `list_shards` names the errors."""
-        matches = [match for url in expand_urls(urls) for match in self._resolve(url)]
-        refuse_repetitions([match if isinstance(match, str) else match.url for match in matches])
+        matches = self.matches(urls)
         named = self._look_up([match for match in matches if isinstance(match, str)])
         return [named[match] if isinstance(match, str) else match for match in matches]
 
-    def names(self, urls: Urls) -> list[str]:
-        """Return the urls of the shards alone; those named one by one are not looked up."""
+    def matches(self, urls: Urls) -> list[ShardInfo | str]:
+        """Return the shards without looking up those that are named one by one: these are urls."""
         matches = [match for url in expand_urls(urls) for match in self._resolve(url)]
-        names = [match if isinstance(match, str) else match.url for match in matches]
-        refuse_repetitions(names)
-        return names
+        refuse_repetitions([match if isinstance(match, str) else match.url for match in matches])
+        return matches
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
         """Return the shards that one expanded url stands for; those named one by one are looked up later, together."""
@@ -560,7 +557,7 @@ class _Finder:
 
     def _refuse_web_folder(self, folder: str) -> None:
         """Raise the error for a folder on a web server without a readable index."""
-        unreadable = None if self._lookup is None else self._lookup.why_unreadable(folder)
+        unreadable = None if self._lookup is None else self._lookup.unreadable.get(folder)
         if unreadable is None or isinstance(unreadable, _NotAnIndexError):
             why = f"this address holds no index, and a web server does not list its files; {_BRACES}"
             raise ShardNotFoundError(why, url=folder)

@@ -91,7 +91,7 @@ def samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterat
 
 @contextmanager
 def _opened(url: str, storages: Storages) -> Iterator[tuple[ShardTable, Read]]:
-    if not storages.is_local(url):
+    if storages.costs_requests(url):
         content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
     else:
         with open(storage_for(url).open(url), "rb") as file:

@@ -142,7 +142,8 @@ class ShardWriter:
                 f"sample {key!r} makes a shard of {sample_bytes + len(END_OF_ARCHIVE):,} bytes on its own, and "
                 f"max_bytes is {self._max_bytes:,}; raise max_bytes or make the sample smaller"
             )
-        full = self._shard is not None and self._is_full(self._shard, sample_bytes)
+        shard = self._shard
+        full = shard is not None and (shard.bytes + sample_bytes > self._max_bytes or len(shard) == self._max_count)
         if self._shard is not None and not full and key in self._shard:
             raise ValueError(f"key {key!r} stands in this shard already; keys must differ, for example by a number")
         try:
@@ -150,7 +151,7 @@ class ShardWriter:
             if self._shard is not None and full:
                 self._publish(self._shard)
             if self._shard is None:
-                self._shard = self._open()
+                self._shard = self._destination.create(self._names.name(len(self._published)))
             self._shard.append(key, members, label_of(members))
         except OSError as exc:
             self._abandon()
@@ -228,12 +229,6 @@ class ShardWriter:
                 "discarded and no index is written; use it in a with block",
                 stacklevel=2,
             )
-
-    def _is_full(self, shard: GrowingShard, next_bytes: int) -> bool:
-        return shard.bytes + next_bytes > self._max_bytes or len(shard) == self._max_count
-
-    def _open(self) -> GrowingShard:
-        return self._destination.create(self._names.name(len(self._published)))
 
     def _publish(self, shard: GrowingShard) -> None:
         if not self._published:

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 from crafted_tar import Archive, header
-from indexed_shards import index_shards, read_index, table_in
+from indexed_shards import index_shards, read_index, table_in, write_index
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.index_writer import write_index
 from streamload.index.listing import IndexLookup
 from streamload.index.table_file import pack_table, unpack_table
 from streamload.tar.scan import scan_shard

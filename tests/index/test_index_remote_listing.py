@@ -12,7 +12,7 @@ import obstore
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.registry import known_implementations
-from indexed_shards import index_shards, read_index, table_in
+from indexed_shards import index_shards, read_index, table_in, write_index
 from servers.faults import FaultServer, Script
 from servers.nginx import WebServer
 from servers.rclone import S3Server
@@ -21,7 +21,6 @@ from through_fsspec import through_fsspec
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.index_writer import write_index
 from streamload.index.listing import Listing, list_shards
 from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.storages import Storages

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from image_folders import files_below, images, pack, run
-from indexed_shards import read_index, table_in
+from indexed_shards import read_index, table_in, write_index
 
 from streamload.cli import main as streamload
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.index_writer import write_index
 from streamload.index.listing import list_shards
 
 
