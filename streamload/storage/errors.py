@@ -18,10 +18,9 @@ from streamload.errors import (
     TransientStorageError,
     without_secrets,
 )
-from streamload.storage.protocol import protocol_of
+from streamload.storage.protocol import WEB, protocol_of
 from streamload.text import counted
 
-WEB = ("http", "https")
 _FILESYSTEMS = ("ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
 
 

@@ -14,6 +14,8 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, NamedTuple, TypeVar
 
+import fsspec
+
 from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
 from streamload.storage import errors
 from streamload.storage.protocol import (
@@ -22,9 +24,11 @@ from streamload.storage.protocol import (
     RangeBody,
     ShardInfo,
     find_entries,
+    layers,
     one_piece,
     place_of,
     protocol_of,
+    protocols_of,
     quoted,
     same_etag,
     split_pattern,
@@ -64,19 +68,6 @@ def _nanoseconds(moment: object) -> int:
     if isinstance(moment, datetime):
         moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     return round(moment * 1_000_000) * 1000 if isinstance(moment, int | float) else 0
-
-
-def layers(filesystem: Any) -> Iterator[Any]:
-    """Yield a filesystem, if there is one, and those of fsspec that it wraps."""
-    while hasattr(filesystem, "protocol"):
-        yield filesystem
-        filesystem = getattr(filesystem, "fs", None)
-
-
-def protocols_of(filesystem: Any) -> frozenset[str]:
-    """Return the protocols that a filesystem calls its own, in lower case."""
-    protocol = filesystem.protocol
-    return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
 
 
 class _Opened(NamedTuple):
@@ -304,8 +295,6 @@ class FilesystemStorage:
                 filesystems connect when they are made.
             ValueError: the filesystem does not take these options.
         """
-        import fsspec
-
         fs = self._filesystem
         try:
             with errors.fsspec_errors(url, ImportError, ValueError):

@@ -239,30 +239,26 @@ class LocalStorage:
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """Open a range of a file; see `Storage.open_range`."""
         del etag  # local files have none
-        path = local_path(url)
-        file = open(self.open(path), "rb", buffering=0)  # noqa: SIM115  the body closes it
-        total_bytes = os.fstat(file.fileno()).st_size
+        path, total_bytes = local_path(url), self.info(url).bytes
         if start >= max(1, total_bytes):
-            file.close()
             raise ShardChangedError(f"the file ends at {total_bytes} bytes, before the requested {start}", url=path)
         stop = total_bytes if end is None else min(end, total_bytes)
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             position = start
             try:
-                while position < stop:
-                    most_bytes = min(_CHUNK_BYTES, stop - position)
-                    piece = await asyncio.to_thread(os.pread, file.fileno(), most_bytes, position)
-                    if not piece:
-                        raise TransientStorageError(f"the file ends at {position} instead of {stop}", url=path)
-                    position += len(piece)
-                    yield piece
+                with open(self.open(path), "rb", buffering=0) as file:
+                    while position < stop:
+                        most_bytes = min(_CHUNK_BYTES, stop - position)
+                        piece = await asyncio.to_thread(os.pread, file.fileno(), most_bytes, position)
+                        if not piece:
+                            raise TransientStorageError(f"the file ends at {position} instead of {stop}", url=path)
+                        position += len(piece)
+                        yield piece
             except OSError as exc:
                 raise _storage_error(path, exc) from None
-            finally:
-                file.close()
 
-        return RangeBody(total_bytes, None, pieces(), file.close)
+        return RangeBody(total_bytes, None, pieces())
 
     def write(self, url: str, source: bytes | str) -> None:
         """Write a file and the folders that it needs; see `Storage.write`."""

@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+import obstore
+from obstore import store
+from obstore.exceptions import BaseError, UnknownConfigurationKeyError
+
 from streamload.errors import (
     ShardChangedError,
     ShardNotFoundError,
@@ -32,7 +36,9 @@ from streamload.errors import (
 from streamload.storage import errors
 from streamload.storage.protocol import (
     ANY_FOLDERS,
+    FAMILY,
     UNKNOWN_BYTES,
+    WEB,
     Entry,
     RangeBody,
     ShardInfo,
@@ -49,9 +55,6 @@ from streamload.storage.retry_policy import Retries
 from streamload.text import counted
 
 _Result = TypeVar("_Result")
-
-FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az", "adl": "az"}
-FAMILY |= dict.fromkeys(errors.WEB, "http")
 
 # How obstore repeats a write, of a large object only the part; to our own policy all of that is one try.
 RETRY: dict[str, Any] = {
@@ -155,13 +158,11 @@ def _own_name(protocol: str, family: str, name: str) -> str:
 
 
 def _is_of_obstore(family: str, name: str) -> bool:
-    import obstore
-
     try:
-        return family in _STORES and bool(getattr(obstore.store, _STORES[family])("bucket", config={name: ""}))
-    except obstore.exceptions.UnknownConfigurationKeyError:
+        return family in _STORES and bool(getattr(store, _STORES[family])("bucket", config={name: ""}))
+    except UnknownConfigurationKeyError:
         return False
-    except obstore.exceptions.BaseError:  # more settings would be needed
+    except BaseError:  # more settings would be needed
         return True
 
 
@@ -190,7 +191,7 @@ def locate(url: str) -> tuple[str, str]:
     if not bucket:
         raise StorageError("the url names no bucket or host", url=url)
     root = f"{protocol}://{bucket}/"
-    if protocol in errors.WEB:
+    if protocol in WEB:
         path, mark, query = key.partition("?")
         return f"{root}{mark}{query}", unquote(path)
     if key.startswith("/"):  # obstore would leave out the slash, and read what may be another object
@@ -209,9 +210,6 @@ def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
     Raises:
         StorageError: a setting is wrong or missing: an account's name, a profile, or boto3 for the profile.
     """
-    from obstore import store
-    from obstore.exceptions import BaseError
-
     retry = RETRY if retries else RETRY | {"max_retries": 0}
     client, config = _CLIENT | options.client, options.config
     settings: dict[str, Any] = {"client_options": client, "retry_config": retry}
@@ -304,11 +302,9 @@ class InFlight:
 
         It polls, mostly twice: obstore frees what its threads have released at the next call.
         """
-        from obstore.store import MemoryStore
-
         wait_s = 0.001
         while self._answers and wait_s < 1.0:
-            MemoryStore()
+            store.MemoryStore()
             if self._answers:
                 await asyncio.sleep(wait_s)
                 wait_s *= 2
@@ -350,6 +346,7 @@ class ObjectStorage:
         self._options = options
         self._retries = retries or Retries()
         self._web = options.family == "http"
+        self._signs = options.family == "s3" and "skip_signature" not in options.config
         self._stores: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
         self._in_flight = InFlight()
@@ -403,7 +400,6 @@ class ObjectStorage:
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """Read a small file by one GET; see `Storage.read_bytes`."""
-        import obstore
 
         def whole(store: Any, key: str) -> bytes:
             answer = obstore.get(store, key)
@@ -416,8 +412,6 @@ class ObjectStorage:
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """Request a range by one GET; see `Storage.open_range`."""
-        import obstore
-
         root, key = locate(url)
         if root in self._answers_200:
             return await self._open_signed(url, start, end, etag)
@@ -427,9 +421,9 @@ class ObjectStorage:
         try:
             # No local name for the store: an error that is kept would keep it, and its connections.
             result = await self._in_flight.add(obstore.get_async(self._store(root), key, options=options))
-        except (obstore.exceptions.BaseError, OSError, ValueError) as exc:
+        except (BaseError, OSError, ValueError) as exc:
             error = errors.obstore_error(url, exc)
-            if isinstance(error, errors.WholeAnswerError) and self._options.family == "s3":
+            if isinstance(error, errors.WholeAnswerError) and self._signs:
                 self._answers_200.add(root)
                 return await self._open_signed(url, start, end, etag)
             if type(error) is ShardChangedError or (isinstance(error, errors.WholeAnswerError) and start == 0):
@@ -446,8 +440,6 @@ class ObjectStorage:
 
     async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
         """Yield the body of an answer; after one that broke off, in pieces as they arrive, so that they count."""
-        import obstore
-
         left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
         del result
         try:
@@ -460,7 +452,7 @@ class ObjectStorage:
         except StopAsyncIteration:
             if left:
                 raise TransientStorageError(f"the answer ended {counted(left, 'byte')} early", url=url) from None
-        except (obstore.exceptions.BaseError, OSError) as exc:
+        except (BaseError, OSError) as exc:
             # Transient, whatever it was: if the cause is permanent, the next request fails with it.
             error = errors.obstore_error(url, exc)
             raise (error if isinstance(error, TransientStorageError) else errors.answer_error(url, "broken")) from None
@@ -473,12 +465,10 @@ class ObjectStorage:
 
     async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
         """Look at an object after a range of it was refused: an empty one has no range, another version is named."""
-        import obstore
-
         root, key = locate(url)
         size_bytes, now = None, None
         for _ in range(3):  # a server may close its connection with a refusal, which the next request meets
-            with suppress(obstore.exceptions.BaseError, OSError):
+            with suppress(BaseError, OSError):
                 meta = await self._in_flight.add(obstore.head_async(self._store(root), key))
                 size_bytes, now = meta["size"], _version(meta)
                 break
@@ -492,16 +482,15 @@ class ObjectStorage:
     async def _open_signed(self, url: str, start: int, end: int | None, etag: str | None) -> RangeBody:
         """Read a range whole from `rclone serve s3`, which sends parts with status 200; obstore takes only 206."""
         import aiohttp
-        import obstore
 
         root, key = locate(url)
         client, trust = self._options.client, ssl.create_default_context()
         if "root_certificate" in client:
             trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii"))
         verifies = not client.get("allow_invalid_certificates")
-        address = await self._in_flight.add(obstore.sign_async(self._store(root), "GET", key, timedelta(hours=1)))
         headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
         with errors.fsspec_errors(url):
+            address = await self._in_flight.add(obstore.sign_async(self._store(root), "GET", key, timedelta(hours=1)))
             async with (
                 aiohttp.ClientSession(raise_for_status=True) as session,
                 session.get(address, headers=headers, ssl=trust if verifies else False) as response,
@@ -520,8 +509,6 @@ class ObjectStorage:
 
     def write(self, url: str, source: bytes | str) -> None:
         """Write by one PUT, or in parts if it is large; either way whole or not at all."""
-        import obstore
-
         if self._web:
             raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
         content = source if isinstance(source, bytes) else Path(source)
@@ -529,8 +516,6 @@ class ObjectStorage:
 
     def delete(self, url: str) -> None:
         """Delete an object; see `Storage.delete`."""
-        import obstore
-
         with suppress(ShardNotFoundError):
             self._retried(url, obstore.delete)
 
@@ -559,26 +544,21 @@ class ObjectStorage:
         return ShardNotFoundError(f"no such shard: {errors.close_matches(name, names, root + folder)}", url=url)
 
     def _head(self, store: Any, key: str) -> Any:
-        import obstore
-
         try:
             return obstore.head(store, key)
-        except obstore.exceptions.BaseError:
+        except BaseError:
             if "?" not in str(getattr(store, "url", "")):
                 raise
             return obstore.get(store, key, options={"range": (0, 1)}).meta  # signed for GET, as most signed urls are
 
     def _level(self, root: str, folder: str) -> Sequence[Entry]:
         """List what lies directly in a folder."""
-        import obstore
-
         listed: Any = self._retried(root + folder, lambda store, _: obstore.list_with_delimiter(store, folder or None))
         folders = [Entry(str(path), is_folder=True) for path in listed["common_prefixes"]]
         return [*folders, *(Entry(meta["path"], is_folder=False, known=meta) for meta in listed["objects"])]
 
     def _tree(self, root: str, folder: str, component: str) -> dict[str, dict[str, Entry]]:
         """List everything below a folder: each folder's entries by path, of its files the matches of a component."""
-        import obstore
 
         def whole(store: Any, _: str) -> dict[str, dict[str, Entry]]:
             tree: dict[str, dict[str, Entry]] = {}
@@ -604,8 +584,6 @@ class ObjectStorage:
 
     def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
         """Call `act` with a url's store and key, and retry it as the policy says."""
-        import obstore
-
         (root, key), attempts = locate(url), self._retries.begin(url)
         while True:
             store = self._store(root, writes=writes)
@@ -613,7 +591,7 @@ class ObjectStorage:
                 answer = act(store, key)
                 attempts.progressed()
                 return answer
-            except (obstore.exceptions.BaseError, OSError, ValueError, TransientStorageError) as exc:
+            except (BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = self._noted(url, exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc))
                 wait_s = attempts.wait_s(error)
                 if wait_s is None:
@@ -645,7 +623,7 @@ class ObjectStorage:
                 asked_s, pause_s = time.monotonic(), 0.0
                 try:
                     request = urllib.request.Request(address, headers=dict(headers), method="HEAD")  # noqa: S310
-                    urllib.request.urlopen(request, timeout=5.0).close()  # noqa: S310
+                    urllib.request.urlopen(request, timeout=5.0).close()  # noqa: S310  it is a web address
                 except urllib.error.HTTPError as exc:
                     pause_s = errors.parse_retry_after(exc.headers.get("Retry-After")) or 0.0
                     exc.close()

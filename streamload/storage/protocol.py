@@ -56,13 +56,11 @@ class RangeBody:
         total_bytes: the size of the whole object.
         etag: the version of the object that answers, if the storage has one.
         pieces: see `chunks`.
-        release: frees what `pieces` needs; `aclose` may call it several times.
     """
 
     total_bytes: int
     etag: str | None
     pieces: AsyncGenerator[bytes, None]
-    release: Callable[[], object] | None = None
 
     def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the range in order, in pieces of any size, as they arrive; may be called once.
@@ -77,8 +75,6 @@ class RangeBody:
     async def aclose(self) -> None:
         """Abandon the rest and drop the connection. Idempotent."""
         await self.pieces.aclose()
-        if self.release is not None:
-            self.release()
 
 
 class Storage(Protocol):
@@ -148,6 +144,12 @@ class Storage(Protocol):
 
 # -- urls ----------------------------------------------------------------------------------------------------------
 
+WEB = ("http", "https")
+FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az", "adl": "az"}
+"""The kind of object store by the protocol; others are fsspec's."""
+
+FAMILY |= dict.fromkeys(WEB, "http")
+
 
 def protocol_of(url: str) -> str:
     """Return the lower-cased protocol before `://`, or `file` for a path."""
@@ -158,6 +160,22 @@ def protocol_of(url: str) -> str:
 def place_of(url: str) -> str:
     """Return the common part of urls of one filesystem: protocol and host; for chained urls the whole folder."""
     return url.rpartition("/")[0] if len(chain_links(url)) > 1 else "/".join(url.split("/", 3)[:3])
+
+
+# -- filesystems of fsspec --------------------------------------------------------------------------------------------
+
+
+def layers(filesystem: Any) -> Iterator[Any]:
+    """Yield a filesystem, if there is one, and those of fsspec that it wraps."""
+    while hasattr(filesystem, "protocol"):
+        yield filesystem
+        filesystem = getattr(filesystem, "fs", None)
+
+
+def protocols_of(filesystem: Any) -> frozenset[str]:
+    """Return the protocols that a filesystem calls its own, in lower case."""
+    protocol = filesystem.protocol
+    return frozenset(name.lower() for name in ([protocol] if isinstance(protocol, str) else protocol))
 
 
 # -- versions ------------------------------------------------------------------------------------------------------

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamload.errors import without_secrets
-from streamload.storage.filesystem_storage import FilesystemStorage, layers, protocols_of
 from streamload.storage.local_files import LocalStorage, local_path
-from streamload.storage.object_storage import FAMILY, ObjectStorage, object_options
-from streamload.storage.protocol import Storage, protocol_of
+from streamload.storage.protocol import FAMILY, Storage, layers, protocol_of, protocols_of
 from streamload.storage.retry_policy import Retries
 from streamload.storage.urls import CACHING, chain_links
 
@@ -94,6 +92,8 @@ class Storages:
                 protocols[protocol_of(url)] = None
         for protocol in protocols:
             if protocol in FAMILY:
+                from streamload.storage.object_storage import object_options
+
                 object_options(protocol, self._options_of(protocol))
 
     def is_local(self, url: str) -> bool:
@@ -138,7 +138,11 @@ class Storages:
 
     def _make(self, protocol: str, url: str) -> Storage:
         if protocol in FAMILY:
+            from streamload.storage.object_storage import ObjectStorage, object_options
+
             return ObjectStorage(object_options(protocol, self._options_of(protocol)), self.retries)
+        from streamload.storage.filesystem_storage import FilesystemStorage
+
         if protocol == "fsspec":
             return FilesystemStorage(self._options, self._filesystem, self.retries)
         if protocol not in _protocols_of_fsspec():

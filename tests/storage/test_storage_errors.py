@@ -161,12 +161,6 @@ async def test_expired_credentials_are_read_again(monkeypatch: pytest.MonkeyPatc
     assert "the credentials have expired (400 ExpiredToken)" in messages[0]
 
 
-@pytest.mark.parametrize("protocol", ["s3", "gs", "az"])
-def test_an_endpoint_without_a_scheme_is_refused(protocol: str) -> None:
-    with pytest.raises(ValueError, match=r"endpoint_url='127.0.0.1:9000' must begin with https:// or http://"):
-        Storages({"endpoint_url": "127.0.0.1:9000"}).for_url(f"{protocol}://b/a.tar")
-
-
 async def versions(kind: str, *changed: str) -> list[str | None]:
     """The versions that a server without ETags gives at these times of change; all are held to the first."""
     found: list[str | None] = []

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 from fsspec.asyn import AsyncFileSystem
-from servers.faults import FaultServer, Script
+from servers.faults import FaultServer
 from servers.rclone import free_port
 from servers.threaded_server import Answer, ThreadedServer
 from through_fsspec import through_fsspec as filesystem
@@ -167,19 +167,6 @@ def test_a_server_that_has_answered_once_is_waited_for(monkeypatch: pytest.Monke
     with pytest.raises(NoConnectionError):
         storages.for_url(elsewhere).read_bytes(elsewhere, most_bytes=10)
     assert tries.failures == [NoConnectionError] * 3
-
-
-@pytest.mark.parametrize("through_fsspec", [False, True])
-def test_a_server_that_has_refused_once_is_there(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
-    storages = Storages(filesystem=filesystem("http") if through_fsspec else None, retries=SOON)
-    with FaultServer({}, Script()) as server:
-        url = f"{server.url}/index.json"
-        with pytest.raises(StorageError, match="no such shard"):
-            storages.for_url(url).read_bytes(url, most_bytes=10)
-    tries = Tries(monkeypatch)
-    with pytest.raises(NoConnectionError):
-        storages.for_url(url).read_bytes(url, most_bytes=10)
-    assert len(tries.failures) == 10
 
 
 class SilentFilesystem(AsyncFileSystem):

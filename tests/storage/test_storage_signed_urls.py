@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from make_shards import write_numbers
 from servers.faults import FaultServer, Script
+from servers.small_web_server import SmallWebServer
+from servers.threaded_server import Answer
 
 from streamload import StreamLoader
-from streamload.errors import without_secrets
+from streamload.errors import StorageError, without_secrets
 from streamload.fetch.cache.shard_identity import ShardIdentity, url_key
+from streamload.storage.storages import Storages
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -83,3 +86,25 @@ def test_the_disk_cache_is_hit_however_a_url_is_signed(server: FaultServer, tmp_
     assert read(server, SIGNATURES[1], tmp_path)[0] == labels
     assert read(server, SIGNATURES[0].replace("Date=2", "Date=3"), tmp_path)[1] < 1000, "all but looking at it"
     assert sorted(name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".tar")) == kept
+
+
+class SignedForGet(SmallWebServer):
+    """Refuses every request without the signature, and a HEAD too, as S3 does for urls that are signed for GET."""
+
+    def answer(self, method: str, address: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if method != "GET" or not address.endswith("?X-Amz-Signature=a%2Fb&versionId=3"):
+            return 403, {}, b""
+        return super().answer(method, address, headers, body)
+
+
+def test_a_url_that_is_signed_for_get_alone_is_read(tmp_path: Path) -> None:
+    folder = Path(write_numbers(tmp_path / "set", [30, 20], index=False))
+    with SignedForGet({f"/a b/{path.name}": path.read_bytes() for path in folder.glob("*.tar")}) as server:
+        root, query = f"http://{server.address}/a%20b", "X-Amz-Signature=a%2Fb&versionId=3"
+        urls = [f"{root}/part00{number}-000000.tar?{query}" for number in range(2)]
+        with StreamLoader(urls, 7, fields=("cls",), num_workers=0) as loader:
+            assert [label for (labels,) in loader for label in labels.tolist()] == list(range(50))
+        assert Storages().for_url(root).info(urls[0]).bytes == (folder / "part000-000000.tar").stat().st_size
+        with pytest.raises(StorageError, match="access is denied") as caught:
+            Storages().for_url(root).info(f"{root}/part000-000000.tar?X-Amz-Signature=told")
+        assert "told" not in str(caught.value)
