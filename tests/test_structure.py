@@ -82,9 +82,11 @@ IMPORTS_LATE = {
     "streamload.workers.worker_start",
     "streamload.images.floats",
     "streamload.pack.ray_pool",
+    "streamload.storage.storages",
 }
 """The first lines of our processes, where what cannot wait comes before the rest of streamload; what every worker
-imports, which would take storages in for a function that none calls; and the function that travels to nodes by its
+imports, which would take storages in for a function that none calls; the storages that bring libraries with them,
+which runs over local files never need; and the function that travels to nodes by its
 code, which imports streamload there."""
 
 REACH_PRIVATE_NAMES = {"fetch", "test_structure.py"}
