@@ -124,7 +124,8 @@ def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)
-    ((_, table),) = tables(first, index, storages)
+    with tables(first, index, storages) as shards:
+        _, table = next(shards)
     groups = [image_fields(table.fields), *([name] for name in table.fields if not is_image(name))]
     common = tuple(";".join(group) for group in groups if group and (table.column(group) != MISSING).all())
     if not common:

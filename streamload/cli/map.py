@@ -12,7 +12,7 @@ import typer
 
 from streamload.cli.arguments import Json, Ray, StorageOption, Where, Workers
 from streamload.cli.command import print_document, print_line, reported_errors
-from streamload.errors import without_secrets
+from streamload.errors import StorageError, without_secrets
 from streamload.index.listing import IndexLookup
 from streamload.pack.failures import UsageError
 from streamload.pack.mapping import map_shards
@@ -22,32 +22,15 @@ from streamload.text import counted
 
 
 def map_command(
-    function: Annotated[
-        str,
-        typer.Argument(
-            metavar="FUNCTION", help="MODULE:FUNCTION; the module lies here or is installed.", show_default=False
-        ),
-    ],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Shards, a pattern or a folder.", show_default=False)],
-    dest: Annotated[
-        str, typer.Argument(metavar="DEST", help="A folder or a url for the new shards.", show_default=False)
-    ],
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="MODULE:FUNCTION, here or installed.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Shards, a pattern or a folder.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder or a url for the new shards.")],
     *,
-    sidecar: Annotated[
-        bool, typer.Option("--sidecar", help="Write the new fields alone, for join= of a loader.")
-    ] = False,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Call the function with lists of up to so many samples.", min=1)
-    ] = None,
-    max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Cut shards anew, none larger than this.", show_default=False)
-    ] = None,
-    max_count: Annotated[
-        int | None, typer.Option(metavar="N", help="Cut shards anew, none with more samples.", min=1)
-    ] = None,
-    decode: Annotated[
-        bool, typer.Option("--decode", help="The function gets decoded fields instead of bytes.")
-    ] = False,
+    sidecar: Annotated[bool, typer.Option("--sidecar", help="Write only new fields, for join= of a loader.")] = False,
+    batch_size: Annotated[int | None, typer.Option(help="Pass lists of at most this many samples.", min=1)] = None,
+    max_bytes: Annotated[str | None, typer.Option(help="Cut shards anew, none larger than this.")] = None,
+    max_count: Annotated[int | None, typer.Option(help="Cut shards anew, none with more samples.", min=1)] = None,
+    decode: Annotated[bool, typer.Option("--decode", help="Pass decoded fields instead of bytes.")] = False,
     where: Where = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the shards in DEST.")] = False,
@@ -67,8 +50,8 @@ def map_command(
       streamload map filters:large_enough shards/train shards/large --resume
       streamload map filters:large_enough s3://bucket/train s3://bucket/large --ray auto
     """
+    options = dict(storage_option or ())
     with reported_errors("run the same command with --resume to go on"):
-        options = dict(storage_option or ())
         map_shards(
             _loaded(function),
             source,
@@ -85,21 +68,15 @@ def map_command(
             storage_options=options,
             ray=ray,
         )
-    with reported_errors("everything is published"):
-        _report(dest, Storages(options), as_document=as_document)
-
-
-def _report(dest: str, storages: Storages, *, as_document: bool) -> None:
-    """Print what the index of the new shards says."""
-    index = IndexLookup(None, storages).of_folder(dest.rstrip("/"))
-    assert index is not None
-    shards, samples = len(index.shards), sum(shard.samples for shard in index.shards)
-    size_bytes = sum(shard.bytes for shard in index.shards)
+    index = IndexLookup(None, Storages(options)).of_folder(dest.rstrip("/"))
+    if index is None:
+        raise StorageError("the shards are complete, but their index cannot be read; check permissions", url=dest)
+    samples, size = sum(shard.samples for shard in index.shards), sum(shard.bytes for shard in index.shards)
     if as_document:
-        print_document({"shards": shards, "samples": samples, "bytes": size_bytes})
+        print_document({"shards": len(index.shards), "samples": samples, "bytes": size})
     else:
-        size = shown_bytes(size_bytes)
-        print_line(f"{without_secrets(dest)}: {counted(shards, 'shard')}, {counted(samples, 'sample')}, {size}")
+        counts = f"{counted(len(index.shards), 'shard')}, {counted(samples, 'sample')}, {shown_bytes(size)}"
+        print_line(f"{without_secrets(dest)}: {counts}")
 
 
 def _loaded(named: str) -> Callable[[Any], Any]:

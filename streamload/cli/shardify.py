@@ -36,106 +36,44 @@ Source = Annotated[
         "or .parquet with a sample in each row; a .npz, .npy or .pt, by rows; or, with --labels, files named by ID.",
     ),
 ]
-Dest = Annotated[
-    str,
-    typer.Argument(
-        metavar="DEST", help="The folder for the shards, created if needed; or a bucket: s3://, gs://, az://, ..."
-    ),
-]
-MaxBytes = Annotated[
-    str,
-    typer.Option(
-        metavar="SIZE", help="Maximum size of a shard, such as 256MB, 1GB or 100MiB; 1 MB is 1,000,000 bytes."
-    ),
-]
-MaxCount = Annotated[int | None, typer.Option(metavar="N", help="Maximum number of samples in a shard.", min=1)]
-Shuffle = Annotated[
-    bool, typer.Option(help="Shuffle the samples, or keep the order of classes and paths, or of the table.")
-]
-Seed = Annotated[
-    int,
-    typer.Option(
-        metavar="N", help="Seed of the shuffle and of --split; equal seeds give equal shards.", min=0, max=2**64 - 1
-    ),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME=FRACTION,...",
-        help="Split each class at random into folders of DEST, as in train=0.9,val=0.1.",
-    ),
-]
+Dest = Annotated[str, typer.Argument(metavar="DEST", help="The folder for the shards, or a bucket: s3://, ...")]
+MaxBytes = Annotated[str, typer.Option(help="Maximum size of a shard, as 1GB or 100MiB; 1 MB is 1,000,000 bytes.")]
+MaxCount = Annotated[int | None, typer.Option(help="Maximum number of samples in a shard.", min=1)]
+Shuffle = Annotated[bool, typer.Option(help="Shuffle the samples, or keep the order of classes and paths or rows.")]
+Seed = Annotated[int, typer.Option(help="Seed of the shuffle and of --split.", min=0, max=2**64 - 1)]
+Split = Annotated[str | None, typer.Option(help="Split each class at random into folders, as train=0.9,val=0.1.")]
 Resize = Annotated[
     int | None,
     typer.Option(
-        metavar="PIXELS",
         help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
         "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
         "and other metadata are dropped. Images that are small enough are stored unchanged.",
         min=1,
     ),
 ]
-Quality = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help=f"Quality of the JPEG files of --resize. Default: {DEFAULT_QUALITY}.", min=1, max=100
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Number of processes; the shards do not depend on it. Default: one per core.", min=1
-    ),
-]
+Quality = Annotated[int | None, typer.Option(help="Quality of the JPEG files of --resize; else 90.", min=1, max=100)]
+Workers = Annotated[int | None, typer.Option(help="Processes; shards do not depend on it. Default: one a core.", min=1)]
 Labels = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE",
         help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
-        "label. Default: labels.json (or a table of that name) in SOURCE.",
+        "label. Default: labels.json (or a table of that name) in SOURCE."
     ),
 ]
 Classes = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE",
         help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
-        "classes, and one that it does not contain is an error.",
+        "classes, and one that it does not contain is an error."
     ),
 ]
-Partition = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help='With --labels: the splits, as JSON: {"train": ["ID", ...], ...}.'),
-]
-PathColumn = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="The table's column of files or IDs; several times for several files in a sample. Default: found by its "
-        "name.",
-    ),
-]
-LabelColumn = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="The column of labels in a table, or array of a .npz. Default: found by its name."
-    ),
-]
-TextColumn = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="A column of the table to store as txt, such as captions; may be repeated."),
-]
-LabelsAsNames = Annotated[
-    bool,
-    typer.Option(
-        "--labels-as-names", help="Treat labels as names of classes even if they are numbers; sort and number them."
-    ),
-]
+Partition = Annotated[str | None, typer.Option(help='With --labels: splits as JSON, {"train": ["ID", ...], ...}.')]
+PathColumn = Annotated[list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: by name.")]
+LabelColumn = Annotated[str | None, typer.Option(help="The column of labels, or array of a .npz. Default: by name.")]
+TextColumn = Annotated[list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")]
+LabelsAsNames = Annotated[bool, typer.Option("--labels-as-names", help="Sort and number labels that are numbers, too.")]
 KeepColumns = Annotated[bool, typer.Option("--keep-columns", help="Store the table's other columns as the field json.")]
-SplitColumn = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="The table's column of splits; each is packed into DEST/SPLIT."),
-]
+SplitColumn = Annotated[str | None, typer.Option(help="The column of splits; each is packed into DEST/SPLIT.")]
 Stems = Annotated[
     bool | None,
     typer.Option(
@@ -144,22 +82,13 @@ Stems = Annotated[
         "with its label. Default: if the folder holds no folders, or most images have other files of their name.",
     ),
 ]
-FollowSymlinks = Annotated[
-    bool, typer.Option("--follow-symlinks", help="Follow links to folders. Links to files are always followed.")
-]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Skip files that are damaged or of another kind, instead of failing.")
-]
-Resume = Annotated[
-    bool,
-    typer.Option("--resume", help="Continue an interrupted run; shards whose files are unchanged stay."),
-]
+FollowSymlinks = Annotated[bool, typer.Option("--follow-symlinks", help="Follow links to folders, not only to files.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip files that are damaged or of another kind.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run; unchanged shards stay.")]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove the shards in DEST, or an interrupted run, first.")
 ]
-Version = Annotated[
-    bool, typer.Option("--version", help="Show the version.", callback=show_version("shardify"), is_eager=True)
-]
+Version = Annotated[bool, typer.Option("--version", callback=show_version("shardify"), is_eager=True)]
 
 
 _Value = TypeVar("_Value")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from glob import escape
 from itertools import chain
@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 import streamload
 from streamload.cli.arguments import Index, Json, Ray, RecordSize, StorageOption, Urls, Where, Workers
@@ -62,14 +63,15 @@ class _StoppedError(Exception):
     """Another shard failed, or the user interrupted."""
 
 
+@contextmanager
 def each(
     function: Callable[[_Item, Report], _Result],
     items: Sequence[_Item],
     workers: int | None = None,
     pool: RayPool | None = None,
     label: str = "",
-) -> Iterator[_Result]:
-    """Call a function for each shard, several at once, and yield the results in order; an error stops all calls.
+) -> Iterator[Iterator[_Result]]:
+    """Call a function for each shard, several at once; results come in order. The end of the context stops all calls.
 
     Args:
         function: called with an item and a `Report`; picklable if there is a pool.
@@ -81,7 +83,7 @@ def each(
     with open_progress(label, len(items), "shards") if label else nullcontext() as progress:
         advance: Report = (lambda *_: None) if progress is None else progress.advance
         if pool is not None:
-            yield from pool.results((partial(function, item) for item in items), advance)
+            yield pool.results((partial(function, item) for item in items), advance)
             return
         stopped, counting = Event(), Lock()
 
@@ -93,9 +95,10 @@ def each(
 
         with ThreadPoolExecutor(workers or available_processors(), "streamload-reading") as threads:
             try:
-                yield from threads.map(function, items, [report] * len(items))
+                yield threads.map(function, items, [report] * len(items))
             finally:
                 stopped.set()
+                threads.shutdown(cancel_futures=True)
 
 
 def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) -> ReadShard:
@@ -121,6 +124,7 @@ def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) 
     return result
 
 
+@contextmanager
 def tables(
     listing: Listing,
     index: str | None,
@@ -130,8 +134,8 @@ def tables(
     labels: bool = False,
     where: str | None = None,
     label: str = "",
-) -> Iterator[tuple[int, ShardTable]]:
-    """Yield the size in bytes and the table of each shard of a listing, from its index or by reading the shard.
+) -> Iterator[Iterator[tuple[int, ShardTable]]]:
+    """Give the size in bytes and the table of each shard of a listing, from its index or by reading the shard.
 
     Args:
         listing: the shards.
@@ -163,13 +167,15 @@ def tables(
         report(1, 0)
         return shard.bytes, table
 
-    start = 0
-    for shard_bytes, table in each(read, range(len(listing.shards)), workers, label=label):
-        if selected is None:
-            yield shard_bytes, table
-            continue
-        start, end = start + len(table), start
-        chosen = table.only(np.flatnonzero(selected[end:start]))
+    with each(read, range(len(listing.shards)), workers, label=label) as results:
+        yield results if selected is None else _only(selected, results)
+
+
+def _only(selected: NDArray[np.bool_], results: Iterator[tuple[int, ShardTable]]) -> Iterator[tuple[int, ShardTable]]:
+    end = 0
+    for _, table in results:
+        start, end = end, end + len(table)
+        chosen = table.only(np.flatnonzero(selected[start:end]))
         yield int(chosen.member_size.sum()), chosen
 
 
@@ -198,28 +204,30 @@ def ls_command(
     names = [shard.name for shard in listing.shards]
     if as_document or len(set(names)) < len(names):
         names = [without_secrets(shard.url) for shard in listing.shards]
-    shards = zip(names, tables(listing, index, storages, workers, where=where), strict=True)
-    if samples:
+    total_bytes = total_samples = 0
+    with tables(listing, index, storages, workers, where=where) as results:
+        shards = zip(names, results, strict=True)
         rows = ((url, key, fields) for url, (_, table) in shards for key, fields in _samples(table))
-        if as_document:
+        if samples and as_document:
             print_array({"url": url, "key": key, "fields": fields} for url, key, fields in rows)
-            return
-        for url, key, fields in rows:
-            sizes = (f"{name} {size:,}" for name, size in fields.items())
-            print_line("  ".join((url, key, *sizes)).replace("\n", "\\n"))
-    elif as_document:
-        print_array(
-            {"url": url, "bytes": size, "samples": len(table), "fields": table.fields} for url, (size, table) in shards
-        )
-    else:
-        lines = [("SHARD", "BYTES", "SAMPLES", "FIELDS")]
-        total_bytes = total_samples = 0
-        for url, (size, table) in shards:
-            lines.append((url, f"{size:,}", f"{len(table):,}", " ".join(table.fields)))
-            total_bytes += size
-            total_samples += len(table)
-        print_table(lines, numbers=2)
-        print_line(f"{counted(len(names), 'shard')}, {counted(total_samples, 'sample')}, {shown_bytes(total_bytes)}")
+        elif samples:
+            for url, key, fields in rows:
+                sizes = (f"{name} {size:,}" for name, size in fields.items())
+                print_line("  ".join((url, key, *sizes)).replace("\n", "\\n"))
+        elif as_document:
+            print_array(
+                {"url": url, "bytes": size, "samples": len(table), "fields": table.fields}
+                for url, (size, table) in shards
+            )
+        else:
+            lines = [("SHARD", "BYTES", "SAMPLES", "FIELDS")]
+            for url, (size, table) in shards:
+                lines.append((url, f"{size:,}", f"{len(table):,}", " ".join(table.fields)))
+                total_bytes += size
+                total_samples += len(table)
+            counts = f"{counted(len(names), 'shard')}, {counted(total_samples, 'sample')}"
+            print_table(lines, numbers=2)
+            print_line(f"{counts}, {shown_bytes(total_bytes)}")
 
 
 def _samples(table: ShardTable) -> Iterator[tuple[str, dict[str, int]]]:
@@ -263,8 +271,12 @@ def index_command(
     gone: list[str] = []
     links = 0
     reading = partial(read_whole, storages=storages, every_byte=True, record_bytes=record_size)
-    with open_pool(ray, workers) as pool, tempfile.TemporaryFile() as spool:
-        for url, read in zip(urls, each(reading, urls, workers, pool, "indexing"), strict=True):
+    with (
+        tempfile.TemporaryFile() as spool,
+        open_pool(ray, workers) as pool,
+        each(reading, urls, workers, pool, "indexing") as reads,
+    ):
+        for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
             places.append((spool.tell(), spool.write(pack_table(read.table))))  # all may not fit in memory
             name = folder_and_name(url)[1]
@@ -370,15 +382,26 @@ def verify_command(
     urls = list(find_shards(urls, Storages(options)))
     kept: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
-    with open_pool(ray, workers) as pool:
-        reading: dict[str, Any] = {"workers": workers, "pool": pool, "record_bytes": record_size}
-        for fault in _faults(urls, counts, index=index, options=options, decode=decode, **reading):
+
+    def report_faults(faults: Iterable[StreamloadError]) -> None:
+        for fault in faults:
             counts["faults"] += 1
             if as_document:
                 place = {"url": fault.url, "key": fault.key, "offset": fault.offset}
                 kept.append({"kind": type(fault).__name__, "message": fault.message, **place})
             else:
                 print_line(str(fault))
+
+    with open_pool(ray, workers) as pool:
+        reading: dict[str, Any] = {"record_bytes": record_size, "workers": workers, "pool": pool}
+        whole = _verify(urls, report_faults, counts, index=index, storages=Storages(options), **reading)
+        decoding = partial(_undecodable, index=index, storage_options=options or None)
+        if decode and whole and pool is None:
+            with open_progress("decoding", counts["samples"], "samples") as progress:
+                report_faults(decoding(whole, progress.advance, workers or available_processors()))
+        elif decode:
+            with each(partial(_undecodable_here, decoding), whole, pool=pool, label="decoding") as undecodable:
+                report_faults(chain.from_iterable(undecodable))
     shards, unchecked = counted(len(urls), "shard"), counts["unchecked"]
     if as_document:
         document = {"shards": len(urls), "samples": counts["samples"], "shards_without_checksums": unchecked}
@@ -394,57 +417,54 @@ def verify_command(
         raise typer.Exit(FAILED)
 
 
-def _faults(
+def _verify(
     urls: Sequence[str],
+    report_faults: Callable[[Iterable[StreamloadError]], None],
     counts: Counter[str],
     *,
     index: str | None,
-    options: dict[str, Any],
-    workers: int | None,
-    pool: RayPool | None,
+    storages: Storages,
     record_bytes: int,
-    decode: bool,
-) -> Iterator[StreamloadError]:
-    """Yield everything that is wrong with shards; count "samples", "missing" and "unchecked" shards on the way."""
-    storages = Storages(options)
+    **reading: Any,
+) -> list[str]:
+    """Report everything that is wrong with shards, and return the whole ones.
+
+    Counts "samples" of whole shards, "missing" shards, and those that are "unchecked" for lack of an index.
+    """
     lookup = IndexLookup(index, storages)
     classes: dict[str, Sequence[str] | None] = {}
     for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls):
         classes[folder], faults = _class_names(folder, storages)
-        yield from faults
-    reading = partial(_read_or_error, storages=storages, record_bytes=record_bytes)
+        report_faults(faults)
     whole = []
-    for url, read in zip(urls, each(reading, urls, workers, pool, "verifying"), strict=True):
-        if isinstance(read, StreamloadError):
-            counts["missing"] += isinstance(read, ShardNotFoundError)
-            yield read
-            continue
-        folder, name = folder_and_name(url)
-        _warn_of_missing_end(url, read.table)
-        faults = _nameless_labels(url, read.table, classes[folder])
-        try:
-            known = lookup.of_folder(folder)
-            if known is not None:
-                check_shard(known.shard(name), read.bytes, url, read.etag)
-                table = lookup.table_of(folder, name)
-                faults += () if table is None else differences(url, read.table, table)
-            counts["unchecked"] += known is None and not is_compressed(url)
-        except StreamloadError as exc:
-            faults.append(exc)
-        if not faults:
-            whole.append(url)
-            counts["samples"] += len(read.table)
-        yield from faults
+    read_one = partial(_read_or_error, storages=storages, record_bytes=record_bytes)
+    with each(read_one, urls, label="verifying", **reading) as reads:
+        for url, read in zip(urls, reads, strict=True):
+            if isinstance(read, StreamloadError):
+                counts["missing"] += isinstance(read, ShardNotFoundError)
+                report_faults([read])
+                continue
+            folder, name = folder_and_name(url)
+            _warn_of_missing_end(url, read.table)
+            faults = _nameless_labels(url, read.table, classes[folder])
+            try:
+                known = lookup.of_folder(folder)
+                if known is not None:
+                    check_shard(known.shard(name), read.bytes, url, read.etag)
+                    table = lookup.table_of(folder, name)
+                    faults += () if table is None else differences(url, read.table, table)
+                counts["unchecked"] += known is None and not is_compressed(url)
+            except StreamloadError as exc:
+                faults.append(exc)
+            report_faults(faults)
+            if not faults:
+                whole.append(url)
+                counts["samples"] += len(read.table)
+    advice = "the index names a shard that does not exist; restore it, or drop it from the index with"
     for folder in classes if index is None else ():
-        for name in _missing_names(folder, lookup, storages):
-            advice = "restore it, or drop it from the index with `streamload index`"
-            yield ShardNotFoundError(f"the index names a shard that does not exist; {advice}", url=f"{folder}/{name}")
-    decoding = partial(_undecodable, index=index, storage_options=options or None)
-    if decode and whole and pool is None:
-        with open_progress("decoding", counts["samples"], "samples") as progress:
-            yield from decoding(whole, progress.advance, workers or available_processors())
-    elif decode:
-        yield from chain.from_iterable(each(partial(_undecodable_here, decoding), whole, pool=pool, label="decoding"))
+        names = _missing_names(folder, lookup, storages)
+        report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
+    return whole
 
 
 def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes: int) -> ReadShard | StreamloadError:

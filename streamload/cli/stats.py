@@ -71,8 +71,8 @@ def stats_command(
             why = "lie in several folders" if len(folders) > 1 else "lie on a web server"
             raise UsageError(f"the shards {why}; give --output FILE.json for the result of --pixels")
         output = f"{folders[0].rstrip('/')}/{STATISTICS_NAME}"
-    shards = tables(listing, index, storages, workers, labels=True, where=where, label="reading")
-    result = _counts(shards)
+    with tables(listing, index, storages, workers, labels=True, where=where, label="reading") as shards:
+        result = _counts(shards)
     if output is not None:
         result["pixels"] = _measured(
             urls,

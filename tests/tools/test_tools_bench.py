@@ -64,7 +64,8 @@ def test_masks_are_not_another_form_of_the_image(tmp_path: Path) -> None:
         for number in range(4):
             image = image_bytes(number, ".png")
             writer.write({"__key__": f"{number}", "png": image, "mask.png": image, "cls": number})
-    assert bench(tmp_path / "masks", "--batch-size", 2, "--batches", 1)[0].endswith("png, cls, RandomResizedCrop(224)")
+    setup = bench(tmp_path / "masks", "--batch-size", 2, "--batches", 1)[0]
+    assert setup.endswith("fields png, cls, RandomResizedCrop(224)")
 
 
 def test_what_cannot_be_measured_is_one_message(arrays: Path, tmp_path: Path) -> None:

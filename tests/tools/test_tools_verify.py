@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from image_folders import image_bytes, run
 
 from streamload import ShardWriter
 from streamload.cli import main
+from streamload.cli.shards import Report, each
 
 
 @pytest.fixture
@@ -31,6 +33,21 @@ def test_samples_that_cannot_be_decoded_are_named(folder: Path) -> None:
         assert shard in line
         assert f"sample {key!r}, offset " in line
     assert "decoding: 6 of 6 samples" in err
+
+
+def test_no_more_shards_are_read_when_a_command_ends_early() -> None:
+    """As in `streamload verify shards | head -1`."""
+    read = []
+
+    def read_slowly(number: int, report: Report) -> None:
+        read.append(number)
+        time.sleep(0.01)
+        report(1, 0)
+
+    with pytest.raises(BrokenPipeError), each(read_slowly, range(1000), workers=2) as results:
+        next(results)
+        raise BrokenPipeError
+    assert len(read) < 50
 
 
 @pytest.mark.exhaustive
