@@ -14,7 +14,6 @@ import pytest
 from streamload import errors
 from streamload.decode.failure import Attempt, SystemExitError, error_from, failure_of, in_words, sample_error
 from streamload.decode.tasks import Failure, RowFailure
-from streamload.tar.table import MISSING
 
 
 class NeedsTwo(Exception):
@@ -77,20 +76,6 @@ def test_an_ordinary_exception_arrives_as_it_was(error: Exception) -> None:
     assert str(came) == str(error)
 
 
-def test_the_traceback_comes_as_a_note() -> None:
-    (note,) = travelled(ValueError("x")).__notes__
-    assert note.startswith("Traceback in the worker:\nTraceback (most recent call last):")
-    assert "in raised" in note
-
-
-def test_an_exception_that_is_defined_in_the_users_script_arrives() -> None:
-    class Local(Exception):
-        pass
-
-    came = travelled(Local("here"))
-    assert (type(came).__name__, str(came)) == ("Local", "here")
-
-
 @pytest.mark.parametrize(
     "error",
     [NeedsTwo("one", "two"), HoldsLock("locked"), LoadsAsSomethingElse("other")],
@@ -102,15 +87,6 @@ def test_an_exception_that_does_not_travel_leaves_its_name_message_and_traceback
     assert type(error).__name__ in str(came)
     assert str(error) in str(came)
     assert "in raised" in came.__notes__[0]
-
-
-def test_an_exception_that_does_not_load_in_the_trainer_leaves_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = failure_of(raised(LoadsOnlyHere("x")))
-    assert failure.error is not None
-    monkeypatch.setattr(LoadsOnlyHere, "loads", False)
-    came = error_from(failure)
-    assert type(came) is RuntimeError
-    assert "LoadsOnlyHere" in str(came)
 
 
 def test_an_exception_that_cannot_say_what_it_is_arrives() -> None:
@@ -179,43 +155,11 @@ def row_failure(**changes: Any) -> RowFailure:
     return RowFailure(**{**plain, **changes})
 
 
-def test_the_error_of_a_sample_names_its_place() -> None:
-    error = sample_error(row_failure(), "/a.tar", "k")
-    assert type(error) is errors.DecodeError
-    assert (error.message, error.url, error.key, error.offset) == ("cannot decode", "/a.tar", "k", 1536)
-    assert error.__cause__ is None
-
-
-def test_an_offset_that_is_missing_is_not_named() -> None:
-    assert str(sample_error(row_failure(offset=MISSING, kind="SampleError"), "/a.tar", None)) == (
-        "cannot decode (shard '/a.tar')"
-    )
-    error = sample_error(row_failure(offset=MISSING, cause=failure_of(ValueError("bits"))), "/a.tar", "k")
-    assert error.__cause__ is not None
-    assert error.__cause__.__notes__[-1] == "It was raised for shard '/a.tar', sample 'k'."
-
-
 def test_the_cause_of_a_samples_error_is_what_was_raised_with_its_place_as_a_note() -> None:
     error = sample_error(row_failure(cause=failure_of(raised(ValueError("bits")))), "/a.tar", "k")
     cause = error.__cause__
     assert isinstance(cause, ValueError)
     assert cause.__notes__[-1] == "It was raised for shard '/a.tar', sample 'k', offset 1536."
-
-
-@pytest.mark.parametrize("kind", ["SampleError", "DecodeError", "TransformError", "CollateError"])
-def test_every_kind_of_row_failure_is_a_sample_error(kind: str) -> None:
-    assert isinstance(sample_error(row_failure(kind=kind), "/a.tar", "k"), errors.SampleError)
-
-
-def test_an_attempt_keeps_exceptions_and_lets_exits_pass() -> None:
-    with Attempt() as attempt:
-        raise ValueError("kept")
-    assert isinstance(attempt.error, ValueError)
-    with Attempt() as attempt:
-        pass
-    assert attempt.error is None
-    with pytest.raises(KeyboardInterrupt), Attempt():
-        raise KeyboardInterrupt
 
 
 def test_an_attempt_may_keep_exits_with_their_tracebacks() -> None:

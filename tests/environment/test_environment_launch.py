@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from streamload.memory.unnamed import new_memory
 from streamload.workers import launch
 
 FORKED = """
@@ -39,22 +35,6 @@ print(first.process.returncode, second.process.returncode)
 """
 
 
-@pytest.fixture
-def another_thread() -> Iterator[None]:
-    """Beside which this process is not forked."""
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
-    yield
-    ended.set()
-    thread.join()
-
-
-def run_nothing(socket_number: int, words: int, progress: int) -> NoReturn:
-    """For workers that are not forked."""
-    raise AssertionError
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux only")
 @pytest.mark.parametrize(
     ("ending", "status"),
@@ -71,51 +51,6 @@ def test_a_fork_has_nothing_of_the_process_and_ends_as_a_subprocess_does(ending:
     assert kind == "Fork [] []"
     assert statuses == f"{status} {status}"
     assert done.stderr.count("out of luck") == (2 if status == 1 else 0)
-
-
-@pytest.mark.usefixtures("another_thread")
-def test_where_a_worker_cannot_be_started_all_are_left_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, started = launch.launch_worker, []
-
-    def twice() -> launch.WorkerChild:
-        if len(started) == 2:
-            raise OSError("no more processes")
-        started.append(real())
-        return started[-1]
-
-    monkeypatch.setattr(launch, "launch_worker", twice)
-    early = launch.EarlyWorkers()
-    early.start(5, run_nothing)
-    assert early.launched == []
-    assert [worker.child.process.returncode is None for worker in started] == [False, False]
-
-
-@pytest.mark.usefixtures("another_thread")
-def test_workers_that_nobody_takes_over_have_one_grace_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in their imports when a loader is closed at once; one after the other would outlast the feeder."""
-    now_s, graces_s, started = [5.0], [], []
-
-    def slow_end(child: launch.Child, grace_s: float) -> int:
-        assert all(worker.child.socket.fileno() == -1 for worker in early.launched), "all have been told by then"
-        graces_s.append(grace_s)
-        now_s[0] += grace_s
-        return -9
-
-    def launched() -> launch.WorkerChild:
-        ours, theirs = socket.socketpair()
-        theirs.close()
-        started.append(launch.WorkerChild(launch.Child(subprocess.Popen(["true"]), ours, new_memory(0)), new_memory(0)))
-        return started[-1]
-
-    monkeypatch.setattr(launch, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(launch.Child, "end", slow_end)
-    monkeypatch.setattr(launch, "launch_worker", launched)
-    early = launch.EarlyWorkers()
-    early.start(3, run_nothing)
-    early.end(0.5)
-    assert graces_s == [0.5, 0.0, 0.0]
-    for worker in started:
-        worker.child.process.wait()
 
 
 SHOWS_ARGUMENTS = """
@@ -153,13 +88,6 @@ def test_processes_have_the_arguments_of_the_program(
     assert child.end(10.0) == 0
     child.socket.close()
     os.close(child.words)
-
-
-def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch.sys, "executable", "/nowhere/python")
-    for start in (lambda: launch.launch("streamload.nothing"), launch.launch_worker):
-        with pytest.raises(FileNotFoundError):
-            start()
 
 
 def test_how_a_process_ended_is_reported_with_its_last_words() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import order_oracle as oracle
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.layout import ShardCounts, ShardSequence
+from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
-from streamload.order.randomness import philox_key
 from streamload.order.sequence import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
@@ -99,78 +97,3 @@ def test_the_first_batch_waits_for_a_part_of_the_first_shard():
     assert plan.missing() == []
     assert set(plan.take(64).shard.tolist()) == {first}
     assert plan.finished() == []
-
-
-def test_a_growing_shard_is_never_finished():
-    options = dataclasses.replace(OPTIONS, shuffle=False, batch_size=10)
-    known = ShardCounts(2)
-    known.at_least(0, 50)
-    plan = RankPlan(options, known, 0, 0, 1)
-    assert len(plan.take(100).shard) == 50
-    assert plan.finished() == []
-    assert plan.missing() == [0]
-    known.set(0, 50)
-    assert plan.missing() == [1]
-    assert plan.finished() == [0]
-
-
-def test_several_lanes_need_all_counts_whatever_is_known_at_least():
-    options = dataclasses.replace(OPTIONS, lanes=2)
-    known = ShardCounts(3)
-    for shard in range(3):
-        known.at_least(shard, 100)
-    plan = RankPlan(options, known, 0, 0, 1)
-    assert sorted(plan.missing()) == [0, 1, 2]
-    with pytest.raises(RuntimeError, match="counts are missing"):
-        plan.take(10)
-
-
-def test_how_many_are_named_takes_account_of_what_the_open_shard_holds():
-    options = dataclasses.replace(OPTIONS, shuffle=False, batch_size=100)
-    known = ShardCounts(20)
-    known.set(0, 10)
-    plan = RankPlan(options, known, 0, 0, 1)
-    assert plan.missing(20) == list(range(1, 10))
-    known.at_least(1, 10)
-    assert plan.missing(20) == list(range(1, 10))
-    known.at_least(1, 60)
-    assert plan.missing(20) == list(range(1, 5))
-    known.at_least(1, 89)
-    assert plan.missing(20) == [1, 2]
-    known.at_least(1, 90)
-    assert plan.missing(20) == []
-
-
-def test_only_the_first_open_shard_is_built():
-    known = ShardCounts(3)
-    known.at_least(0, 5)
-    known.at_least(1, 5)
-    sequence = ShardSequence(
-        shards_in_order(dataclasses.replace(OPTIONS, shuffle=False), 3, 0), known, philox_key(0, 0, "w")
-    )
-    assert (sequence.known_shards, sequence.known_end, sequence.whole_end, sequence.complete) == (0, 5, 0, False)
-    assert sequence.edges.tolist() == [0]
-    known.set(0, 6)
-    sequence.extend()
-    assert (sequence.known_shards, sequence.known_end, sequence.whole_end) == (1, 11, 6)
-    assert sequence.unknown(3, 8) == [1, 2]
-
-
-def test_counts_only_grow():
-    known = ShardCounts(2)
-    known.at_least(0, 5)
-    assert (known.least(0), known.values.tolist(), known.complete) == (5, [-1, -1], False)
-    known.at_least(0, 5)
-    for wrong in (4, -1):
-        with pytest.raises(ValueError, match=f"shard 0 cannot hold {wrong} samples or more"):
-            known.at_least(0, wrong)
-    with pytest.raises(ValueError, match="shard 0 cannot hold 4 samples"):
-        known.set(0, 4)
-    known.set(0, 7)
-    assert known.least(0) == 0
-    known.at_least(0, 7)
-    assert known.values.tolist() == [7, -1]
-    with pytest.raises(ValueError, match="shard 0 cannot hold 8 samples or more"):
-        known.at_least(0, 8)
-    with pytest.raises(ValueError, match="shard 1 cannot hold -1 samples"):
-        known.set(1, -1)

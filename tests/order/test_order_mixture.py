@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import key_of, lane_outputs, option_sets, plan_batches, word
@@ -199,16 +198,3 @@ def test_passes_go_on_across_epochs() -> None:
         drawn.update(row for _, batch in plan_batches(plan) for row in batch)
     assert set(drawn.values()) == {1, 10}
     assert len(drawn) == 330
-
-
-def test_all_counts_are_requested_first() -> None:
-    counts = ShardCounts(3)
-    plan = MixturePlan(dataclasses.replace(OPTIONS, sampling=Mixed((0, 1, 3), (0.5, 0.5), 4, 8)), counts, 0, 0, 1)
-    assert plan.missing() == [0, 1, 2]
-    assert plan.finished() == []
-    with pytest.raises(RuntimeError, match="counts are missing"):
-        plan.take(5)
-    for shard in range(3):
-        counts.set(shard, 5)
-    assert plan.missing() == []
-    assert len(plan_batches(plan)) == 2

@@ -212,30 +212,6 @@ def test_no_shards_and_no_samples_make_an_empty_epoch():
             assert sorted(plan.finished()) == list(range(len(counts)))
 
 
-def test_counts_are_kept_and_checked():
-    counts = ShardCounts(3)
-    assert counts.values.tolist() == [-1, -1, -1]
-    assert not counts.complete
-    with pytest.raises(RuntimeError, match="3 of 3 shards are unknown"):
-        _ = counts.total
-    counts.set(2, 5)
-    counts.set(2, 5)
-    with pytest.raises(ValueError, match="shard 2 was known to hold 5 samples and now holds 6"):
-        counts.set(2, 6)
-    with pytest.raises(ValueError, match="cannot hold -1"):
-        counts.set(0, -1)
-    with pytest.raises(ValueError, match="cannot hold -1"):
-        ShardCounts.of([3, -1])
-    with pytest.raises(ValueError, match="read-only"):
-        counts.values[0] = 1
-    counts.set(0, 0)
-    counts.set(1, 7)
-    assert counts.complete
-    assert counts.total == 12
-    assert len(counts) == 3
-    assert counts.values.tolist() == ShardCounts.of([0, 7, 5]).values.tolist()
-
-
 GOLDEN = [
     (3, 1),
     (3, 0),
@@ -303,10 +279,3 @@ def test_a_rank_reads_at_least_the_lanes_that_are_foreseen(lanes, world_size, ba
         assert len(plan.lanes_read) >= foreseen
     if lanes % world_size == 0 and size % lanes == 0:
         assert len(plan.lanes_read) == foreseen
-
-
-def test_ranks_that_do_not_divide_the_lanes_of_a_state_read_a_few_of_them():
-    assert least_lanes_of_rank(1_024, 1_536, 256) == 1
-    assert least_lanes_of_rank(1_024, 768, 256) == 2
-    assert least_lanes_of_rank(4_096, 1_024, 1) == 4
-    assert least_lanes_of_rank(1_024, 3, 1) == 1_024

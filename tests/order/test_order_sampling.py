@@ -26,7 +26,7 @@ from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
 from streamload.order.runs import RepeatCounts
 from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
-from streamload.order.sequence import runs_of_epoch, sequence_of_epoch
+from streamload.order.sequence import sequence_of_epoch
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 Row = tuple[int, int]
@@ -180,18 +180,6 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
             assert sum(len(left[s]) for s in runs if any(a <= begun for a, _ in runs[s])) <= 100 + 30 + 50 + 30
 
 
-def test_all_counts_are_requested_before_anything_is_planned() -> None:
-    counts = ShardCounts(3)
-    plan = RankPlan(dataclasses.replace(OPTIONS, lanes=1, sampling=Stretched(10)), counts, 0, 0, 1)
-    assert plan.missing() == [0, 1, 2]
-    assert plan.finished() == []
-    assert plan.unpassed(1) != []
-    for shard in range(3):
-        counts.set(shard, 5)
-    assert plan.missing() == []
-    assert len(plan_batches(plan)) == 3
-
-
 # -- weights -------------------------------------------------------------------------------------------------------
 
 
@@ -327,16 +315,3 @@ def test_repeats_are_numbered() -> None:
     assert block is not None
     assert block.repeat is not None
     assert block.repeat.tolist() == [0, 0, 1, 2, 1]
-
-
-@pytest.mark.parametrize(
-    "sampling", [Stretched(150), Weighted(np.arange(200, dtype=np.uint8) % 2, np.array([3.0, 1]), 80)]
-)
-def test_the_runs_that_a_cache_expects_are_about_those_of_the_epoch(sampling: Sampling) -> None:
-    counts = np.array([50, 70, 0, 80])
-    options = dataclasses.replace(OPTIONS, sampling=sampling)
-    plan = RankPlan(options, ShardCounts.of(counts.tolist()), 3, 0, 1)
-    [(shards, lengths)] = runs_of_epoch(options, counts, 3)
-    real = Counter(shard for _, batch in plan_batches(plan) for shard, _ in batch)
-    assert {s: n for s, n in zip(shards.tolist(), lengths.tolist(), strict=True) if n}.keys() == real.keys()
-    assert all(abs(n - real[s]) <= 10 for s, n in zip(shards.tolist(), lengths.tolist(), strict=True))

@@ -78,39 +78,6 @@ def test_a_shard_is_requested_only_if_the_next_batch_needs_it(options, counts, w
         position = int(block.ends[-1])
 
 
-@pytest.mark.parametrize("batch_size", [1, 16, 100])
-def test_shards_of_equal_size_are_not_requested_before_the_radius(batch_size):
-    options = dataclasses.replace(OPTIONS, batch_size=batch_size)
-    counts = [20] * 60
-    order = shards_in_order(options, 60, 0).tolist()
-    known = ShardCounts(60)
-    plan = RankPlan(options, known, 0, 0, 1)
-    delivered = 0
-    while True:
-        while missing := plan.missing(60):
-            farthest = max(order.index(shard) for shard in missing)
-            assert farthest * 20 < delivered + batch_size + options.window
-            for shard in missing:
-                known.set(shard, counts[shard])
-        block = plan.take(1)
-        if block is None:
-            break
-        delivered = int(block.ends[-1])
-    assert delivered == 1200
-
-
-def test_several_shards_are_named_once_a_size_is_known():
-    options = dataclasses.replace(OPTIONS, window=1000, batch_size=200)
-    known = ShardCounts(500)
-    plan = RankPlan(options, known, 0, 0, 1)
-    first = plan.missing()
-    assert len(first) == 1
-    known.set(first[0], 10)
-    assert len(plan.missing()) == 8
-    assert plan.missing(3) == plan.missing()[:3]
-    assert 40 < len(plan.missing(500)) <= 70
-
-
 def test_the_first_batch_waits_for_few_shards():
     options = dataclasses.replace(OPTIONS, window=10_000, batch_size=64)
     known = ShardCounts(1000)
@@ -120,30 +87,6 @@ def test_the_first_batch_waits_for_few_shards():
             known.set(shard, 1000)
     assert plan.take(64) is not None
     assert int((known.values >= 0).sum()) <= 3
-
-
-def test_taking_before_the_counts_are_set_is_an_error():
-    plan = RankPlan(OPTIONS, ShardCounts(3), 0, 0, 1)
-    with pytest.raises(RuntimeError, match="counts are missing"):
-        plan.take(10)
-
-
-def test_several_lanes_need_all_counts():
-    options = dataclasses.replace(OPTIONS, lanes=2)
-    known = ShardCounts(12)
-    plan = RankPlan(options, known, 0, 0, 1)
-    order = shards_in_order(options, 12, 0).tolist()
-    assert plan.missing() == order[:8]
-    assert plan.missing(100) == order
-    known.set(order[0], 30)
-    assert plan.missing(2) == order[1:3]
-    assert plan.finished() == []
-    with pytest.raises(RuntimeError, match="counts are missing"):
-        plan.take(10)
-    for shard in order[1:]:
-        known.set(shard, 30)
-    assert plan.missing() == []
-    assert plan.take(10) is not None
 
 
 def test_a_start_beyond_the_end_is_refused_when_the_end_is_known():
