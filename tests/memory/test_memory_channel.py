@@ -75,6 +75,15 @@ def test_a_message_of_any_size_arrives_whole(size: int) -> None:
     assert descriptors == []
 
 
+def test_received_descriptors_are_not_inherited_by_programs_that_are_started() -> None:
+    with channels() as (near, far), marked(b"x") as sent:
+        near.send("one", sent)
+        _, received = far.receive()
+        inheritable = os.get_inheritable(received[0])
+        os.close(received[0])
+    assert not inheritable
+
+
 def test_half_a_message_at_the_timeout_is_not_lost() -> None:
     ours, theirs = socket.socketpair()
     framed = frame("two halves", [])
