@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import io
 import os
@@ -25,9 +24,7 @@ from numpy.typing import NDArray
 from streamload.decode.decoders import (
     applies_to,
     decoder_for,
-    decodes_as_built_in,
     decompress_gzip,
-    is_image,
 )
 
 
@@ -112,14 +109,6 @@ def test_npy_refuses_a_giant_header_and_other_versions() -> None:
         decode("npy", b"\x93NUMPY\x09\0" + (4).to_bytes(4, "little") + b" " * 60)
     with pytest.raises(ValueError, match="not an npy file"):
         decode("npy", b"PNG is not NPY" * 10)
-
-
-def test_npy_parses_each_distinct_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, parsed = ast.literal_eval, []
-    monkeypatch.setattr(ast, "literal_eval", lambda text: parsed.append(text) or real(text))
-    for shape in [(3, 5, 7, 1), (3, 5, 7, 2)] * 3:
-        decode("npy", npy_bytes(np.zeros(shape, np.uint16)))
-    assert len(parsed) == 2
 
 
 # npz
@@ -450,14 +439,3 @@ def test_one_function_may_decode_several_fields(field: str) -> None:
 def test_wrong_decode_options_are_refused(option: Any) -> None:
     with pytest.raises(TypeError, match="decode"):
         decoder_for("jpg", option)
-
-
-def test_which_fields_the_library_decodes_itself() -> None:
-    assert decodes_as_built_in("x.npy")
-    assert not decodes_as_built_in("npy", False)
-    assert not decodes_as_built_in("x.npy", {"npy": bytes})
-    assert not decodes_as_built_in("x.npy", {"X.npy": bytes})
-    assert decodes_as_built_in("x.npy", {"y.npy": bytes})
-    assert not decodes_as_built_in("png", {"jpg;png": bytes})
-    assert is_image("seg.PNG")
-    assert not is_image("png.gz")

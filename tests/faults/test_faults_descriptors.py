@@ -16,7 +16,7 @@ from preloaded import Preloaded
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError
 
-SAMPLES = 2400
+SAMPLES = 1200
 
 SCRIPT = textwrap.dedent(
     """

@@ -125,29 +125,3 @@ def test_a_fork_reads_by_itself(preloaded: Preloaded, tmp_path: Path) -> None:
         cases = [(source, 0), (url, 1), (url, 0)]
         ended = preloaded.run(program, json.dumps(cases))
     assert (ended.status, ended.output) == (0, "")
-
-
-STORAGES = """
-from streamload.storage.storages import Storages
-
-storages = Storages()
-assert storages.for_url(sys.argv[1]).info(sys.argv[1]).bytes > 0
-
-def look():
-    try:
-        storages.for_url(sys.argv[1]).info(sys.argv[1])
-    except StorageError as error:
-        assert "was forked from one that has used a storage" in str(error), error
-    else:
-        raise AssertionError("it has answered")
-
-in_fork(look)
-"""
-
-
-def test_a_storage_says_that_it_cannot_be_used_in_a_fork(preloaded: Preloaded, tmp_path: Path) -> None:
-    write_numbers(tmp_path / "shards", [8])
-    program = IN_FORK + STORAGES
-    with FaultServer(tmp_path / "shards") as server:
-        ended = preloaded.run(program, f"{server.url}/part000-000000.tar")
-    assert (ended.status, ended.output) == (0, "")

@@ -12,7 +12,7 @@ from matrix import exhaustive
 from servers.faults import FaultServer, Script
 from servers.plain_storage import PlainStorage
 
-from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError
+from streamload.errors import ShardChangedError, StorageError
 from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
 from streamload.storage.download import Downloaded, Pin
 from streamload.storage.retry_policy import Retries, RetryPolicy
@@ -130,13 +130,6 @@ async def test_bodies_that_are_all_cut_are_continued_from_there(network: Network
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_connections_that_are_reset_are_continued(network: Network, seed: int) -> None:
-    fetched = await network.fetch(Script(seed=seed, reset_share=0.5, bytes_per_s=20e6))
-    fetched.assert_right()
-    assert fetched.counts.broken > 3
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("status", [503, 429, 500])
 async def test_refused_requests_are_made_again(network: Network, seed: int, status: int) -> None:
     fetched = await network.fetch(Script(seed=seed, status=status, status_share=0.3), part_bytes=16 << 10)
@@ -155,12 +148,6 @@ async def test_answers_that_sleep_are_requested_again(network: Network, seed: in
     assert 1 <= fetched.counts.broken <= 0.05 * 186 + 4
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_bodies_that_stall_are_given_up_and_continued(network: Network, seed: int) -> None:
-    fetched = await network.fetch(Script(seed=seed, stall_share=0.1), limits=LONG_RETRIES._replace(stall_timeout_s=0.2))
-    fetched.assert_right()
-
-
 @pytest.mark.parametrize(("swap_at", "most"), [(1, 1), (20, 4)])
 async def test_an_object_that_is_swapped_is_found_out(network: Network, swap_at: int, most: int) -> None:
     fetched = await network.fetch(Script(swap_at=swap_at), most=most)
@@ -173,39 +160,3 @@ async def test_an_object_that_is_swapped_is_found_out(network: Network, swap_at:
 async def test_an_object_that_is_swapped_while_bodies_break_is_found_out(network: Network, seed: int) -> None:
     fetched = await network.fetch(Script(seed=seed, swap_at=30, cut_share=1.0), most=1)
     assert isinstance(fetched.errors[0], ShardChangedError)
-
-
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [("wrong_range_share", 0.3), ("wrong_range_share", 1.0), ("short_share", 0.3), ("whole_share", 1.0)],
-)
-async def test_answers_to_another_question_are_never_passed_on(network: Network, kind: str, share: float) -> None:
-    fetched = await network.fetch(
-        Script(**{kind: share}), limits=LONG_RETRIES._replace(tries=5 if share == 1.0 else 25)
-    )
-    if share == 1.0:
-        fetched.assert_right_or(StorageError)
-    else:
-        fetched.assert_right()
-
-
-async def test_a_server_that_never_answers_is_an_error_within_the_time_out(network: Network) -> None:
-    limits = LONG_RETRIES._replace(stall_timeout_s=0.3, give_up_timeout_s=1.0)
-    fetched = await network.fetch(Script(silent_share=1.0), limits=limits)
-    assert isinstance(fetched.errors[0], StorageError)
-    assert "requests in a row brought no byte" in str(fetched.errors[0])
-    assert "check the network" in str(fetched.errors[0])
-
-
-async def test_an_object_that_is_not_there_is_requested_once(running_server: FaultServer) -> None:
-    running_server.play(Script())
-    storage, source = PlainStorage(running_server.url), f"{running_server.url}/bucket/none.tar"
-
-    failed = asyncio.get_running_loop().create_future()
-    transfers = Transfers(
-        lambda _: Source(storage, source, Pin()), print, print, lambda _, error: failed.set_result(error)
-    )
-    transfers.start(Part(0, 0, 0, 10))
-    assert isinstance(await asyncio.wait_for(failed, DEADLINE_S), ShardNotFoundError)
-    await transfers.close()
-    assert running_server.report().requests == 1

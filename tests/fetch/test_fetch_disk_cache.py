@@ -105,15 +105,6 @@ def test_another_version_or_url_is_another_entry(cache: DiskCache, folder: str, 
 # -- what is evicted -------------------------------------------------------------------------------------------------
 
 
-def test_an_old_version_goes_first(folder: str) -> None:
-    cache = cache_of(folder, 3)
-    old, new = identity_of(1), identity_of(1, etag='"2"')
-    keep(cache, old, identity_of(2), identity_of(3))
-    cache.expect(Listed(new, identity_of(2), new, identity_of(3)))
-    keep(cache, new)
-    assert cached_names(folder) == {identity.file_name for identity in (new, identity_of(2), identity_of(3))}
-
-
 def test_the_furthest_next_use_goes_first(folder: str) -> None:
     cache = cache_of(folder, 3)
     one, two, three, four = (identity_of(number) for number in (1, 2, 3, 4))
@@ -136,16 +127,6 @@ def test_files_in_use_are_not_evicted(folder: str) -> None:
     cache.expect(Listed(two, two, three, one))
     keep(cache, two)
     assert cached_names(folder) == {two.file_name, three.file_name}
-
-
-def test_files_that_are_being_filled_count_in_full(folder: str) -> None:
-    cache = cache_of(folder, 2)
-    files = [opened(cache, identity_of(number)) for number in (1, 2)]
-    cache.expect(Listed(identity_of(3), identity_of(3)))
-    assert cache.open(identity_of(3)) is None
-    for file in files:
-        file.close()
-    keep(cache, identity_of(3))
 
 
 # -- several processes -----------------------------------------------------------------------------------------------

@@ -36,23 +36,3 @@ def test_a_shard_that_has_changed_is_refused_with_both_sizes(listed: Shard, chan
         ResidentShards((listed,)).open(0)
     assert caught.value.url == listed.url
     assert f"has {path.stat().st_size} (mtime {path.stat().st_mtime_ns})" in str(caught.value)
-
-
-def shelf_of(tmp_path: Path, count: int) -> tuple[Shard, ...]:
-    shards = []
-    for number in range(count):
-        path = tmp_path / f"{number}.tar"
-        path.write_bytes(b"0123456789")
-        shards.append(Shard(str(path), path.name, 10, path.stat().st_mtime_ns, str(tmp_path)))
-    return tuple(shards)
-
-
-def test_what_is_finished_with_stays_while_it_is_small_and_the_oldest_goes_first(tmp_path: Path) -> None:
-    shards = ResidentShards(shelf_of(tmp_path, 5), kept_bytes=25)
-    assert shards.finish([0, 1]) == []
-    assert shards.finish([1]) == [], "naming one again does not count it twice"
-    assert shards.finish([2]) == [0]
-    shards.need(1)
-    assert shards.finish([3]) == [], "one that is in use again takes none of the room"
-    assert shards.finish([4, 1]) == [2, 3]
-    assert ResidentShards(shelf_of(tmp_path, 2), kept_bytes=5).finish([0, 1]) == [0, 1]

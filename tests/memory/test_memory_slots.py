@@ -51,19 +51,6 @@ def give(pool: SlotPool, reader: SlotReader, size_bytes: int = 100) -> int:
     return slot
 
 
-def test_a_user_who_keeps_batches_gets_the_oldest_slots_for_good(pool: SlotPool) -> None:
-    slots = []
-    for _ in range(MOST_KEPT_SLOTS + 36):
-        slots.append(pool.take(10))
-        hand_out(pool, slots[-1])
-    assert len(set(slots)) == len(slots)
-    retired = pool.take_retired()
-    assert retired == slots[:36]
-    assert pool.take_retired() == []
-    pool.note_released(retired)
-    assert not {pool.take(10) for _ in range(40)} & set(slots), "what was given away never comes back"
-
-
 @pytest.mark.parametrize(("size_bytes", "kept"), [(10, MOST_KEPT_SLOTS), (64 << 20, 8), (6 << 20, 22)])
 def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
     """Those that a user releases after keeping them."""
@@ -114,33 +101,6 @@ def test_a_slot_is_released_when_the_last_view_dies_and_not_before(
     del held
     gc.collect()
     assert reader.take_released() == (slot,)
-
-
-def test_slots_are_released_in_order_once_their_fence_is_open(pool: SlotPool) -> None:
-    open_fences: set[int] = set()
-    fences: list[list[int]] = []
-    held: dict[int, Bytes] = {}
-
-    def fence() -> Any:
-        number = len(fences)
-        fences.append(sorted(held))
-        return lambda: number in open_fences
-
-    reader = SlotReader(fence=fence)
-    slots = [give(pool, reader) for _ in range(4)]
-    held.update({slot: reader.lease(slot) for slot in slots})
-    assert reader.take_released() == ()
-    assert fences == [], "no tensor has died"
-    del held[slots[1]], held[slots[0]]
-    assert reader.take_released() == ()
-    assert fences == [slots[2:]], "set up after both have died"
-    del held[slots[3]]
-    open_fences.add(1)
-    assert reader.take_released() == ()
-    open_fences.add(0)
-    assert reader.take_released() == (slots[1], slots[0], slots[3])
-    held.clear()
-    reader.close()
 
 
 # -- everything together -------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 import dataclasses
 
-import numpy as np
 import order_oracle as oracle
 import pytest
 from hypothesis import given, settings
@@ -13,48 +12,6 @@ from streamload.order.plan import RankPlan
 from streamload.order.sequence import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
-
-
-def streamed_batches(plan, known, counts, max_rows=64, limit=8):
-    """Run a plan while filling in the counts it asks for; also what was asked for before each block."""
-    batches, requested = [], []
-    while True:
-        while missing := plan.missing(limit):
-            assert len(missing) <= limit
-            requested += missing
-            for shard in missing:
-                known.set(shard, counts[shard])
-        block = plan.take(max_rows)
-        if block is None:
-            return batches, requested
-        rows = list(zip(block.shard.tolist(), block.sample.tolist(), strict=True))
-        edges = block.batch_edges.tolist()
-        batches += [(end, rows[a:b]) for a, b, end in zip(edges[:-1], edges[1:], block.ends.tolist(), strict=True)]
-
-
-@settings(deadline=None)
-@given(
-    oracle.option_sets(),
-    oracle.shard_counts,
-    st.integers(1, 9),
-    st.integers(1, 300),
-    st.integers(1, 9),
-    st.data(),
-)
-def test_the_same_rows_as_with_known_counts(options, counts, world_size, max_rows, limit, data):
-    start = data.draw(st.integers(0, sum(counts)))
-    rank = data.draw(st.integers(0, world_size - 1))
-    known = ShardCounts(len(counts))
-    for shard in data.draw(st.sets(st.integers(0, len(counts) - 1))):
-        known.set(shard, counts[shard])
-    unknown = np.flatnonzero(known.values < 0).tolist()
-    plan = RankPlan(options, known, 0, rank, world_size, start=start)
-    batches, requested = streamed_batches(plan, known, counts, max_rows, limit)
-    assert batches == oracle.rank_batches(options, oracle.epoch_order(options, counts, 0), rank, world_size, start)
-    assert len(set(requested)) == len(requested)
-    assert set(requested) <= set(unknown)
-    in_order = [shard for shard in shards_in_order(options, len(counts), 0).tolist() if shard in unknown]
-    assert requested == in_order[: len(requested)]
 
 
 @settings(deadline=None)
@@ -96,15 +53,6 @@ def test_a_start_beyond_the_end_is_refused_when_the_end_is_known():
     known.set(1, 10)
     with pytest.raises(LoaderStateError, match="position 50 lies outside the epoch's 20 samples"):
         plan.missing()
-
-
-def test_resuming_with_unknown_counts_needs_the_shards_before():
-    known = ShardCounts(10)
-    counts = [30] * 10
-    plan = RankPlan(OPTIONS, known, 0, 0, 1, start=120)
-    batches, requested = streamed_batches(plan, known, counts)
-    assert requested == shards_in_order(OPTIONS, 10, 0).tolist()
-    assert batches == oracle.rank_batches(OPTIONS, oracle.epoch_order(OPTIONS, counts, 0), 0, 1, 120)
 
 
 def test_what_is_finalized_ahead_is_bounded(monkeypatch):

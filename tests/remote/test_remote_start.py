@@ -13,9 +13,7 @@ from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import StorageError
 from streamload.order.randomness import permutation
-from streamload.storage.retry_policy import Attempts
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -52,26 +50,6 @@ def labels_from(server: FaultServer, *, through_fsspec: bool) -> list[int]:
 def test_an_epoch_begins_and_ends(server: FaultServer, faults: dict[str, Any], through_fsspec: bool) -> None:
     server.play(Script(seed=1, **faults))
     assert labels_from(server, through_fsspec=through_fsspec) == LABELS
-
-
-@pytest.mark.parametrize("through_fsspec", [False, True])
-@pytest.mark.usefixtures("server")  # which starts what stays
-def test_a_server_that_is_not_there_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, through_fsspec: bool) -> None:
-    """Three tries, and half a second of waiting: mostly its name is wrong, and nobody likes to wait to be told."""
-    waits: list[float | None] = []
-    wait_s = Attempts.wait_s
-
-    def noted(attempts: Attempts, error: StorageError) -> float | None:
-        waits.append(wait_s(attempts, error))
-        return waits[-1]
-
-    monkeypatch.setattr(Attempts, "wait_s", noted)
-    how: dict[str, Any] = {"filesystem": fsspec.filesystem("http")} if through_fsspec else {}
-    with pytest.raises(StorageError, match="no connection to the storage"):
-        StreamLoader("http://127.0.0.1:1/a.tar", num_workers=0, **how)
-    assert len(waits) == 3
-    assert waits[2] is None
-    assert sum(wait or 0.0 for wait in waits) < 0.5
 
 
 def test_without_an_index_shards_are_fetched_beside_each_other_from_the_start(server: FaultServer) -> None:
