@@ -13,7 +13,7 @@ from places import Place, local, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import Mixture, StreamLoader
-from streamload.feeder import lookahead as lookahead
+from streamload.feeder import lookahead
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
