@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from indexed_shards import write_index
 
 from streamload import ShardWriter
 from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import write_index
 
 
 def write_numbers(folder: Path, counts: Sequence[int], *, index: bool = True, width: int = 3) -> str:

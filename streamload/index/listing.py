@@ -497,12 +497,13 @@ class _Finder:
             self._plain_folders.add(folder)
         return [url]
 
-    def _with_sizes(self, matches: Sequence[ShardInfo]) -> Sequence[ShardInfo | str]:
-        """Look up a local match without a size, a broken link say: the error of that names it."""
-        return [
-            match.url if match.bytes == UNKNOWN_BYTES and not self._storages.costs_requests(match.url) else match
-            for match in matches
-        ]
+    def _with_sizes(self, matches: Sequence[ShardInfo | str]) -> Sequence[ShardInfo | str]:
+        """Have a local match without a size looked up, a broken link say: the error names it."""
+
+        def is_unknown(match: ShardInfo) -> bool:
+            return match.bytes == UNKNOWN_BYTES and not self._storages.costs_requests(match.url)
+
+        return [match.url if isinstance(match, ShardInfo) and is_unknown(match) else match for match in matches]
 
     def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
         index = None if self._lookup is None else self._lookup.of_folder(folder)
@@ -546,14 +547,15 @@ class _Finder:
                 "shards with a pattern",
                 url=folder,
             )
-        missing = next((entry.name for entry in index.shards if entry.name not in listed), None)
-        if missing is not None and not missing.startswith("."):  # which listings leave out
+        names = sorted(entry.name for entry in index.shards)
+        missing = [name for name in names if name not in listed and not name.startswith(".")]
+        if missing:
             raise ShardNotFoundError(
                 "no such shard, though the index beside it names it; restore it, or drop it from the index with "
                 f"`streamload index {folder}`",
-                url=f"{folder}/{missing}",
+                url=f"{folder}/{missing[0]}",
             )
-        return self._with_sizes([listed[name] for name in sorted(listed)])
+        return self._with_sizes([listed.get(name, f"{folder}/{name}") for name in names])  # listings lack hidden ones
 
     def _refuse_web_folder(self, folder: str) -> None:
         """Raise the error for a folder on a web server without a readable index."""

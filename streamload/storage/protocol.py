@@ -242,7 +242,7 @@ def matches(path: str, component: str) -> bool:
     name = path.rstrip("/").rpartition("/")[2]
     if name.startswith(".") and not component.startswith("."):
         return False
-    return _compiled(component).match(name) is not None
+    return component == "*" or _compiled(component).match(name) is not None
 
 
 @lru_cache(64)

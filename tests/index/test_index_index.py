@@ -359,8 +359,12 @@ def test_a_failure_leaves_the_old_index_and_no_other_file(tmp_path: Path, monkey
     write_index(folder, [entry_of("a.tar", 1)])
     before = files_of(tmp_path)
 
+    replace = os.replace
+
     def full(source: str, target: str) -> None:
-        raise OSError(28, "No space left on device")
+        if target.endswith("index.json"):  # when the new table file is there
+            raise OSError(28, "No space left on device")
+        replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(StorageError, match="No space left on device"):

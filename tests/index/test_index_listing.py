@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from indexed_shards import index_shards
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
@@ -212,10 +213,15 @@ def test_a_folder_whose_index_forgets_shards_is_not_read_in_part(tmp_path: Path)
 
 
 def test_a_shard_that_the_index_names_and_is_gone_is_missing(tmp_path: Path) -> None:
-    write(tmp_path, [1, 1])
-    (tmp_path / "shard1-000000.tar").unlink()
-    with pytest.raises(ShardNotFoundError, match="shard1-000000"):
+    write(tmp_path, [1, 1, 1])
+    (tmp_path / "shard0-000000.tar").rename(tmp_path / ".shard0.tar")
+    index_shards([tmp_path / ".shard0.tar", tmp_path / "shard1-000000.tar"], str(tmp_path / ".streamload"))
+    with pytest.raises(ShardNotFoundError, match="though the index beside it names it.*shard0-000000"):
         list_shards(tmp_path)
+    (tmp_path / "shard0-000000.tar").write_bytes((tmp_path / ".shard0.tar").read_bytes())
+    listing = list_shards(tmp_path)
+    assert names(listing) == [".shard0.tar", *(f"shard{number}-000000.tar" for number in range(3))]
+    assert listing.counts == (1, 1, 1, 1)
 
 
 def test_a_shard_of_another_size_is_stale(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ import fsspec
 import numpy as np
 import torch
 from backports import zstd
+from indexed_shards import write_index
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
 from streamload import ShardWriter, StreamLoader
 from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import write_index
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gz": lambda content: gzip.compress(content, 1, mtime=0),
