@@ -67,7 +67,6 @@ Classes = Annotated[
         "classes, and one that it does not contain is an error."
     ),
 ]
-Partition = Annotated[str | None, typer.Option(help='With --labels: splits as JSON, {"train": ["ID", ...], ...}.')]
 PathColumn = Annotated[list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: by name.")]
 LabelColumn = Annotated[str | None, typer.Option(help="The column of labels, or array of a .npz. Default: by name.")]
 TextColumn = Annotated[list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")]
@@ -112,7 +111,6 @@ def shardify(
     ray: Ray = None,
     labels: Labels = None,
     classes: Classes = None,
-    partition: Partition = None,
     path_column: PathColumn = None,
     label_column: LabelColumn = None,
     text_column: TextColumn = None,
@@ -153,12 +151,11 @@ def shardify(
     """
     del version
     with reported_errors():
-        _refuse_pairs(resize=resize, quality=quality, split=split, partition=partition)
+        _refuse_pairs(resize=resize, quality=quality, shuffle=shuffle, split=split, seed=seed)
         packed = source_to_shards(
             source,
             SourceOptions(
                 labels,
-                partition,
                 TableColumns(
                     tuple(path_column or ()),
                     label_column,
@@ -193,12 +190,12 @@ def shardify(
             print_line(line)
 
 
-def _refuse_pairs(*, resize: int | None, quality: int | None, split: str | None, partition: str | None) -> None:
-    """Refuse combinations of options that make no sense."""
+def _refuse_pairs(*, resize: int | None, quality: int | None, shuffle: bool, split: str | None, seed: int) -> None:
+    """Refuse options that have no effect without another."""
     if quality is not None and resize is None:
         raise UsageError("--quality is the quality of the JPEG files that --resize writes; give --resize too")
-    if split is not None and partition is not None:
-        raise UsageError("--split and --partition both define the splits; give one of them")
+    if seed and not shuffle and split is None:
+        raise UsageError("--seed has no effect with --no-shuffle and without --split; leave one of them out")
 
 
 def _checked(parse: Callable[..., _Value], *arguments: str) -> _Value:

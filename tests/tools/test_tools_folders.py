@@ -297,7 +297,7 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
         (["0.wav"], ["--resize", 4], "the source holds other files, such as arrays"),
         (["a/0.jpg"], ["--label-column", "x"], "--label-column would have no effect on a folder"),
         (["a/0.jpg"], ["--keep-columns", "--split-column", "x"], "--keep-columns and --split-column would have no eff"),
-        (["a/0.jpg"], ["--partition", "{0}/c.json"], "give their labels too, with --labels"),
+        (["a/0.jpg"], ["--no-shuffle", "--seed", 1], "--seed has no effect with --no-shuffle"),
     ],
 )
 def test_folders_and_options_that_are_refused(

@@ -23,19 +23,20 @@ def tensors(folder: Path, count: int = 6) -> Path:
 LABELS = {f"id-{number}": number % 2 for number in range(6)}
 
 
-def test_one_file_for_each_id_as_in_the_tutorial(tmp_path: Path) -> None:
+def test_one_file_for_each_id_with_a_column_of_splits(tmp_path: Path) -> None:
     data = tensors(tmp_path / "data")
-    (tmp_path / "labels.json").write_text(json.dumps(LABELS))
-    partition = {"train": ["id-0", "id-1", "id-2", "id-5"], "validation": ["id-3", "id-4"]}
-    (tmp_path / "partition.json").write_text(json.dumps(partition))
-    labels = ["--labels", tmp_path / "labels.json"]
-    status, out, err = pack(data, tmp_path / "dest", *labels, "--partition", tmp_path / "partition.json")
+    part_of = {name: "validation" if name in ("id-3", "id-4") else "train" for name in LABELS}
+    rows = [f"{name},{label},{part_of[name]}\n" for name, label in LABELS.items()]
+    (tmp_path / "labels.csv").write_text("id,label,part\n" + "".join(rows))
+    options = ["--labels", tmp_path / "labels.csv", "--split-column", "part"]
+    status, out, err = pack(data, tmp_path / "dest", *options)
     assert status == 0, err
     assert 'batch_size=64, shuffle=True, fields=("pt", "cls"))' in out
-    for part, names in partition.items():
-        samples = packed_samples(tmp_path / "dest" / part)
-        assert samples == {
-            name: {"pt": (data / f"{name}.pt").read_bytes(), "cls": b"%d" % LABELS[name]} for name in names
+    for part in ("train", "validation"):
+        assert packed_samples(tmp_path / "dest" / part) == {
+            name: {"pt": (data / f"{name}.pt").read_bytes(), "cls": b"%d" % LABELS[name]}
+            for name in LABELS
+            if part_of[name] == part
         }
     with StreamLoader(tmp_path / "dest" / "validation", 2, fields=("pt", "cls"), num_workers=0) as loader:
         (values, classes) = next(iter(loader))
@@ -65,29 +66,20 @@ def test_labels_that_lie_in_the_folder_are_found(tmp_path: Path, name: str, text
 
 
 @pytest.mark.parametrize(
-    ("labels", "partition", "message"),
+    ("labels", "message"),
     [
-        ({**LABELS, "id-9": 1}, None, "1 ID of '{0}/labels.json' without a file in '{0}/data': 'id-9'"),
-        ({"id-0": 1}, None, "5 files without a label in '{0}/labels.json': 'id-1'"),
-        ({**LABELS, "id-0": 0.5}, None, "labels.json', ID 'id-0', column 'label' is 0.5, and most labels are numbers"),
-        ({**LABELS, "id-0": 2**63}, None, f"the label {2**63} is too large"),
-        ({**LABELS, "id-0": -(2**63) - 1}, None, f"the label {-(2**63) - 1} is too large"),
-        ([], None, "holds no mapping"),
-        (LABELS, {"train": ["id-7"]}, "1 ID of the split 'train' in '{0}/partition.json' without a file: 'id-7'"),
-        (LABELS, {"train": ["id-1"]}, "5 files in no split"),
-        (LABELS, {"a": list(LABELS), "b": ["id-1"]}, "the ID 'id-1' stands in 'a' and in 'b'"),
-        (LABELS, {"../a": list(LABELS)}, "is '../a', which cannot be the name of a split"),
-        (LABELS, {"a": "id-0"}, "'a' is no split; give a list of IDs"),
+        ({**LABELS, "id-9": 1}, "1 ID of '{0}/labels.json' without a file in '{0}/data': 'id-9'"),
+        ({"id-0": 1}, "5 files without a label in '{0}/labels.json': 'id-1'"),
+        ({**LABELS, "id-0": 0.5}, "labels.json', ID 'id-0', column 'label' is 0.5, and most labels are numbers"),
+        ({**LABELS, "id-0": 2**63}, f"the label {2**63} is too large"),
+        ({**LABELS, "id-0": -(2**63) - 1}, f"the label {-(2**63) - 1} is too large"),
+        ([], "holds no mapping"),
     ],
 )
-def test_ids_that_do_not_agree(tmp_path: Path, labels: object, partition: object, message: str) -> None:
+def test_ids_that_do_not_agree(tmp_path: Path, labels: object, message: str) -> None:
     data = tensors(tmp_path / "data")
     (tmp_path / "labels.json").write_text(json.dumps(labels))
-    options = ["--labels", tmp_path / "labels.json"]
-    if partition is not None:
-        (tmp_path / "partition.json").write_text(json.dumps(partition))
-        options += ["--partition", tmp_path / "partition.json"]
-    status, out, err = pack(data, tmp_path / "dest", *options)
+    status, out, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "labels.json")
     assert (status, out) == (2, "")
     assert message.format(tmp_path) in err
     assert not (tmp_path / "dest").exists()

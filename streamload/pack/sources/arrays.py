@@ -1,6 +1,6 @@
 """Arrays in `.npy`, `.npz` and `.pt` files: each row is a sample with a field `.npy` for each array.
 
-Arrays are mapped, not read; those in a compressed `.npz` are held in memory. Nothing is unpickled.
+Arrays are mapped, not read; those in a compressed `.npz` are held in memory. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def rows_of_arrays(
         )
     elif classes is not None or as_names:
         raise SourceError(f"{path!r} has no array of labels, which --classes numbers; name it with --label-column")
-    columns = [(_field(path, name), name, len(_encoded(array, 0))) for name, array in arrays.items() if name != label]
+    columns = [(_field(path, name), name, len(_first_row(array))) for name, array in arrays.items() if name != label]
     fields = [field for field, _, _ in columns]
     if not columns:
         raise SourceError(f"{path!r} holds labels alone; there is nothing else to pack")
@@ -117,7 +117,7 @@ class ArrayReader:
     """Reads rows of arrays, in any order; their files are mapped until its `with` block ends."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, dict[str, NDArray[Any]]] = {}
+        self._arrays: dict[tuple[str, str], tuple[bytes, NDArray[Any]]] = {}  # with the header of a row's npy file
 
     def __enter__(self) -> Self:
         return self
@@ -133,9 +133,11 @@ class ArrayReader:
             OSError: it cannot be read.
         """
         try:
-            if row.path not in self._arrays:
-                self._arrays[row.path] = _arrays_in(row.path)
-            content = _encoded(self._arrays[row.path][row.array], row.row)
+            if (row.path, row.array) not in self._arrays:
+                array = _arrays_in(row.path)[row.array].view(np.ndarray)
+                self._arrays[row.path, row.array] = _first_row(array)[: -array[0].nbytes or None], array
+            head, array = self._arrays[row.path, row.array]
+            content: bytes = head + array[row.row].tobytes()
         except (SourceError, LookupError) as exc:
             raise StreamloadError(f"{row.path!r} changed while it was packed, or is damaged: {exc}") from exc
         if len(content) != row.size:
@@ -143,8 +145,8 @@ class ArrayReader:
         return content
 
 
-def _encoded(array: NDArray[Any], row: int) -> bytes:
-    return encode_field("npy", np.asarray(array[row], order="C"))
+def _first_row(array: NDArray[Any]) -> bytes:
+    return encode_field("npy", np.asarray(array[0], order="C"))
 
 
 def _field(path: str, name: str) -> str:

@@ -21,7 +21,6 @@ class SourceOptions:
 
     Attributes:
         labels: the file that maps IDs to labels, or None.
-        partition: the file that maps splits to IDs, or None.
         columns: the columns of a table.
         follow_links: follow links to folders.
         classes: the given names of the classes by number, or None.
@@ -29,7 +28,6 @@ class SourceOptions:
     """
 
     labels: str | None = None
-    partition: str | None = None
     columns: TableColumns = field(default_factory=TableColumns)
     follow_links: bool = False
     classes: tuple[str, ...] | None = None
@@ -45,7 +43,7 @@ def open_source(source: str, options: SourceOptions) -> Source:
         OSError: it cannot be read.
     """
     columns = options.columns
-    for path in filter(None, (source, options.labels, options.partition)):
+    for path in filter(None, (source, options.labels)):
         if not os.path.exists(path):
             raise SourceError(f"{path!r} does not exist{_guess(path)}")
     if source.lower().endswith(TABLE_EXTENSIONS) and not os.path.isdir(source):
@@ -62,12 +60,10 @@ def open_source(source: str, options: SourceOptions) -> Source:
     tree = walk(source, follow_links=options.follow_links)
     labels = options.labels if options.labels is not None or options.stems is not None else labels_inside(tree)
     if labels is not None:
-        takes = {"--labels", "--partition", "--follow-symlinks", "--labels-as-names", "--classes"}
+        takes = {"--labels", "--follow-symlinks", "--labels-as-names", "--classes"}
         is_table = labels.lower().endswith(TABLE_EXTENSIONS)
         _refuse_others(options, "a folder with labels by ID", takes | _COLUMNS if is_table else takes)
-        return files_by_id(tree, labels, options.partition, columns, options.classes)
-    if options.partition is not None:
-        raise SourceError("--partition lists IDs of files; give their labels too, with --labels FILE")
+        return files_by_id(tree, labels, columns, options.classes)
     if options.stems:
         _refuse_others(options, "files that share a stem", {"--stems", "--follow-symlinks"})
     _refuse_others(options, "a folder", {"--stems", "--follow-symlinks", "--classes"})
@@ -79,7 +75,6 @@ def _refuse_others(options: SourceOptions, kind: str, takes: set[str]) -> None:
     columns = options.columns
     values = {
         "--labels": options.labels,
-        "--partition": options.partition,
         "--stems": options.stems is not None,
         "--follow-symlinks": options.follow_links,
         "--classes": options.classes,
