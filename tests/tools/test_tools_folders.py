@@ -286,7 +286,7 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
         (["0.jpg", "0..jpg"], [], "'.jpg' cannot be a field of a sample"),
         (["0.jpg", "0.cls"], [], "and a label is an integer; if it is a name, call the file .txt"),
         (["shard-000000.tar"], [], "no class folder"),
-        (["photos.csv"], [], "no class folder"),
+        (["photos.csv"], [], "give a table or arrays, such as 'photos.csv', by their own path"),
         (["x"], ["--stems"], "holds no file to pack"),
         (
             ["0.jpg", "0.txt"],

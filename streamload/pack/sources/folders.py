@@ -258,7 +258,8 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
             "give their labels with --labels FILE, or pack them without labels with --stems"
         )
     if not names:
-        hint = f" (it holds links to folders, such as {tree.links[0]!r}: add --follow-symlinks)" if tree.links else ""
+        hint = f"; give a table or arrays, such as {loose[0]!r}, by their own path" if loose else ""
+        hint = f"; it holds links, such as {tree.links[0]!r}: add --follow-symlinks" if tree.links else hint
         raise SourceError(f"{where} holds no class folder; it needs one folder of files for each class{hint}")
     numbers = dict(zip(names, numbers_of_classes(names, classes, lambda _: f"a class folder in {where}"), strict=True))
     paths = [path for path in tree.below(split) if "/" in path[len(split) :]]

@@ -242,6 +242,8 @@ def _choose(table: Table, options: TableColumns, notes: list[str]) -> _Chosen:
             text = table.usual(strings, _TEXT_NAMES) or (strings[0] if strings and strings == free else None)
             texts = [text] if text is not None else []
         rest = [name for name in free if name not in texts]
+        if options.keep and not rest:
+            notes.append("--keep-columns has no effect: all columns are used without it")
     else:
         rest = []
         if free:
