@@ -10,7 +10,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -19,15 +19,8 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
 from streamload.errors import StreamloadError
-from streamload.pack.sources.source import (
-    ArrayRow,
-    Source,
-    SourceError,
-    SourceSample,
-    field_named,
-    numbered_labels,
-)
-from streamload.text import listed
+from streamload.pack.sources.source import ArrayRow, Source, SourceError, field_named
+from streamload.pack.sources.table import Table, TableColumns, samples_of_table
 from streamload.write.encode import encode_field
 
 ARRAYS_EXTENSIONS = (".npz", ".npy", ".pt", ".pth")
@@ -38,15 +31,12 @@ _LENGTHS_AT = 26  # in a zip's local header
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, struct.error, ValueError)
 
 
-def rows_of_arrays(
-    path: str, label: str | None, *, as_names: bool = False, classes: tuple[str, ...] | None = None
-) -> Source:
-    """Return the rows of the arrays in a file, in their order; keys are their numbers, of nine digits.
+def rows_of_arrays(path: str, options: TableColumns, classes: tuple[str, ...] | None = None) -> Source:
+    """Return the rows of the arrays in a file, read as a table; keys are their numbers, of nine digits.
 
     Args:
         path: an array, or several with an equal number of rows.
-        label: the array of labels; None for the first of integers, one per row, called `y`, `label` or `labels`.
-        as_names: treat integers as names of classes.
+        options: its column of labels; None for the first array of integers called `y`, `label` or `labels`.
         classes: the given names of the classes by number, or None.
 
     Raises:
@@ -55,45 +45,25 @@ def rows_of_arrays(
     """
     arrays = _arrays_in(path)
     count = _rows(path, arrays)
+    label = options.label
     if label is None:
-        candidates = (name for name in _LABEL_NAMES if name in arrays)
-        label = next((name for name in candidates if arrays[name].ndim == 1 and arrays[name].dtype.kind in "iu"), None)
-    elif label not in arrays:
-        raise SourceError(f"{path!r} has no array {label!r} (--label-column); it has {listed(list(map(repr, arrays)))}")
-    elif arrays[label].ndim != 1 or arrays[label].dtype.kind not in "iufU":
-        raise SourceError(
-            f"{path!r}: the array {label!r} has {arrays[label].dtype} of shape {arrays[label].shape}, and labels are "
-            "integers or names of classes, one for each row"
-        )
-    labels: Sequence[int | None] = [None] * count
-    names = None
-    if label is not None:
-        labels, names = numbered_labels(
-            arrays[label].tolist(), lambda row: f"{path!r}, row {row} of {label!r}", as_names=as_names, classes=classes
-        )
-    elif classes is not None or as_names:
-        raise SourceError(f"{path!r} has no array of labels, which --classes numbers; name it with --label-column")
-    columns = [(_field(path, name), name, len(_first_row(array))) for name, array in arrays.items() if name != label]
-    fields = [field for field, _, _ in columns]
-    if not columns:
-        raise SourceError(f"{path!r} holds labels alone; there is nothing else to pack")
-    if len(set(fields)) < len(fields):
-        raise SourceError(f"{path!r}: the names of its arrays differ only in case ({listed(fields)}); rename them")
-    samples = tuple(
-        SourceSample(
-            f"{row:09d}", tuple([ArrayRow(path, field, name, row, size) for field, name, size in columns]), cls
-        )
-        for row, cls in enumerate(labels)
-    )
-    notes = [
-        f"labels are taken from the array {label!r}" if label else "there are no labels; --label-column names them"
-    ]
-    in_memory = path.lower().endswith(".npz") and any(not isinstance(array, np.memmap) for array in arrays.values())
-    if in_memory:
-        notes.append("compressed arrays are held in memory, by one process; numpy.savez writes them uncompressed")
-    return Source(
-        samples, names, "sample", tuple(notes), None, tuple((field,) for field in fields), in_memory=in_memory
-    )
+        integers = [name for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iu"]
+        label = next((name for name in _LABEL_NAMES if name in integers), None)
+    rows = {name: ArrayRow(path, _field(path, name), name, 0, len(_first_row(array))) for name, array in arrays.items()}
+
+    def column(name: str) -> list[Any]:
+        if name == label:
+            values: list[Any] = arrays[name].tolist()
+            return values
+        return [rows[name]._replace(row=row) for row in range(count)]
+
+    head = {name: arrays[name][0].tolist() if name == label else rows[name] for name in arrays}
+    table = Table(path, list(arrays), count, lambda row: f"row {row}", head, column)
+    source = samples_of_table(table, options, classes)
+    if not path.lower().endswith(".npz") or all(isinstance(array, np.memmap) for array in arrays.values()):
+        return source
+    note = "compressed arrays are held in memory, by one process; numpy.savez writes them uncompressed"
+    return replace(source, notes=(*source.notes, note), in_memory=True)
 
 
 def _rows(path: str, arrays: dict[str, NDArray[Any]]) -> int:

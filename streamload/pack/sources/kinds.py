@@ -51,7 +51,7 @@ def open_source(source: str, options: SourceOptions) -> Source:
         return samples_of_table(open_table(source), columns, options.classes)
     if source.lower().endswith(ARRAYS_EXTENSIONS) and not os.path.isdir(source):
         _refuse_others(options, "a file of arrays", {"--label-column", "--labels-as-names", "--classes"})
-        return rows_of_arrays(source, columns.label, as_names=columns.as_names, classes=options.classes)
+        return rows_of_arrays(source, columns, options.classes)
     if not os.path.isdir(source):
         raise SourceError(
             f"{source!r} is a file; give the folder that holds one folder for each class, a .csv, .tsv, .jsonl or "

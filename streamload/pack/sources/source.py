@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -213,7 +214,9 @@ def numbered_labels(
     numbers = [whole_number(label) for label in labels]
     for position, label in enumerate(labels):
         if isinstance(label, bool) or not isinstance(label, str | int | float) or label == "":
-            raise SourceError(f"{where(position)} is {label!r}; a label is a whole number or the name of a class")
+            raise SourceError(
+                f"{where(position)} is {reprlib.repr(label)}; a label is a whole number or the name of a class"
+            )
     if not as_names and classes is None:
         if all(number is not None for number in numbers):
             whole = [number for number in numbers if number is not None]

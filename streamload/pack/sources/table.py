@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from streamload.pack.sources.source import (
     COLUMNS_FIELD,
     SPLIT_NAME,
+    ArrayRow,
     Source,
     SourceError,
     SourceFile,
@@ -169,7 +170,7 @@ def samples_of_table(
         taken.update(before + field for field in fields)
         return before
 
-    files: list[list[SourceFile | None]] = []
+    files: list[list[SourceFile | ArrayRow | None]] = []
     groups: list[tuple[str, ...]] = []
     stems = None
     for number, name in enumerate(chosen.files):
@@ -178,7 +179,7 @@ def samples_of_table(
             stems = [str(value).strip() for value in table.column(name)]
         fields = {file.field for file in column if file is not None and file.field is not None}
         if before := prefix(name, fields):
-            column = [file and file._replace(field=file.field and before + file.field) for file in column]
+            column = [file._replace(field=before + file.field) if file and file.field else file for file in column]
         files.append(column)
         groups.append(tuple(sorted(before + field for field in fields)))
     texts = {f"{prefix(name, {'txt'})}txt": _texts(table, name) for name in chosen.texts}
@@ -229,7 +230,11 @@ def _choose(table: Table, options: TableColumns, notes: list[str]) -> _Chosen:
     has_paths = any(isinstance(table.head[name], str | int) for name in files)
     free = [name for name in free if name not in files]
     label = options.label
-    if label is None and (label := table.usual(free, _LABEL_NAMES, 1)) and (reason := _no_label(table, label)):
+    if (
+        label is None
+        and (label := table.usual([name for name in free if name not in stored], _LABEL_NAMES, 1))
+        and (reason := _no_label(table, label))
+    ):
         notes.append(f"{table.path!r}: column {label!r} {reason}, so it is no label; --label-column makes it one")
         label = None
     texts = list(options.texts)
@@ -262,7 +267,7 @@ def _choose(table: Table, options: TableColumns, notes: list[str]) -> _Chosen:
 
 
 def _columns(names: Sequence[str]) -> str:
-    return f"column{'s' * (len(names) > 1)} {listed(list(map(repr, names)))}"
+    return f"column{'s' * (len(names) > 1)} {listed([repr(name) if name else 'without a name' for name in names])}"
 
 
 def _is_path(table: Table, name: str) -> bool:
@@ -285,14 +290,19 @@ def _no_label(table: Table, name: str) -> str | None:
 
 
 def _is_stored(value: Any) -> bool:
-    """Return True for bytes, and for the `{bytes, path}` of a file in tables of Hugging Face."""
-    return isinstance(value, bytes) or (isinstance(value, dict) and "bytes" in value and {*value} <= {"bytes", "path"})
+    """Return True for bytes, rows of arrays, and the `{bytes, path}` of a file in tables of Hugging Face."""
+    return isinstance(value, bytes | ArrayRow) or (
+        isinstance(value, dict) and "bytes" in value and {*value} <= {"bytes", "path"}
+    )
 
 
-def _files(table: Table, name: str, root: str, *, may_lack: bool) -> list[SourceFile | None]:
+def _files(table: Table, name: str, root: str, *, may_lack: bool) -> list[SourceFile | ArrayRow | None]:
     """Return the files of a column, given by their paths or stored in the table."""
-    files: list[SourceFile | None] = []
+    files: list[SourceFile | ArrayRow | None] = []
     for row, value in enumerate(table.column(name)):
+        if isinstance(value, ArrayRow):
+            files.append(value)
+            continue
         stored = {"bytes": value} if isinstance(value, bytes) else value if _is_stored(value) else {"path": value}
         content, path = stored.get("bytes"), stored.get("path")
         if isinstance(path, int) and not isinstance(path, bool):
