@@ -91,10 +91,11 @@ class Storages:
             if len(chain_links(url)) == 1:
                 protocols[protocol_of(url)] = None
         for protocol in protocols:
-            if protocol in FAMILY:
+            options = self._options_of(protocol)
+            if options and protocol in FAMILY:
                 from streamload.storage.object_storage import object_options
 
-                object_options(protocol, self._options_of(protocol))
+                object_options(protocol, options)
 
     def is_local(self, url: str) -> bool:
         """Return True if a url is a file that is opened by its path; none is with a `filesystem`.
