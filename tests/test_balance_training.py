@@ -59,6 +59,7 @@ def recalls(source: str, weights: str | None) -> tuple[float, float]:
     return common, rare
 
 
+@pytest.mark.exhaustive
 def test_balanced_weights_find_more_of_the_rare_class(source: str) -> None:
     common, rare = recalls(source, None)
     balanced_common, balanced_rare = recalls(source, "balanced")

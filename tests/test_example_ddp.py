@@ -57,24 +57,6 @@ def undisturbed(
         return [(int(loader.state_dict()["position"]), labels.tolist()) for (labels,) in loader]
 
 
-def padded(shards: str, whole: list[tuple[int, list[int]]], ranks: int) -> list[tuple[int, list[int]]]:
-    """As `pad` says: the last step is filled up with the first samples of the order."""
-    order = [sample for _, samples in undisturbed(shards, 1, lanes=ranks) for sample in samples]
-    end, last = whole[-1]
-    return [*whole[:-1], (end, last + order[: -len(last) % ranks])]
-
-
-@pytest.mark.exhaustive
-def test_two_ranks_on_a_bucket_with_very_uneven_shards(tmp_path: Path, rclone_s3: S3Server) -> None:
-    shards = write_numbers(tmp_path / "shards", _UNEVEN)
-    shutil.copytree(shards, rclone_s3.folder / "uneven")
-    ended = run(tmp_path / "run", "s3://uneven", 2, 14, storage_options=rclone_s3.options)
-    assert ended.status == 0, ended.output
-    whole = undisturbed(shards, 14, lanes=2)
-    assert sorted(sample for _, samples in whole for sample in samples) == list(range(300))
-    assert recorded(tmp_path / "run", 2) == padded(shards, whole, 2) == whole
-
-
 def killed_run(folder: Path, shards: str, whole: list[tuple[int, list[int]]]) -> dict[str, Any]:
     """A run of two ranks of which one is killed at the seventh step; the state that was saved last."""
     ended = run(folder, shards, 2, 24, "--kill-rank", "1", "--kill-at-step", "7")

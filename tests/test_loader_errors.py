@@ -304,14 +304,14 @@ def test_worker_init_fn(source: str) -> None:
         return int(os.environ["STREAMLOAD_TEST_WORKER"])
 
     with StreamLoader(
-        source, 1, fields=("cls",), transform={"cls": transform}, worker_init_fn=init, num_workers=2
+        source, 1, fields=("cls",), transform={"cls": transform}, worker_init_fn=init, num_workers=1
     ) as loader:
-        assert {int(batch[0]) for batch in loader} <= {0, 1}
+        assert {int(batch[0]) for batch in loader} == {0}
 
     def failing(worker: int) -> None:
         raise OSError("no such device")
 
-    with StreamLoader(source, 1, worker_init_fn=failing, num_workers=2) as loader:
+    with StreamLoader(source, 1, worker_init_fn=failing, num_workers=1) as loader:
         with pytest.raises(WorkerError, match="no such device") as caught:
             list(loader)
         assert isinstance(caught.value.__cause__, OSError)
@@ -421,13 +421,10 @@ def test_which_samples_are_left_out_does_not_depend_on_the_budget(tmp_path: Path
         with pytest.raises(DecodeError, match=r"decompresses to 3\d{6} bytes.*larger memory_budget") as caught:
             list(loader)
     assert caught.value.key == "sample1"
-    bomb_bytes = 514 << 20
-    bombs = {"npz": [npz_of(1), npz_of(bomb_bytes)], "bin.gz": [gzip.compress(b"1"), zeros_in_gzip(bomb_bytes)]}
-    for field, contents in bombs.items():
-        source = write_fields(tmp_path / field, field, contents)
-        with StreamLoader(source, 1, memory_budget="8MiB", **{**options, "fields": (field,)}) as loader:
-            assert len(list(loader)) == 2, "the other one comes twice"
-            assert [error.key for error in loader.skipped] == ["sample1"]
+    source = write_fields(tmp_path / "bombs", "bin.gz", [gzip.compress(b"1"), zeros_in_gzip(514 << 20)])
+    with StreamLoader(source, 1, memory_budget="8MiB", **{**options, "fields": ("bin.gz",)}) as loader:
+        assert len(list(loader)) == 2, "the other one comes twice"
+        assert [error.key for error in loader.skipped] == ["sample1"]
 
 
 def zeros_in_gzip(size_bytes: int) -> bytes:

@@ -26,7 +26,6 @@ from streamload.errors import CollateError, DecodeError, StreamloadError, Transf
 
 MakeModule = Callable[[str, str], ModuleType]
 
-PLACES = [{"num_workers": 1}, {"num_workers": 0}]
 SETTINGS = """
 import threading
 class Frozen:
@@ -95,9 +94,9 @@ def values(loader: StreamLoader) -> list[Any]:
 # -- what travels --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("workers", [0, 1])
 def test_modules_of_the_user_hold_in_workers_what_the_program_has_set(
-    source: str, make_module: MakeModule, place: dict[str, Any]
+    source: str, make_module: MakeModule, workers: int
 ) -> None:
     settings = make_module("user_settings", SETTINGS)
     late, inner = make_module("user_late", "LATE = 16"), make_module("user_package.inner", "DEEP = 16")
@@ -105,7 +104,7 @@ def test_modules_of_the_user_hold_in_workers_what_the_program_has_set(
     settings.SIZE = settings.Frozen.size = settings.SHARED.size = late.LATE = inner.DEEP = 48
     settings.GUARDED.size = settings.GUARDED.inner.size = 48  # beside locks, which stay behind
     settings.step = lambda value: -value
-    with loader_of(source, functions.numbers, **place) as loader:
+    with loader_of(source, functions.numbers, num_workers=workers) as loader:
         (batch,) = next(iter(loader))
     assert [column.tolist() for column in batch] == [[0, 1, 2], *[[48] * 3] * 7, [0, -1, -2]]
 
@@ -207,9 +206,8 @@ def test_what_the_user_has_registered_with_cloudpickle_stays_registered(source: 
 class Trainer:
     """Holds its loader, and a pass of it, beside the transform."""
 
-    def __init__(self, source: str) -> None:
-        self.loader = loader_of(source, self.refusals, collate_fn=list)
-        self.batches = iter(self.loader)
+    loader: Any
+    batches: Any
 
     def refusals(self, _: int) -> list[str]:
         told = []
@@ -228,12 +226,12 @@ class Trainer:
 
 def test_a_loader_that_is_used_in_a_worker_says_that_it_cannot_be(source: str) -> None:
     """Its object may give a method as transform all the same."""
-    with Trainer(source).loader as loader:
-        ((told,), *_) = next(iter(loader))
+    trainer = Trainer()
+    with loader_of(source, trainer.refusals, collate_fn=list) as trainer.loader:
+        trainer.batches = iter(trainer.loader)
+        ((told,), *_) = next(iter(trainer.loader))
     names = ["StreamLoader"] * 3 + ["EpochIterator"]
-    assert [f"a {name} cannot be used in a worker" in each for name, each in zip(names, told, strict=True)] == [
-        True
-    ] * 4
+    assert [each.split(" cannot be used in a worker")[0] for each in told] == [f"a {name}" for name in names]
 
 
 GENERATORS = """
@@ -289,9 +287,8 @@ def test_generators_that_workers_do_not_copy_are_not_warned_of(source: str, make
 # -- when a change takes effect ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES[:1])
-def test_another_transform_is_used_from_the_next_pass_on(source: str, place: dict[str, Any]) -> None:
-    with loader_of(source, Scaled(1), **place) as loader:
+def test_another_transform_is_used_from_the_next_pass_on(source: str) -> None:
+    with loader_of(source, Scaled(1)) as loader:
         batches = iter(loader)
         next(batches)
         loader.transform = {"cls": Scaled(2)}

@@ -198,16 +198,6 @@ def test_fields_that_no_sample_has_are_refused_with_those_there_are() -> None:
         options(transform={"jpg;png": function}).check_fields_exist(["gif"])
 
 
-def test_of_very_many_fields_some_are_shown() -> None:
-    existing = [f"{number:05}.png" for number in range(1234)] + ["cls"]
-    with pytest.raises(ValueError, match="no sample has 'txt'") as raised:
-        options(fields=("txt",)).check_fields_exist(existing)
-    assert str(raised.value).endswith("there are cls, " + ", ".join(existing[:19]) + " and 1,215 more")
-    with pytest.raises(ValueError, match=r"fields are cls, 00000\.png, .* and 1,215 more") as raised:
-        options(transform={"txt": function}).check_fields_exist(existing)
-    assert len(str(raised.value)) < 400
-
-
 @pytest.mark.parametrize(("wanted", "there"), [("png", "05.png"), ("jpg;png", "05.png"), ("mp3", "0.mp3")])
 def test_names_that_are_split_at_another_dot_than_was_meant_are_explained(wanted: str, there: str) -> None:
     said = (
