@@ -83,8 +83,7 @@ class Dataset:
         self._tables: OrderedDict[int, ShardTable] = OrderedDict()
         self._most_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._held_bytes = 0
-        self._needed: frozenset[int] = frozenset()
-        self._needed_groups: frozenset[_Group] = frozenset()
+        self._needed: frozenset[int | _Group] = frozenset()
         self._columns: dict[int, tuple[ShardTable, dict[tuple[str, ...], NDArray[np.int64]]]] = {}
         self._growing: dict[int, Scanner] = {}
         self._sidecars: dict[int, list[int]] = {}
@@ -168,8 +167,7 @@ class Dataset:
         """
         missing = [shard for shard in shards if shard not in self._tables]
         places = [self._place(self.listing.shard(shard)) for shard in missing]
-        self._needed = frozenset(shards)
-        self._needed_groups = frozenset(place.group for place in places if place is not None)
+        self._needed = frozenset([*shards, *(place.group for place in places if place is not None)])
         return [shard for shard in missing if self.needs_read(shard)]
 
     def needs_read(self, shard: int) -> bool:
@@ -331,7 +329,7 @@ class Dataset:
     def _drop_oldest(self) -> None:
         """Drop tables until the others fit: first packed ones, then those that were not used for longest."""
         while self._held_bytes > self._most_bytes:
-            group = next((group for group in self._packed if group not in self._needed_groups), None)
+            group = next((group for group in self._packed if group not in self._needed), None)
             if group is not None and group != next(reversed(self._packed)):
                 self._held_bytes -= len(self._packed.pop(group))
                 continue
