@@ -10,7 +10,7 @@ import typer
 
 from streamload.arguments import parse_bytes
 from streamload.cli.arguments import Json, Ray, StorageOption, show_version
-from streamload.cli.command import Command, print_document, print_line, reported_errors
+from streamload.cli.command import Command, print_document, print_line
 from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
@@ -150,44 +150,43 @@ def shardify(
       shardify photos shards --ray auto                      on all nodes of a Ray cluster
     """
     del version
-    with reported_errors():
-        _refuse_pairs(resize=resize, quality=quality, shuffle=shuffle, split=split, seed=seed)
-        packed = source_to_shards(
+    _refuse_pairs(resize=resize, quality=quality, shuffle=shuffle, split=split, seed=seed)
+    packed = source_to_shards(
+        source,
+        SourceOptions(
+            labels,
+            TableColumns(
+                tuple(path_column or ()),
+                label_column,
+                tuple(text_column or ()),
+                keep=keep_columns,
+                as_names=labels_as_names,
+                split=split_column,
+            ),
+            follow_symlinks,
+            None if classes is None else _classes(classes, storage_option),
+            stems,
+        ),
+        PackOptions(
+            shuffle=shuffle,
+            seed=seed,
+            fractions=None if split is None else _checked(parse_split, split),
+            resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
+        ),
+        _target(
             source,
-            SourceOptions(
-                labels,
-                TableColumns(
-                    tuple(path_column or ()),
-                    label_column,
-                    tuple(text_column or ()),
-                    keep=keep_columns,
-                    as_names=labels_as_names,
-                    split=split_column,
-                ),
-                follow_symlinks,
-                None if classes is None else _classes(classes, storage_option),
-                stems,
-            ),
-            PackOptions(
-                shuffle=shuffle,
-                seed=seed,
-                fractions=None if split is None else _checked(parse_split, split),
-                resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
-            ),
-            _target(
-                source,
-                dest,
-                storage_option,
-                max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
-                max_count=max_count,
-                skip_bad=skip_bad,
-            ),
-            Start(resume, overwrite, workers, ray),
-        )
-        if as_document:
-            print_document(packed)
-        for line in () if as_document or packed is None else as_lines(packed):
-            print_line(line)
+            dest,
+            storage_option,
+            max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
+            max_count=max_count,
+            skip_bad=skip_bad,
+        ),
+        Start(resume, overwrite, workers, ray),
+    )
+    if as_document:
+        print_document(packed)
+    for line in () if as_document or packed is None else as_lines(packed):
+        print_line(line)
 
 
 def _refuse_pairs(*, resize: int | None, quality: int | None, shuffle: bool, split: str | None, seed: int) -> None:
