@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,8 +16,6 @@ from threading import Thread
 from types import ModuleType, TracebackType
 from typing import Any, Self, TypeVar
 
-import cloudpickle
-
 from streamload.errors import WorkerError
 
 _Result = TypeVar("_Result")
@@ -24,7 +23,7 @@ Report = Callable[[int, int], None]
 """Called with the numbers of items and bytes that are done, since the last call."""
 
 Call = Callable[[Report], _Result]
-"""Picklable by cloudpickle."""
+"""Picklable; what only cloudpickle can send travels in it as bytes."""
 
 _POLL_S = 0.2
 _SPAWN = multiprocessing.get_context("spawn")
@@ -74,7 +73,7 @@ class Processes:
             return
         for call in calls:
             with _starting_processes():
-                self._running.add(self._executor.submit(_run, cloudpickle.dumps(call)))
+                self._running.add(self._executor.submit(_run, pickle.dumps(call)))
             while len(self._running) > self._count:  # one waits, so that no process waits for this one
                 yield from self._ended(report)
         while self._running:
@@ -117,7 +116,7 @@ def _end_with(life: Connection) -> None:
 
 
 def _run(pickled: bytes) -> Any:
-    return cloudpickle.loads(pickled)(_report)
+    return pickle.loads(pickled)(_report)
 
 
 def _report(items: int, item_bytes: int) -> None:

@@ -63,7 +63,8 @@ def test_a_worker_that_dies_is_one_message(tmp_path: Path) -> None:
 def hanging(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """The program and its workers, when both hang."""
     pipe = subprocess.PIPE
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(folder)]
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-W", "error", str(folder / "program.py"), str(folder)]
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         try:
             deadline = time.monotonic() + 60
