@@ -69,8 +69,7 @@ def killed_run(folder: Path, shards: str, whole: list[tuple[int, list[int]]]) ->
     return state
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclone_s3: S3Server, ranks: int) -> None:
     shards = write_numbers(tmp_path / "shards", _UNEVEN)
     whole = undisturbed(shards, 24, lanes=2)
