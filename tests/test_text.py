@@ -19,7 +19,7 @@ BY_HAND = re.compile(
 NEVER_ONE = (
     "more than {self.most_open} shards",
     "only {limit} files open",
-    "{result.samples / result.seconds:,.0f} samples/s",
+    "{measured.samples / spent_s:,.0f} samples/s",
 )
 
 
