@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from late_cuda import LateCuda
 from matrix import exhaustive
 from places import Place, local, write_datasets
-from processes import children, wait_until
+from processes import children
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
@@ -94,19 +93,3 @@ def test_killed_at_random_instants(
                     due.pop()
     assert got == epochs * LABELS
     assert cuda.too_early == 0
-
-
-def test_a_call_is_made_again_while_the_loop_goes_on(server: FaultServer) -> None:
-    lengths: list[int] = []
-    got: list[int] = []
-    with loader_of(Place(server.url), "plain", num_workers=1) as loader:
-        calling = threading.Thread(target=lambda: lengths.append(len(loader)))
-        for step, batch in enumerate(loader):
-            got += batch[1].tolist()
-            if step == 2:
-                calling.start()
-                assert wait_until(lambda: kill_one("streamload.feeder"))
-        calling.join()
-        assert loader.statistics().restarted_workers == 1
-    assert got == LABELS
-    assert lengths == [50]
