@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matrix import exhaustive
 
 _EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -14,7 +15,7 @@ _EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("clip.py", "169 pairs selected, 10 full batches, 2 broken images"),
+        exhaustive(("clip.py", "169 pairs selected, 10 full batches, 2 broken images")),
         ("embeddings.py", "400 of 400 labels right"),
         ("sound.py", "12 of 12 recordings right"),
     ],

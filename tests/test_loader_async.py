@@ -215,6 +215,7 @@ async def test_errors_are_those_of_the_for_loop(source: str, workers: int) -> No
         assert loader.state_dict()["position"] == 30
 
 
+@pytest.mark.exhaustive
 async def test_what_a_batch_waits_for_is_logged(source: str, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with make(source, **held_up_from(10, gate)) as loader:
         batches = aiter(loader)
@@ -224,6 +225,7 @@ async def test_what_a_batch_waits_for_is_logged(source: str, gate: Path, monkeyp
     assert "is at work, decoding or transforming" in log.message
 
 
+@pytest.mark.exhaustive
 async def test_others_run_while_the_processes_end(source: str, gate: Path) -> None:
     """A worker that is in the user's code is waited for a moment, and then killed."""
 

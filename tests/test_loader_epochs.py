@@ -85,6 +85,7 @@ def test_nothing_is_made_ahead_in_the_callers_thread(source: str, tmp_path: Path
             assert noting.made() == passes * TOTAL
 
 
+@pytest.mark.exhaustive
 def test_who_stays_at_an_epoch_has_none_made_ahead(source: str, tmp_path: Path) -> None:
     noting = Noting(tmp_path / "made")
     with StreamLoader(source, **options(transform={"cls": noting})) as loader:
@@ -120,6 +121,7 @@ def slots_held() -> int:
     return len(found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not show descriptors")
 def test_memory_of_what_was_not_wanted_is_used_again(tmp_path: Path) -> None:
     """How many slots there are depends on timing; their bound, of those free, lent and in flight, is below 300."""
@@ -137,6 +139,7 @@ def test_memory_of_what_was_not_wanted_is_used_again(tmp_path: Path) -> None:
         assert slots_held() < 300 < ahead * turns
 
 
+@pytest.mark.exhaustive
 def test_epochs_of_which_all_is_announced_ahead(source: str) -> None:
     """The next epoch's only message is there before the loop asks; what ends it comes only then."""
     with StreamLoader(source, **options(batch_size=60, prefetch_batches=8)) as loader:

@@ -85,7 +85,9 @@ def test_in_a_mixture(shards: str, tmp_path: Path) -> None:
     check(Mixture({"a": (shards, 1), "b": (other, 2)}), 1, epoch_size=50)
 
 
-@pytest.mark.parametrize("where", ["local, a worker", "local, no index", "remote"])
+@pytest.mark.parametrize(
+    "where", ["local, a worker", "local, no index", pytest.param("remote", marks=pytest.mark.exhaustive)]
+)
 def test_behind_the_last_batch_the_first_one_comes(tmp_path: Path, where: str) -> None:
     """It is made again for that: from the start of the order, batch by batch, up to one of which something is left."""
 

@@ -42,6 +42,7 @@ def processes() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("drop_last", [True, exhaustive((False,))])
 def test_loops_that_count_batches_see_every_epoch_and_keep_the_processes(source: str, drop_last: bool) -> None:
     before = processes()

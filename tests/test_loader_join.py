@@ -219,6 +219,7 @@ def test_samples_in_another_order_are_refused(dataset: Path, tmp_path: Path) -> 
             list(loader)
 
 
+@pytest.mark.exhaustive
 def test_parts_of_a_sidecar_are_fetched_once_and_released_when_their_samples_are_passed(tmp_path: Path) -> None:
     count, per_shard, size = 1_000, 100, 100 << 10
     for name in ("shards", "large"):

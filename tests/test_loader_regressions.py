@@ -77,6 +77,7 @@ def test_each_alternative_has_its_own_transform(pictures: str) -> None:
     assert values({"bmp;png": one}) == [1] * 20
 
 
+@pytest.mark.exhaustive
 def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path) -> None:
     """And what it has changed in place before is not changed twice."""
     with ShardWriter(tmp_path / "s") as writer:
@@ -98,6 +99,7 @@ def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path
     assert [values for values, _ in drawn(0)] == [[11.0, 11.0]] * 6
 
 
+@pytest.mark.exhaustive
 def test_rows_behind_one_that_kills_workers_are_those_of_its_batch_alone(source: str, tmp_path: Path) -> None:
     """Met in an epoch that was begun ahead and given up, it was held against a batch of the same epoch's rest."""
     folder = tmp_path / "met"

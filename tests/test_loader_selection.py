@@ -366,6 +366,7 @@ def test_on_the_command_line(folder: Path) -> None:
         assert message in " ".join(failed.output.split())
 
 
+@pytest.mark.exhaustive
 def test_columns_are_added_to_those_that_there_are(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "shards"
     shutil.copytree(folder, place)

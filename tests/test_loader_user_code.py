@@ -277,6 +277,7 @@ def test_generators_of_the_users_own_are_warned_of_once(source: str, make_module
         assert name in str(warning.message)
 
 
+@pytest.mark.exhaustive
 def test_generators_that_workers_do_not_copy_are_not_warned_of(source: str, make_module: MakeModule) -> None:
     module = make_module("user_generators", GENERATORS)
     for function, workers in ((module.of_system, 1), (module.of_global, 0)):
@@ -317,6 +318,7 @@ def test_a_wrong_transform_is_refused_and_changes_nothing(source: str) -> None:
         assert values(loader) == [0, 2, 4, 6, 8, 10]
 
 
+@pytest.mark.exhaustive
 def test_module_state_and_a_mixtures_transforms_that_change_are_noticed(
     source: str, tmp_path: Path, make_module: MakeModule
 ) -> None:
@@ -449,6 +451,7 @@ def test_functions_that_are_imported_from_generators_draw_the_samples_own_number
     assert "restarted" not in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_modules_find_the_arguments_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the feeder imports, as here for the file system, and those that the workers do."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--size", "48"])
@@ -547,6 +550,7 @@ def test_what_cannot_be_sent_to_workers_is_named(source: str, given: Callable[[A
             iter(loader)
 
 
+@pytest.mark.exhaustive
 def test_an_object_that_exits_when_it_is_loaded_is_named(source: str, make_module: MakeModule) -> None:
     module = make_module("object_exits", EXITS_AS_IT_IS_LOADED)
     with (
@@ -557,7 +561,7 @@ def test_an_object_that_exits_when_it_is_loaded_is_named(source: str, make_modul
     assert "imports" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["filesystem", "transform"])
+@pytest.mark.parametrize("given", ["filesystem", exhaustive(("transform",))])
 def test_a_module_that_exits_when_it_is_imported_is_named(source: str, make_module: MakeModule, given: str) -> None:
     """By the feeder, which imports it for the file system, and by a worker."""
     module = make_module("user_exits", EXITS)

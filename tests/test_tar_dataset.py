@@ -382,6 +382,7 @@ def bucket(numbers: str, plain: str, rclone_s3: S3Server) -> Iterator[S3Server]:
     shutil.rmtree(rclone_s3.folder / "by-number")
 
 
+@pytest.mark.exhaustive
 def test_remote_shards_are_read_also_in_forked_workers(bucket: S3Server) -> None:
     dataset = TarDataset("s3://by-number/indexed", storage_options=bucket.options)
     assert labels_of(dataset.__getitems__([16, 0, 5, -1, 0])) == [16, 0, 5, 16, 0]

@@ -98,6 +98,7 @@ def test_a_run_is_judged_when_there_is_enough_of_it(batches: int, worked_s: floa
         assert limit.sentence.startswith(f"nothing that shows yet: {batches} batch")
 
 
+@pytest.mark.exhaustive
 def test_a_real_run_is_judged_without_its_first_batch(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "some") as writer:
         for number in range(100):

@@ -102,6 +102,7 @@ def test_two_that_die_in_turn_end_the_pass(source: str) -> None:
         assert [batch[0].tolist() for batch in loader] == expected
 
 
+@pytest.mark.exhaustive
 def test_asynchronously_in_the_order_of_a_sampler(source: str) -> None:
     order = random.Random(5).sample(range(TOTAL), 200)
     expected = undisturbed(source, shuffle=False, sampler=order)
@@ -118,6 +119,7 @@ def test_asynchronously_in_the_order_of_a_sampler(source: str) -> None:
     assert asyncio.run(loop()) == expected
 
 
+@pytest.mark.exhaustive
 def test_what_was_copied_ahead_is_neither_lost_nor_given_twice(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, cuda = undisturbed(source), LateCuda(monkeypatch)
     got, killed = [], list[int]()
@@ -132,6 +134,7 @@ def test_what_was_copied_ahead_is_neither_lost_nor_given_twice(source: str, monk
     assert cuda.too_early == 0
 
 
+@pytest.mark.exhaustive
 def test_failed_samples_are_noted_once(source: str, tmp_path: Path) -> None:
     """Where all samples of the batches before have failed: they wait for a batch that comes in their place."""
     killed = tmp_path / "killed"

@@ -21,7 +21,7 @@ from processes import alive, children, wait_until
 from transforms import slow
 
 from streamload import StreamLoader
-from streamload.errors import LoaderClosedError, SampleError, WorkerError
+from streamload.errors import LoaderClosedError, WorkerError
 
 COUNTS = [300, 200, 400]
 TOTAL = sum(COUNTS)
@@ -72,21 +72,7 @@ def pids_of_workers() -> set[int]:
     return {worker.pid for worker in children("workers.worker")}
 
 
-def test_a_sample_that_kills_its_worker_twice_is_named(source: str) -> None:
-    def deadly(value: int) -> int:
-        if value == 123:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return value
-
-    with loader_of(source, transform={"cls": deadly}) as loader:
-        with pytest.raises(SampleError, match="SIGSEGV") as caught:
-            list(loader)
-        assert caught.value.key == "000123"
-        assert caught.value.url is not None
-        assert caught.value.url.endswith("part000-000000.tar")
-        assert caught.value.offset is not None
-
-
+@pytest.mark.exhaustive
 def test_a_transform_that_ends_every_worker_ends_the_pass(source: str) -> None:
     def deadly(value: int) -> int:
         os._exit(5)
@@ -263,6 +249,7 @@ def test_interpreter_exit_without_close(preloaded: Preloaded, source: str, endin
     assert wait_until(lambda: gone(pids))
 
 
+@pytest.mark.exhaustive
 def test_functions_of_a_script_without_a_main_guard(source: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -15,6 +15,7 @@ COUNTS = [1] * 40 + [5]
 TOTAL = sum(COUNTS)
 
 
+@pytest.mark.exhaustive
 def test_masked_arrays_of_numpy_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_several_epochs_of_one_loader_fetch_them_once(server: FaultServer, folde
     assert server.report().sent_bytes <= 1.05 * size
 
 
+@pytest.mark.exhaustive
 def test_loaders_beside_each_other_do_not_wait_for_each_other(
     server: FaultServer, folder: Path, right: list[Step], tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ IN_TURN = {"shuffle": 6}
 WHOLE = ["True", "True"]
 
 
+@pytest.mark.exhaustive
 def test_they_are_closed_and_opened_again(preloaded: Preloaded, server: FaultServer, folder: Path) -> None:
     """Remote ones that are needed one after the other, and local ones that are all needed at once; else is an error."""
     in_turn, local, local_here, (error,) = said(

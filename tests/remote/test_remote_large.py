@@ -71,6 +71,7 @@ def read(loader: StreamLoader) -> dict[int, int]:
         }
 
 
+@pytest.mark.exhaustive
 def test_large_arrays_are_right_and_may_be_changed(server: FaultServer) -> None:
     def changed(sample: Any) -> Any:
         values, label = sample

@@ -55,7 +55,7 @@ def peak_bytes(server: FaultServer, name: str, batch_size: int, budget_mib: int,
 
 @pytest.mark.parametrize(
     ("epochs", "again", "sample_bytes", "budget"),
-    [(5, 50, 100_000, "auto"), exhaustive((10, 40, 5_000_000, "80MiB"))],
+    [exhaustive((5, 50, 100_000, "auto")), exhaustive((10, 40, 5_000_000, "80MiB"))],
 )
 def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
     tmp_path: Path, epochs: int, again: int, sample_bytes: int, budget: str
@@ -143,6 +143,7 @@ def test_a_budget_bounds_fields_that_expand(tmp_path: Path, field: str, whole: b
         expanded_peak_bytes(tmp_path, field, 30 * MIB, **options)
 
 
+@pytest.mark.exhaustive
 def test_batches_that_outgrow_the_budget_are_an_error_and_not_a_wait(tmp_path: Path) -> None:
     """What a `collate_fn` makes is known only then: parts are freed for it, and those needed do not fit again."""
     with ShardWriter(tmp_path / "shards" / "%06d.tar", max_count=1) as writer:

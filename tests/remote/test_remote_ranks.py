@@ -63,6 +63,7 @@ def fetched_share(server: FaultServer, folder: Path) -> float:
     return (server.report().sent_bytes - 2 * other) / dataset
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_fetch_each_part_once_an_epoch(running: FaultServer, folder: Path) -> None:
     running.play(Script())
     first, second = epochs_of_two_ranks(running, memory_budget="8MB")

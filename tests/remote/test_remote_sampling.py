@@ -87,6 +87,7 @@ def test_without_an_index_shards_are_counted_first(server: FaultServer, folder: 
     assert epochs(Place(server.url), "mixture", "plain", memory_budget="45MB") == epochs(local(folder), "mixture")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sampling", ["weights", exhaustive(("two and a half passes",)), exhaustive(("sampler",))])
 def test_a_cache_on_the_disk_serves_the_second_time(
     server: FaultServer, folder: Path, tmp_path: Path, sampling: str

@@ -160,6 +160,7 @@ def half_an_epoch_and_then(server: FaultServer, script: Script, loader: StreamLo
     time.sleep(0.3)  # for the feeder to learn of it
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("impatient")
 def test_a_storage_that_was_away_while_the_next_epoch_was_begun(server: FaultServer) -> None:
     with loader_of(server, "indexed", num_workers=1) as loader:

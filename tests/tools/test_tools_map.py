@@ -261,6 +261,7 @@ def long_enough(sample: Sample) -> Sample | None:
     return sample if len(sample["txt"]) >= 7 else None
 
 
+@pytest.mark.exhaustive
 def test_killed_and_resumed_it_gives_the_same_bytes_and_starts_over_with_another_function(
     source: Path, tmp_path: Path
 ) -> None:

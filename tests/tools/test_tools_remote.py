@@ -117,6 +117,7 @@ def test_compressed_shards_are_indexed_listed_verified_and_loaded(tmp_path: Path
             assert found[5][1] == np.random.default_rng(5).bytes(1500)
 
 
+@pytest.mark.exhaustive
 def test_output_may_lie_elsewhere(dataset: Path, bucket: Place, tmp_path: Path, nginx: WebServer) -> None:
     put(dataset, bucket)
     assert run(streamload.app, "index", bucket.url, "--output", tmp_path / "index", *bucket.options)[0] == 0

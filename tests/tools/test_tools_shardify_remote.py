@@ -56,7 +56,7 @@ def in_set(bucket: Place) -> dict[str, bytes]:
     [
         exhaustive((("--max-count", 3),)),
         ("--max-count", 2, "--split", "train=0.7,val=0.3"),
-        ("--max-count", 5, "--resize", 4),
+        exhaustive((("--max-count", 5, "--resize", 4),)),
         exhaustive((("--max-count", 2, "--workers", 1),)),
     ],
 )
@@ -105,7 +105,8 @@ def test_an_upload_that_fails_is_resumed(
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
 
 
-@pytest.mark.parametrize("stop_after", [6, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (1, 3))])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("stop_after", [1, 3, 6])
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place, stop_after: int) -> None:
     source = images(tmp_path)
     arguments = [str(source), f"{bucket.url}/set", "--max-count", "1", "--workers", "2"]

@@ -121,6 +121,7 @@ def test_pixels_agree_with_numpy_and_normalize_reads_them(photos: Path, tmp_path
     assert json.loads(own.read_text())["pixels"] < len(pixels) / 3
 
 
+@pytest.mark.exhaustive
 def test_pixels_in_a_bucket(rclone_s3: S3Server, photos: Path, tmp_path: Path) -> None:
     bucket = new_place(rclone_s3, tmp_path)
     shutil.copytree(photos, bucket.folder, dirs_exist_ok=True)

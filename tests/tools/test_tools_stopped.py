@@ -77,7 +77,7 @@ def hanging(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.P
             process.kill()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive)])
 def test_no_process_is_left_and_finished_shards_are_kept(tmp_path: Path, how: signal.Signals) -> None:
     with hanging(tmp_path) as (process, workers):
         os.killpg(process.pid, how) if how == signal.SIGINT else process.kill()

@@ -32,6 +32,7 @@ def test_two_samples_of_a_batch_that_each_kill_two_workers_are_left_out(source: 
         assert found == [number for number in range(30) if number not in (16, 18)]
         assert [error.key for error in loader.skipped] == ["000016", "000018"]
         assert all(type(error) is SampleError for error in loader.skipped)
+        assert all(str(error.url).endswith("part001-000000.tar") and error.offset is not None for error in loader.skipped)
         words = "the second one was killed by SIGSEGV\nFatal Python error: Segmentation fault"
         assert f"two workers died while they made this sample; {words}" in str(loader.skipped[0])
 
@@ -50,6 +51,7 @@ def test_workers_that_die_at_every_start_end_the_pass(source: str) -> None:
             list(loader)
 
 
+@pytest.mark.exhaustive
 def test_workers_that_are_killed_while_idle_are_replaced_with_their_numbers(source: str, tmp_path: Path) -> None:
     def note(worker: int) -> None:
         (tmp_path / f"{worker} {os.getpid()}.started").touch()
