@@ -27,8 +27,7 @@ import numpy as np
 
 from streamload.fetch.cache.cache_file import cached_bytes
 from streamload.fetch.cache.disk_cache import CachedFile, DiskCache, files_to_evict
-from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
-from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.fetch.cache.next_use import OrderNextUse, ShardIdentity, numbers_by_key
 from streamload.order.options import OrderOptions
 from streamload.order.sequence import shards_in_order
 

@@ -20,7 +20,7 @@ from streamload.decode.user_code import check_takes_one
 from streamload.feeder.messages import PipelineSettings
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import bytes_in_cache, shards_folder
-from streamload.fetch.fetch_options import Fetching
+from streamload.fetch.fetched_listing import Fetching
 from streamload.limits import MOST_WORKERS_PER_PROCESSOR
 from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
 from streamload.ray_feeders import RayFeeders

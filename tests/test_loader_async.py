@@ -17,7 +17,7 @@ from transforms import raise_on_33, wait_a_little
 
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError, TransformError
-from streamload.trainer.async_epoch_iterator import AsyncEpochIterator
+from streamload.trainer.epoch_iterator import AsyncEpochIterator
 
 TOTAL = 60
 FEW = pytest.mark.parametrize("workers", [0, exhaustive((1,))])

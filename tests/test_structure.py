@@ -466,7 +466,7 @@ BROKEN: list[tuple[Callable[[Tree], list[str]], dict[str, str], str]] = [
     (own_imports_in_functions, {"order/a.py": "importlib.import_module('streamload.b')"}, "order.a:1"),
     (misplaced_libraries, {"decode/rows.py": "def f():\n    import torch"}, "decode.rows:2 imports torch"),
     (misplaced_libraries, {"decode/collate.py": "import torch.utils.data"}, "decode.collate:1 imports torch"),
-    (misplaced_libraries, {"images/filter.py": "from PIL import Image"}, "images.filter:1 imports PIL"),
+    (misplaced_libraries, {"images/geometry.py": "from PIL import Image"}, "images.geometry:1 imports PIL"),
     (misplaced_libraries, {"index/finder.py": "def f():\n    import fsspec"}, "index.finder:2 imports fsspec"),
     (misplaced_libraries, {"feeder/feeder.py": "from subprocess import Popen"}, "feeder.feeder:1 imports subprocess"),
     (misplaced_libraries, {"feeder/feeder.py": "import os\nos.system('ls')"}, "feeder.feeder:2 calls os.system"),

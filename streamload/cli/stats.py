@@ -19,7 +19,7 @@ from streamload.cli.command import print_document, print_line, print_table
 from streamload.cli.shards import tables
 from streamload.decode.decoders import is_image
 from streamload.errors import without_secrets
-from streamload.images.measured import STATISTICS_NAME
+from streamload.images.floats import STATISTICS_NAME
 from streamload.index.listing import list_shards
 from streamload.index.shard_names import WEB
 from streamload.pack.failures import UsageError

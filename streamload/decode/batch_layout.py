@@ -1,7 +1,7 @@
 """The layout of a batch: its tree of containers, and where each array lies in the slot.
 
 The inner nodes of the tree are mappings and sequences. Its leaves are arrays, or values of unlike sizes, which lie
-behind them in columns (see `values.py`). `describe_rows` finds the layout from one row (all later batches of rows that
+behind them in columns (see `collate.py`). `describe_rows` finds the layout from one row (all later batches of rows that
 fit have it), `describe_batch` from a whole batch that a `collate_fn` has made, and `assemble` builds the batch in the
 trainer.
 """

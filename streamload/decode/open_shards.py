@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.field_reader import ShardReader
 from streamload.decode.tasks import ShardOpened
-from streamload.memory.gathered import gather, read_fully
-from streamload.memory.mapped import Bytes, map_memory
+from streamload.memory.mapped import Bytes, gather, map_memory, read_fully
 
 
 class OpenShards(ShardReader):

@@ -36,8 +36,7 @@ from streamload.feeder.scans import Scans
 from streamload.feeder.scheduler import Learned, Resources, RowBatcher
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.fetch_options import Fetching
-from streamload.fetch.fetched_listing import fetched_shards, waits_for_index
+from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.prerequisites import Prerequisites

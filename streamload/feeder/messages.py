@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamload.decode.tasks import Failure, RowFailure, StoredValues
 
 if TYPE_CHECKING:  # most of these are imported only with what makes the feeders
-    from streamload.fetch.fetch_options import Fetching
+    from streamload.fetch.fetched_listing import Fetching
     from streamload.index.listing import Listing
     from streamload.order.options import OrderOptions
     from streamload.totals import Totals

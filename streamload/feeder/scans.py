@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from streamload.decode.failure import Attempt, error_from
 from streamload.decode.tasks import ScanDone, ScannedShard, ScanTask
 from streamload.errors import StreamloadError
-from streamload.fetch.failures import Failures
-from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.fetcher import Failures, Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.index.dataset import Dataset
 from streamload.workers.protocol import Pool

@@ -1,12 +1,31 @@
-"""Which of the listed shards have to be fetched."""
+"""Which of the listed shards have to be fetched, and the options for fetching them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from streamload.index.listing import Listing
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
+
+
+class Fetching(NamedTuple):
+    """What a feeder is told of how shards are fetched.
+
+    Attributes:
+        storages: where shards lie.
+        budget_bytes: what they and the batches may take in memory.
+        expands: a share of it is kept for what fields expand to.
+        cache_folder: for a disk cache; None for none.
+        cache_bytes: how large that may get.
+    """
+
+    storages: Storages
+    budget_bytes: int
+    cache_folder: str | None
+    cache_bytes: int
+    expands: bool = False
 
 
 def is_all_local(urls: Iterable[str], storages: Storages) -> bool:

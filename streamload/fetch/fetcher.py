@@ -14,7 +14,6 @@ from streamload.fetch.budget import budget_error, budget_for
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
-from streamload.fetch.failures import Failures
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
@@ -28,6 +27,31 @@ from streamload.order.options import OrderOptions
 from streamload.storage.download import Pin
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
+
+
+class Failures:
+    """Errors by the numbers of what they were met for. It is not tried again before they are taken."""
+
+    def __init__(self) -> None:
+        self._errors: dict[int, Exception] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._errors
+
+    def note(self, number: int, error: Exception) -> None:
+        """Something cannot be fetched."""
+        self._errors[number] = error
+
+    def check(self, numbers: Collection[int]) -> None:
+        """Raise the error that was met for the first of some numbers that have one."""
+        for number in numbers if self._errors else ():
+            if number in self._errors:
+                raise self._errors[number].with_traceback(None)  # it would grow each time
+
+    def take(self) -> dict[int, Exception]:
+        """All of them, which are not known any more then."""
+        taken, self._errors = self._errors, {}
+        return taken
 
 
 class FetchedShards:

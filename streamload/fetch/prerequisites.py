@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from streamload.errors import without_secrets
-from streamload.fetch.failures import Failures
-from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.fetcher import Failures, Fetcher
 from streamload.index.dataset import Dataset
 from streamload.limits import SMALL_REQUESTS
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 from streamload.images.decoders import grey, palette, unchanged
 from streamload.images.floats import Normalize, ToFloat, ToTensor
 from streamload.images.joint import Joint
-from streamload.images.operations import CenterCrop, Compose, RandomCrop, RandomHorizontalFlip
-from streamload.images.resizing import RandomResizedCrop, Resize
+from streamload.images.operations import (
+    CenterCrop,
+    Compose,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 
 __all__ = [
     "CenterCrop",

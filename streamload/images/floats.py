@@ -7,6 +7,7 @@ torch's `channels_last` memory format. The results of `ToTensor` are contiguous 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,9 +18,34 @@ from typing import Any, ClassVar, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.images.geometry import Image, check_bytes
 from streamload.images.opencv import opencv
 from streamload.images.placing import placed, writable_in_order
+from streamload.storage.storages import Storages
+
+STATISTICS_NAME = "statistics.json"
+_MOST_BYTES = 1 << 20
+
+
+def measured_channels(
+    folder: str | os.PathLike[str], storage_options: dict[str, Any] | None
+) -> tuple[list[float], list[float]]:
+    """Return the mean and the deviation of each channel that `streamload stats --pixels` saved. See `Normalize.of`."""
+    place = os.fspath(folder)
+    url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
+    try:
+        saved = json.loads(Storages(storage_options).for_url(url).read_bytes(url, most_bytes=_MOST_BYTES))
+        return saved["mean"], saved["std"]
+    except ShardNotFoundError:
+        raise ShardNotFoundError(
+            f"there is no {STATISTICS_NAME}; `streamload stats {without_secrets(place)} --pixels` makes it", url=url
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"{without_secrets(url)!r} is not what `streamload stats --pixels` saves; make it again"
+        ) from None
+
 
 Planes: TypeAlias = NDArray[np.float32]
 """float32 array (channels, height, width)."""
@@ -111,7 +137,7 @@ class Normalize:
             StorageError: there is no such file, or it cannot be read.
             ValueError: it is not from `streamload stats --pixels`.
         """
-        from streamload.images.measured import measured_channels  # storages take as long to import as all the rest
+        from streamload.images.floats import measured_channels  # storages take as long to import as all the rest
 
         mean, std = measured_channels(folder, storage_options)
         return cls(mean, std)

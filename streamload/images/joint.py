@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 
 from streamload.arguments import alternatives, as_python
 from streamload.images.geometry import Geometric, Window, check_image, cut
-from streamload.images.operations import Compose, RandomCrop, RandomHorizontalFlip, may_use_global_generators
+from streamload.images.operations import (
+    Compose,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    may_use_global_generators,
+)
 from streamload.images.placing import takes_rng
-from streamload.images.resizing import RandomResizedCrop
 
 Kind: TypeAlias = Literal["image", "mask", "boxes"]
 _KINDS = ("image", "mask", "boxes")

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import ShardChangedError, ShardFormatError
-from streamload.memory.gathered import gather, read_fully
-from streamload.memory.mapped import Bytes
+from streamload.memory.mapped import Bytes, gather, read_fully
 from streamload.tar.header import BLOCK_BYTES, padded
 from streamload.tar.header_chain import RECORD_BYTES, TarMembers, read_members
 from streamload.tar.table import MISSING, ShardTable

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamload.decode.batch_layout import Layout
-from streamload.decode.collate import build_batch, choose_rows
+from streamload.decode.collate import build_batch, choose_rows, load_values
 from streamload.decode.failure import sample_error
 from streamload.decode.tasks import OnError, RowFailure
-from streamload.decode.values import load_values
 from streamload.errors import SampleError
 from streamload.feeder.messages import Part, ReadyBatch
 from streamload.memory.mapped import Bytes

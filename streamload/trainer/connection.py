@@ -22,9 +22,8 @@ from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
 from streamload.order.epoch_start import EpochStart
-from streamload.trainer.inbox import Inbox
-from streamload.trainer.scan_progress import ScanProgress
-from streamload.workers.caller_worker import CallerWorker
+from streamload.trainer.scan_progress import Inbox, ScanProgress
+from streamload.workers.caller_pool import CallerWorker
 from streamload.workers.launch import STACK_S, Child, launch
 
 if TYPE_CHECKING:

@@ -23,10 +23,8 @@ from streamload.memory.unnamed import descriptor_limit, new_memory
 from streamload.order.epoch_start import EpochStart
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor, compression_of
-from streamload.trainer.inbox import Inbox
-from streamload.trainer.scan_progress import ScanProgress
-from streamload.workers.caller_pool import CallerPool
-from streamload.workers.caller_worker import CallerWorker
+from streamload.trainer.scan_progress import Inbox, ScanProgress
+from streamload.workers.caller_pool import CallerPool, CallerWorker
 
 _MOST_SHARD_BYTES = 1 << 40
 

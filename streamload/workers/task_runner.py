@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamload.decode.batch_maker import BatchMaker
+from streamload.decode.batch_maker import BatchMaker, DelayCounter, TaskClock
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.field_reader import Progress
 from streamload.decode.open_shards import OpenShards
-from streamload.decode.task_clock import DelayCounter, TaskClock
 from streamload.decode.tasks import (
     ForgetShards,
     ForgetSlots,

@@ -17,8 +17,7 @@ import numpy as np
 
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
-from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.fetch.cache.next_use import OrderNextUse, ShardIdentity, numbers_by_key
 from streamload.order.options import OrderOptions
 from streamload.order.sequence import shards_in_order
 

@@ -21,7 +21,7 @@ from streamload.fetch.cache import disk_cache
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.file_locks import locked_file
-from streamload.fetch.cache.shard_identity import ShardIdentity, key_in_name, url_key
+from streamload.fetch.cache.next_use import ShardIdentity, key_in_name, url_key
 
 N_PARTS = 8
 ONE = identity_of(0).bytes

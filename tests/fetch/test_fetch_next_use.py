@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from streamload.fetch.cache.disk_cache import CachedFile, files_to_evict
-from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
-from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.fetch.cache.next_use import OrderNextUse, ShardIdentity, numbers_by_key
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan

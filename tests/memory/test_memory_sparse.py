@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from streamload.fetch.fetched_shard import SparseMemory
 from streamload.memory.mapped import map_memory
-from streamload.memory.sparse import SparseMemory
 
 PAGE = mmap.PAGESIZE
 

@@ -32,7 +32,9 @@ def test_two_samples_of_a_batch_that_each_kill_two_workers_are_left_out(source: 
         assert found == [number for number in range(30) if number not in (16, 18)]
         assert [error.key for error in loader.skipped] == ["000016", "000018"]
         assert all(type(error) is SampleError for error in loader.skipped)
-        assert all(str(error.url).endswith("part001-000000.tar") and error.offset is not None for error in loader.skipped)
+        assert all(
+            str(error.url).endswith("part001-000000.tar") and error.offset is not None for error in loader.skipped
+        )
         words = "the second one was killed by SIGSEGV\nFatal Python error: Segmentation fault"
         assert f"two workers died while they made this sample; {words}" in str(loader.skipped[0])
 

@@ -29,8 +29,7 @@ from typing import NamedTuple
 
 from streamload.fetch.cache.cache_file import CacheFile, cached_bytes
 from streamload.fetch.cache.file_locks import LockBusyError, is_in_use, locked_file, mark_in_use
-from streamload.fetch.cache.next_use import OrderNextUse
-from streamload.fetch.cache.shard_identity import FILE_NAME, ShardIdentity, key_in_name
+from streamload.fetch.cache.next_use import FILE_NAME, OrderNextUse, ShardIdentity, key_in_name
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 

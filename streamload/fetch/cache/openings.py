@@ -10,7 +10,7 @@ from typing import TypeVar
 from streamload.errors import without_secrets
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.shard_identity import ShardIdentity
+from streamload.fetch.cache.next_use import ShardIdentity
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin, download
 from streamload.storage.storages import Storages
