@@ -12,7 +12,7 @@ from streamload.arguments import parse_bytes
 from streamload.cli.arguments import Json, Ray, StorageOption, show_version
 from streamload.cli.command import Command, print_document, print_line
 from streamload.errors import ShardNotFoundError, without_secrets
-from streamload.index.class_names import MOST_CLASSES_BYTES, parse_class_names
+from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB
 from streamload.pack.failures import UsageError
 from streamload.pack.planning import parse_split

@@ -30,13 +30,12 @@ from streamload.errors import (
     StreamloadError,
     without_secrets,
 )
-from streamload.index.class_names import CLASSES_FILE, read_class_names
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, check_shard
+from streamload.index.columns import CLASSES_FILE, read_class_names
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, check_shard, pack_table
 from streamload.index.index_writer import IndexFolder, update_index
 from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
 from streamload.index.shard_names import WEB, folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
-from streamload.index.table_file import pack_table
 from streamload.pack.failures import UsageError
 from streamload.pack.output import say, shown_bytes
 from streamload.pack.progress import open_progress

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamload.fetch.range_reader import ByteRange, RangeReader
-from streamload.index.class_names import read_class_names
-from streamload.index.columns import read_columns, read_labels
+from streamload.index.columns import read_class_names, read_columns, read_labels
 from streamload.index.listing import Listing, list_shards, shard_sizes
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable

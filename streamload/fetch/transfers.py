@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from streamload.errors import TransientStorageError
 from streamload.limits import FIRST_REQUESTS, MOST_REQUESTS
-from streamload.storage.download import Downloaded, Pin, Watch, download
+from streamload.storage.download import Downloaded, Pin, Retries, Watch, download
 from streamload.storage.protocol import Storage
-from streamload.storage.retry_policy import Retries
 from streamload.totals import TimeIntegral
 
 _FEWEST = 1

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, without_secrets
-from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, IndexedShard
+from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, IndexedShard, index_error
 from streamload.index.listing import Listing, Shard
-from streamload.index.table_file import index_error
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
 from streamload.storage.download import Pin, download

@@ -21,10 +21,11 @@ from streamload.index.dataset_index import (
     MOST_INDEX_BYTES,
     DatasetIndex,
     IndexedShard,
+    index_error,
     is_plain_name,
+    pack_table,
 )
-from streamload.index.table_file import index_error, pack_table
-from streamload.index.unfinished import locked_folder
+from streamload.index.shard_names import locked_folder
 from streamload.storage.protocol import Storage
 from streamload.tar.table import ShardTable
 from streamload.text import counted

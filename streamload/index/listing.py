@@ -21,24 +21,25 @@ from streamload.index.dataset_index import (
     DatasetIndex,
     IndexedShard,
     check_shard,
+    index_error,
     looks_like_index,
 )
 from streamload.index.shard_names import (
     WEB,
+    UnfinishedSet,
     folder_and_name,
     is_shard_name,
+    read_mark,
     refuse_repetitions,
     refuse_unknown_compression,
     shard_name,
+    unfinished_error,
 )
-from streamload.index.table_file import index_error
-from streamload.index.unfinished import UnfinishedSet, read_mark, unfinished_error
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin
 from streamload.storage.errors import NoConnectionError, UntrustedServerError, close_matches
-from streamload.storage.protocol import UNKNOWN_BYTES, ShardInfo, Storage, escaped, is_pattern, protocol_of
-from streamload.storage.storages import Storages
-from streamload.storage.urls import Urls, chain_links, expand_urls
+from streamload.storage.protocol import UNKNOWN_BYTES, ShardInfo, Storage, chain_links, escaped, is_pattern, protocol_of
+from streamload.storage.storages import Storages, Urls, expand_urls
 from streamload.tar.decompression import without_compression
 from streamload.tar.table import ShardTable
 from streamload.text import counted

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from streamload.errors import ShardNotFoundError, StorageError, StreamloadError, without_secrets
-from streamload.index.class_names import CLASSES_FILE
+from streamload.index.columns import CLASSES_FILE
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, is_plain_name
 from streamload.index.listing import IndexLookup
-from streamload.index.unfinished import PACKING_FOLDER, SHARDIFY
+from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.failures import UsageError
 from streamload.pack.output import say

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from streamload.errors import StorageError, StreamloadError, without_secrets
-from streamload.index.shard_names import ShardNaming
-from streamload.index.table_file import pack_table, unpack_table
-from streamload.index.unfinished import PACKING_FOLDER
+from streamload.index.dataset_index import pack_table, unpack_table
+from streamload.index.shard_names import PACKING_FOLDER, ShardNaming
 from streamload.pack.processes import Report
 from streamload.pack.resizing import Resizing
 from streamload.pack.sources.arrays import ArrayReader

@@ -13,8 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.index.class_names import unknown_class
-from streamload.index.columns import KEY, KEY_HASH, LABEL
+from streamload.index.columns import KEY, KEY_HASH, LABEL, unknown_class
 from streamload.order.sampling import mixed_words
 from streamload.sampling.expression import CLASS_NAME, FRACTION, Expression
 from streamload.text import counted, listed

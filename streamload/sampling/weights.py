@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.index.class_names import unknown_class
-from streamload.index.columns import Labels
+from streamload.index.columns import Labels, unknown_class
 from streamload.order.groups import group_sizes
 
 Weights = Literal["balanced"] | Mapping[int, float] | Mapping[str, float] | Sequence[float] | NDArray[Any]

@@ -18,11 +18,13 @@ import fsspec
 
 from streamload.errors import ShardNotFoundError, StorageError, TransientStorageError
 from streamload.storage import errors
+from streamload.storage.download import Retries
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     Entry,
     RangeBody,
     ShardInfo,
+    chain_links,
     find_entries,
     layers,
     one_piece,
@@ -33,8 +35,6 @@ from streamload.storage.protocol import (
     same_etag,
     split_pattern,
 )
-from streamload.storage.retry_policy import Retries
-from streamload.storage.urls import chain_links
 
 _Result = TypeVar("_Result")
 

@@ -34,6 +34,7 @@ from streamload.errors import (
     without_secrets,
 )
 from streamload.storage import errors
+from streamload.storage.download import Retries
 from streamload.storage.protocol import (
     ANY_FOLDERS,
     FAMILY,
@@ -51,7 +52,6 @@ from streamload.storage.protocol import (
     split_pattern,
     version_of,
 )
-from streamload.storage.retry_policy import Retries
 from streamload.text import counted
 
 _Result = TypeVar("_Result")

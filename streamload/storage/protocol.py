@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from streamload.errors import StorageError
-from streamload.storage.urls import chain_links
 
 UNKNOWN_BYTES = -1
 """The size of a shard if only a request for that shard would tell."""
@@ -149,6 +148,15 @@ FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": 
 """The kind of object store by the protocol; others are fsspec's."""
 
 FAMILY |= dict.fromkeys(WEB, "http")
+
+
+# Separates urls, and the links of a chain; brackets hold an IPv6 address.
+_LINK = re.compile(r"::(?![^\[\]/]*\])")
+
+
+def chain_links(url: str) -> list[str]:
+    """Split one of fsspec's chains at `::`; `http://[::1]/a.tar` is no chain."""
+    return _LINK.split(url) if "::" in url else [url]
 
 
 def protocol_of(url: str) -> str:

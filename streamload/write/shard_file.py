@@ -20,7 +20,7 @@ from io import FileIO
 
 import numpy as np
 
-from streamload.index.unfinished import locked_folder
+from streamload.index.shard_names import locked_folder
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, padding
 from streamload.tar.table import ShardTable
 

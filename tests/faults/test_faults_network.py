@@ -14,8 +14,7 @@ from servers.plain_storage import PlainStorage
 
 from streamload.errors import ShardChangedError, StorageError
 from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
-from streamload.storage.download import Downloaded, Pin
-from streamload.storage.retry_policy import Retries, RetryPolicy
+from streamload.storage.download import Downloaded, Pin, Retries, RetryPolicy
 
 SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 30))]
 SHARD_BYTES = 1_000_003

@@ -21,9 +21,8 @@ from crafted_tar import Archive, header
 from indexed_shards import index_shards, read_index, table_in, write_index
 
 from streamload.errors import DatasetIndexError, StorageError
-from streamload.index.dataset_index import IndexedShard
+from streamload.index.dataset_index import IndexedShard, pack_table, unpack_table
 from streamload.index.listing import IndexLookup
-from streamload.index.table_file import pack_table, unpack_table
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
 

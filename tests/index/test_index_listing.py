@@ -12,8 +12,7 @@ from indexed_shards import index_shards
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.listing import Listing, find_shards, list_shards
-from streamload.index.shard_names import ShardNaming
-from streamload.index.unfinished import SHARDIFY, UnfinishedSet, mark_unfinished
+from streamload.index.shard_names import SHARDIFY, ShardNaming, UnfinishedSet, mark_unfinished
 from streamload.storage.local_files import LocalStorage, local_path
 
 

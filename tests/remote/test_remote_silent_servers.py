@@ -20,7 +20,7 @@ from streamload import StreamLoader
 from streamload.errors import StorageError
 from streamload.fetch.fetched_listing import Fetching
 from streamload.options import Options
-from streamload.storage.retry_policy import Retries, RetryPolicy
+from streamload.storage.download import Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")

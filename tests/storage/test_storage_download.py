@@ -11,8 +11,7 @@ from scripted_storage import Answer, ScriptedStorage
 from virtual_time import run_in_virtual_time
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.download import Downloaded, Pin, Watch, download
-from streamload.storage.retry_policy import Retries, RetryPolicy
+from streamload.storage.download import Downloaded, Pin, Retries, RetryPolicy, Watch, download
 
 CONTENT = random.Random(0).randbytes(1000)
 RESET = TransientStorageError("connection reset")

@@ -25,12 +25,10 @@ from streamload.errors import (
 )
 from streamload.index.shard_names import refuse_repetitions
 from streamload.storage import filesystem_storage, object_storage
-from streamload.storage.download import Pin, download
+from streamload.storage.download import Pin, Retries, download
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.object_storage import locate, object_options
-from streamload.storage.retry_policy import Retries
-from streamload.storage.storages import Storages
-from streamload.storage.urls import expand_urls
+from streamload.storage.storages import Storages, expand_urls
 
 OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
 KINDS = ["s3", "http", "s3fs", "fsspec-http"]

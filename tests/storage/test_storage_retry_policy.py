@@ -20,10 +20,9 @@ from virtual_time import run_in_virtual_time
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage import filesystem_storage
-from streamload.storage.download import Downloaded, Pin, download
+from streamload.storage.download import Attempts, Downloaded, Pin, Retries, RetryPolicy, download
 from streamload.storage.errors import NoConnectionError, fsspec_error, parse_retry_after
 from streamload.storage.filesystem_storage import FilesystemStorage
-from streamload.storage.retry_policy import Attempts, Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
 URL = "s3://bucket/set/index.json"

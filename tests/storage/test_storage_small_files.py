@@ -9,7 +9,7 @@ from scripted_server import CONTENT, Script, serve
 from test_storage_errors import storages_of
 
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.retry_policy import Retries, RetryPolicy
+from streamload.storage.download import Retries, RetryPolicy
 
 KINDS = ["http", "s3"]
 OF_FSSPEC = ["fsspec-http", "s3fs"]

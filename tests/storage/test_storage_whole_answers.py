@@ -18,9 +18,8 @@ from virtual_time import run_in_virtual_time
 
 from streamload import StreamLoader
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.download import Downloaded, Pin, download
+from streamload.storage.download import Downloaded, Pin, Retries, RetryPolicy, download
 from streamload.storage.errors import WholeAnswerError
-from streamload.storage.retry_policy import Retries, RetryPolicy
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 

@@ -14,8 +14,8 @@ from servers.upload_server import UploadServer
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage import object_storage
+from streamload.storage.download import Retries, RetryPolicy
 from streamload.storage.object_storage import RETRY
-from streamload.storage.retry_policy import Retries, RetryPolicy
 from streamload.storage.storages import Storages
 
 SOON = RetryPolicy(tries=10, first_backoff_s=0.0, warn_after_s=0.0)
