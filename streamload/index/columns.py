@@ -29,7 +29,6 @@ from streamload.index.streamed_table import read_shard
 from streamload.limits import SMALL_REQUESTS
 from streamload.order.groups import group_sizes
 from streamload.storage.storages import Storages
-from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import MISSING, ShardTable
 from streamload.text import counted, listed
@@ -320,50 +319,24 @@ class _ColumnsFile:
 
 def _no_column(missing: Sequence[str], file: _ColumnsFile | None) -> str:
     """Say which column is missing, what may be meant, and what there is; `file` is None for a shard in no index."""
-    hints = {name: _hint(name, file) for name in missing}
-    name = next((name for name in missing if hints[name]), missing[0])
-    hint, kept = (f" ({hints[name]})", "json:NAME") if hints[name] else ("", f"json:{name}")
-    if (place := _place_in_json(name, file)) is not None:
-        kept = ":".join(place)
-    if file is None:
-        has = "this shard is in no index"
+    columns, fields = ([], ()) if file is None else (file.names, file.index.fields)
+    sizes, name = [f"{SIZE}{field}" for field in fields], missing[0]
+    alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1)
+    meant = f"{SIZE}{name.removesuffix('.size')}"
+    if name == LABEL_FIELD:
+        hint = f" (write {LABEL}, which is the integer in the field {name})"
+    elif name in fields:
+        hint = f' (for the field {name}, write "{name}" in quotes for its presence, {SIZE}{name} for its size)'
     else:
-        has = f"the index has {listed(file.names) or 'no columns of metadata'}"
+        alike = [meant] if meant in sizes else alike
+        hint = f" (did you mean {alike[0]!r}?)" if alike else ""
+    has = (
+        "this shard is in no index" if file is None else f"the index has {listed(columns) or 'no columns of metadata'}"
+    )
     return (
         f'there is no column {name!r}{hint}: {has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are built in, '
-        f"and others are kept in an index: `streamload index --columns {kept}`"
+        "and others are kept in an index and named by their path in the JSON: `streamload index --columns json:NAME`"
     )
-
-
-def _fields(file: _ColumnsFile | None) -> tuple[str, ...]:
-    """Return the fields of an index; without one, the usual names of fields."""
-    return tuple(KIND_OF) if file is None else file.index.fields
-
-
-def _place_in_json(name: str, file: _ColumnsFile | None) -> tuple[str, str] | None:
-    """Return the field that a name begins with, and the path in it; None unless it names a field with JSON."""
-    for field in _fields(file):
-        path = name.removeprefix(f"{field}.")
-        if path not in (name, "size") and KIND_OF.get(field.rpartition(".")[2]) is Kind.JSON:
-            return field, path
-    return None
-
-
-def _hint(name: str, file: _ColumnsFile | None) -> str:
-    """Return what may be meant by the name of a missing column; empty if nothing is like it."""
-    fields = _fields(file)
-    if name == LABEL_FIELD:
-        return f"write {LABEL}, which is the integer in the field {name}"
-    if name in fields:
-        return f'for the field {name}, write "{name}" in quotes for its presence, {SIZE}{name} for its size'
-    field = name.removesuffix(".size")
-    if field != name and field in fields:
-        return f"did you mean {SIZE + field!r}?"
-    if (place := _place_in_json(name, file)) is not None:
-        return f"write {place[1]}: a column from {place[0]} is named by its path within that field"
-    names = () if file is None else (*file.names, *(f"{SIZE}{each}" for each in fields))
-    alike = difflib.get_close_matches(name, [*names, *_BUILT_IN], 1)
-    return f"did you mean {alike[0]!r}?" if alike else ""
 
 
 CLASSES_FILE = "classes.json"

@@ -281,49 +281,32 @@ class Dataset:
             await storages.aclose()
 
     async def _read(self, listed: Shard, storages: Storages) -> None:
-        """Read the table of a shard and its neighbours.
-
-        If the file is gone, the index was written anew since it was read: then it is read once more, and must say the
-        same of the shard.
-        """
-        folder, name = listed.index_folder, listed.name
+        """Read the table of a shard and its neighbours."""
+        folder = listed.index_folder
         assert folder is not None, "an index knows it"
-        for attempt in range(2):
-            index = await self._index(folder, storages, again_for=name if attempt else None)
-            group = index.group(index.shard(name))
-            content = await _download(storages, f"{folder}/{group.file}", group.start, group.end)
-            if content is not None:
-                self._packed[folder, group.file, group.start] = content
-                self._held_bytes += len(content)
-                self._drop_oldest()
-                return
-        raise index_error("the index has no such file", f"{folder}/{group.file}")
-
-    async def _index(self, folder: str, storages: Storages, again_for: str | None = None) -> DatasetIndex:
-        """Return the list of an index, which is read if need be; or again, for a shard.
-
-        Raises:
-            DatasetIndexError: it is damaged, or says now that the shard is another.
-        """
-        old = self._indexes.get(folder)
-        if old is not None and again_for is None:
-            return old
-        url = f"{folder}/{INDEX_FILE}"
-        content = await _download(storages, url, 0, MOST_INDEX_BYTES)
+        index = await self._index(folder, storages)
+        group = index.group(index.shard(listed.name))
+        url = f"{folder}/{group.file}"
+        content = await _download(storages, url, group.start, group.end)
         if content is None:
-            raise index_error("the index has no such file", url)
-        index = DatasetIndex.from_json(content, folder)
-        if old is not None and again_for is not None:
-            same = {entry.name: entry for entry in index.shards if _is_same(entry, old.find(entry.name))}
-            if again_for not in same:
-                raise DatasetIndexError(
-                    f"the index was written anew while it was in use, and the shard {again_for!r} is another now; make "
-                    "a new loader, and give every version of a dataset a folder of its own",
-                    url=url,
-                )
-            index = DatasetIndex(folder, old.fields, tuple(same.get(entry.name, entry) for entry in old.shards))
-        self._indexes[folder] = index
-        return index
+            raise DatasetIndexError(
+                "the index has no such file any more; if it was written anew while in use, make a new loader, and "
+                "give every version of a dataset a folder of its own; else rebuild it with `streamload index`",
+                url=url,
+            )
+        self._packed[folder, group.file, group.start] = content
+        self._held_bytes += len(content)
+        self._drop_oldest()
+
+    async def _index(self, folder: str, storages: Storages) -> DatasetIndex:
+        """Return the list of an index, which is read if need be. Raises DatasetIndexError if it is damaged."""
+        if folder not in self._indexes:
+            url = f"{folder}/{INDEX_FILE}"
+            content = await _download(storages, url, 0, MOST_INDEX_BYTES)
+            if content is None:
+                raise index_error("the index has no such file", url)
+            self._indexes[folder] = DatasetIndex.from_json(content, folder)
+        return self._indexes[folder]
 
     def _drop_oldest(self) -> None:
         """Drop tables until the others fit: first packed ones, then those that were not used for longest."""
@@ -375,11 +358,6 @@ async def _download(storages: Storages, url: str, start: int, end: int) -> bytes
     except ShardChangedError as exc:
         raise index_error(f"the file of the index is cut ({exc.message})", url, start) from exc
     return bytes(content)
-
-
-def _is_same(entry: IndexedShard, other: IndexedShard | None) -> bool:
-    """Return True for two entries of one shard with one table, wherever that lies."""
-    return other is not None and (*entry[:3], entry.table_crc32) == (*other[:3], other.table_crc32)
 
 
 class _Match(NamedTuple):

@@ -107,16 +107,9 @@ async def read_shard(
 def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
     """Yield the differences between a shard's own table and the one in its index."""
     rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
-    same_places = (
-        table.fields == known.fields
-        and np.array_equal(table.member_offset, known.member_offset)
-        and np.array_equal(table.member_size, known.member_size)
-        and np.array_equal(table.member_field, known.member_field)
-        and np.array_equal(table.sample_start, known.sample_start)
-        and np.array_equal(table.key_bytes, known.key_bytes)
-        and np.array_equal(table.key_start, known.key_start)
-    )
-    if not same_places:
+    columns = ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start")
+    same = (np.array_equal(getattr(table, name), getattr(known, name)) for name in columns)
+    if table.fields != known.fields or not all(same):
         yield DatasetIndexError(f"the index lists other samples than the shard contains; {rebuild}", url=url)
         return
     if known.member_crc32 is not None and table.member_crc32 is not None:
