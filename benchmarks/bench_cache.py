@@ -29,7 +29,7 @@ from streamload.fetch.cache.cache_file import cached_bytes
 from streamload.fetch.cache.disk_cache import CachedFile, DiskCache, files_to_evict
 from streamload.fetch.cache.next_use import OrderNextUse, ShardIdentity, numbers_by_key
 from streamload.order.options import OrderOptions
-from streamload.order.sequence import shards_in_order
+from streamload.order.runs import shards_in_order
 
 ORDER = OrderOptions(seed=0, shuffle=True, window=0, lanes=1, batch_size=1, drop_last=False, pad=False)
 

@@ -17,14 +17,13 @@ from streamload.decode.tasks import OnError, Transform
 from streamload.errors import SampleError, without_secrets
 from streamload.feeder.messages import Configure
 from streamload.options import Options, rank_and_world_size
-from streamload.order.epoch_start import EpochStart
 from streamload.order.options import batches_per_rank
+from streamload.order.share import EpochStart
 from streamload.order.state import LoaderState, check, fingerprint
 from streamload.ray_feeders import RayFeeders
-from streamload.sampling.arguments import SamplingOptions
+from streamload.sampling.arguments import SamplingOptions, Weights
 from streamload.sampling.mixture import Mixture, Portion, portions_of
 from streamload.sampling.selection import Where
-from streamload.sampling.weights import Weights
 from streamload.statistics import Meter, Statistics
 from streamload.storage.local_files import replace_file
 from streamload.storage.storages import Urls

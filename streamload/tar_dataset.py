@@ -22,12 +22,10 @@ from torch.utils import data as torch_data
 from streamload.arguments import advises, no_attribute
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import sample_error
-from streamload.decode.field_reader import ShardReader
+from streamload.decode.field_reader import OpenShards, ShardReader
 from streamload.decode.missing_field import with_fields
-from streamload.decode.open_shards import OpenShards
-from streamload.decode.row_table import RowTable
 from streamload.decode.rows import RowMaker
-from streamload.decode.tasks import RowFailure, ShardOpened, Transform
+from streamload.decode.tasks import RowFailure, RowTable, ShardOpened, Transform
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError, without_secrets
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.fetch.fetched_listing import fetched_shards

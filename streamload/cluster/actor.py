@@ -14,7 +14,7 @@ from streamload.feeder.messages import Configure, Failed, Ready
 from streamload.fetch.budget import default_budget
 from streamload.log_records import set_log_levels
 from streamload.memory.mapped import Bytes
-from streamload.order.epoch_start import EpochStart
+from streamload.order.share import EpochStart
 from streamload.trainer.connection import FeederProcess
 from streamload.workers.launchers import available_processors
 

@@ -21,8 +21,7 @@ from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
 from streamload.feeder.messages import Call, Configure, Failed, Ready, ReadyBatch
 from streamload.memory.mapped import Bytes
-from streamload.order.epoch_start import EpochStart
-from streamload.order.share import Share
+from streamload.order.share import EpochStart, Share
 from streamload.ray_feeders import RayFeeders
 from streamload.totals import Totals
 from streamload.workers.launch import program_arguments

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.row_table import by_shard
+from streamload.decode.tasks import by_shard
 
 # Larger rows are copied one by one; smaller ones by one indexing operation for each shard.
 _ROW_BY_ROW_BYTES = 1024

@@ -17,9 +17,8 @@ from streamload.decode.array_files import BeyondBudgetError
 from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Values, Work, field_of
-from streamload.decode.row_table import Column, RowTable
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import SAMPLE_NAMES, Job, OwnTransforms, RowFailure, Transform
+from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, OwnTransforms, RowFailure, RowTable, Transform
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
 from streamload.errors import without_secrets
 from streamload.tar.table import MISSING

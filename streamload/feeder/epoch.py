@@ -26,7 +26,7 @@ from streamload.feeder.messages import FailedRow, Part, PipelineSettings, ReadyB
 from streamload.feeder.scheduler import Resources, RowBatch, RowBatcher, Scheduler
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_rows, shard_and_number
-from streamload.order.epoch_start import EpochStart
+from streamload.order.share import EpochStart
 from streamload.totals import Totals
 
 # How often the trainer acknowledges, while it takes as many batches as may be outstanding.

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import without_secrets
-from streamload.feeder.calls import COUNT_SAMPLES
 from streamload.feeder.epoch import Epoch, Epochs, OrphanedTasks
 from streamload.feeder.messages import (
+    COUNT_SAMPLES,
     AbandonEpoch,
     Acknowledge,
     Answer,
@@ -50,8 +50,8 @@ from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import Slots
 from streamload.memory.unnamed import naming_the_limit
-from streamload.order.epoch_start import EpochStart
 from streamload.order.sampling import Sampled
+from streamload.order.share import EpochStart
 from streamload.text import counted
 from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event

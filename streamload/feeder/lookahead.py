@@ -21,7 +21,7 @@ from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.window import Turns
 from streamload.index.dataset import Dataset
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, GUESSED_PARTS, GUESSED_PARTS_SHARE, SCANNED_SHARDS
-from streamload.order.distinct import distinct
+from streamload.order.layout import distinct
 from streamload.order.plan import EpochPlan, RowBlock
 from streamload.tar.table import ShardTable
 from streamload.workers.protocol import Pool

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.row_table import Column, ColumnKind, RowTable, by_shard
-from streamload.decode.tasks import SAMPLE_NAMES
+from streamload.decode.tasks import SAMPLE_NAMES, Column, ColumnKind, RowTable, by_shard
 from streamload.errors import DatasetIndexError
 from streamload.fetch.parts import parts_of_batches
 from streamload.index.dataset import Dataset

@@ -11,8 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
-from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
-from streamload.feeder.messages import Answer, Call, Configure, Failed
+from streamload.feeder.messages import WHAT_HOLDS_UP, Answer, Call, Calls, Configure, Failed
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing, list_shards
 from streamload.log_records import Logged, forward_records

@@ -13,8 +13,8 @@ from streamload.feeder.process import SendDescriptors
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
-from streamload.memory.heap import keep_freed_memory
 from streamload.memory.slots import SlotPool
+from streamload.memory.unnamed import keep_freed_memory
 from streamload.workers.caller_pool import CallerPool
 from streamload.workers.launch import EarlyWorkers
 from streamload.workers.process_pool import ProcessPool

@@ -22,12 +22,11 @@ from streamload.index.dataset import Dataset
 from streamload.limits import BATCHES_OF_LOOP, SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
 from streamload.memory.slots import ALIGNMENT_BYTES, Slots, round_up
 from streamload.memory.unnamed import descriptor_limit
-from streamload.order.epoch_start import EpochStart
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions, samples_of_epoch
 from streamload.order.plan import EpochPlan, RankPlan
 from streamload.order.sampling import Mixed, Sampled
-from streamload.order.share import WHOLE
+from streamload.order.share import WHOLE, EpochStart
 from streamload.workers.protocol import Pool
 
 PartT = TypeVar("PartT")

@@ -16,10 +16,14 @@ from typing import Protocol
 
 from streamload.errors import DatasetIndexError, StreamloadError
 from streamload.fetch.cache.cache_file import CacheFile
-from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.openings import CacheOpenings, on_thread
-from streamload.fetch.compressed_shard import COMPRESSED_BYTES_HELD, DecompressedParts, RemoteBody, local_body
-from streamload.fetch.fetched_shard import FetchedShard
+from streamload.fetch.cache.disk_cache import CacheOpenings, DiskCache, on_thread
+from streamload.fetch.fetched_shard import (
+    COMPRESSED_BYTES_HELD,
+    DecompressedParts,
+    FetchedShard,
+    RemoteBody,
+    local_body,
+)
 from streamload.fetch.parts import part_edges
 from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers, Waiting
 from streamload.limits import MOST_REQUESTS, SMALL_REQUESTS

@@ -27,7 +27,7 @@ from streamload.index.listing import Listing
 from streamload.index.shard_names import is_page
 from streamload.index.streamed_table import read_shard
 from streamload.limits import SMALL_REQUESTS
-from streamload.order.groups import group_sizes
+from streamload.order.sampling import group_sizes
 from streamload.storage.storages import Storages
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import MISSING, ShardTable

@@ -7,9 +7,8 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.distinct import distinct
 from streamload.order.lanes import SlidingShuffle, lane_bounds
-from streamload.order.layout import ENDLESS
+from streamload.order.layout import ENDLESS, distinct
 from streamload.order.runs import SampleSequence
 
 

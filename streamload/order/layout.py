@@ -15,6 +15,7 @@ ENDLESS = 1 << 62
 """The end of what has no end yet."""
 
 _SHARDS_PER_STEP = 4_096
+_WORTH_COUNTING = 4
 
 
 class ShardCounts:
@@ -210,3 +211,14 @@ class ShardSequence:
                     shard, drawn_start - shard_start, drawn_end - drawn_start
                 )
         return as_uniforms(words)
+
+
+def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the different ones of numbers that are not negative, ascending.
+
+    As `np.unique`, which imports `numpy.ma`: 20 ms of each process before its first batch.
+    """
+    if len(numbers) and int(numbers.max()) < _WORTH_COUNTING * len(numbers):
+        return np.flatnonzero(np.bincount(numbers))
+    ascending = np.sort(numbers)
+    return np.concatenate((ascending[:1], ascending[1:][np.diff(ascending) > 0]))

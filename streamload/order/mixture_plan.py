@@ -10,10 +10,9 @@ from streamload.order.layout import ShardCounts
 from streamload.order.mixing import BlockShares, MixedTurns
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.plan import RowBlock
+from streamload.order.runs import dataset_sequence, mixed_shares
 from streamload.order.sampling import Mixed
-from streamload.order.sequence import dataset_sequence, mixed_shares
-from streamload.order.share import WHOLE, Share, slice_of_rank
-from streamload.order.slices import lanes_and_numbers
+from streamload.order.share import WHOLE, Share, lanes_and_numbers, slice_of_rank
 from streamload.text import counted
 
 IntArray = NDArray[np.int64]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from streamload.errors import LoaderStateError
 from streamload.order.sampling import Sampled, Sampling
-from streamload.order.slices import rank_bounds
+from streamload.order.share import rank_bounds
 from streamload.text import counted
 
 MAX_LANES = 1 << 20

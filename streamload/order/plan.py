@@ -12,17 +12,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.distinct import distinct
 from streamload.order.interleaving import Interleaving
 from streamload.order.lanes import expected_radius
-from streamload.order.layout import ShardCounts
+from streamload.order.layout import ShardCounts, distinct
 from streamload.order.options import (
     OrderOptions,
     full_batches_and_last_rows,
 )
-from streamload.order.sequence import sequence_of_epoch
-from streamload.order.share import WHOLE, Share, slice_of_rank
-from streamload.order.slices import slice_of_any_batch, slices_of_full_batches
+from streamload.order.runs import sequence_of_epoch
+from streamload.order.share import WHOLE, Share, slice_of_any_batch, slice_of_rank, slices_of_full_batches
 from streamload.text import counted
 
 # How many outputs of a streamed lane are final before they are requested, beyond the next batch.

@@ -19,7 +19,7 @@ from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.order.options import OrderOptions
 from streamload.order.sampling import Stretched
-from streamload.order.slices import least_lanes_of_rank
+from streamload.order.share import least_lanes_of_rank
 from streamload.sampling.mixture import Portion
 from streamload.tar.decompression import compression_of
 from streamload.tar.extensions import KIND_OF, Kind

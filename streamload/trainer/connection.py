@@ -21,7 +21,7 @@ from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
-from streamload.order.epoch_start import EpochStart
+from streamload.order.share import EpochStart
 from streamload.trainer.scan_progress import Inbox, ScanProgress
 from streamload.workers.caller_pool import CallerWorker
 from streamload.workers.launch import STACK_S, Child, launch

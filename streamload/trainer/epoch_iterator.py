@@ -20,7 +20,7 @@ from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError
 from streamload.feeder.messages import Failed, Ready, ReadyBatch
 from streamload.memory.mapped import Bytes
-from streamload.order.epoch_start import EpochStart
+from streamload.order.share import EpochStart
 from streamload.statistics import Meter
 from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.failure import error_from
 from streamload.errors import WorkerError
-from streamload.feeder.calls import WHAT_HOLDS_UP, Calls
-from streamload.feeder.messages import Answer, Call
+from streamload.feeder.messages import WHAT_HOLDS_UP, Answer, Call, Calls
 from streamload.fetch.fetched_listing import is_all_local
 from streamload.index.columns import Columns
 from streamload.index.listing import Listing

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 
 from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
-from streamload.feeder.calls import COUNT_SAMPLES
-from streamload.feeder.messages import Configure, PipelineSettings, Tracing
+from streamload.feeder.messages import COUNT_SAMPLES, Configure, PipelineSettings, Tracing
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.index.columns import Labels
 from streamload.index.listing import Listing, joined_listing
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import descriptor_limit, naming_the_limit
 from streamload.options import Options
-from streamload.order.epoch_start import EpochStart
+from streamload.order.share import EpochStart
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.storage.protocol import UNKNOWN_BYTES

@@ -20,7 +20,7 @@ from streamload.limits import RESIDENT_BYTES
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import HeapSlots
 from streamload.memory.unnamed import descriptor_limit, new_memory
-from streamload.order.epoch_start import EpochStart
+from streamload.order.share import EpochStart
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor, compression_of
 from streamload.trainer.scan_progress import Inbox, ScanProgress

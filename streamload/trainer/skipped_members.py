@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamload.order.epoch_start import EpochStart
+from streamload.order.share import EpochStart
 from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller

@@ -7,8 +7,7 @@ from typing import Any
 
 from streamload.decode.batch_maker import BatchMaker, DelayCounter, TaskClock
 from streamload.decode.failure import Attempt, failure_of
-from streamload.decode.field_reader import Progress
-from streamload.decode.open_shards import OpenShards
+from streamload.decode.field_reader import OpenShards, Progress
 from streamload.decode.tasks import (
     ForgetShards,
     ForgetSlots,

@@ -21,9 +21,8 @@ from streamload.decode.tasks import WorkerSetup, WorkerStarted
 from streamload.images.opencv import opencv
 from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.channel import Channel
-from streamload.memory.heap import keep_freed_memory
 from streamload.memory.mapped import map_memory
-from streamload.memory.unnamed import raise_descriptor_limit
+from streamload.memory.unnamed import keep_freed_memory, raise_descriptor_limit
 from streamload.workers.launch import PROGRESS_BYTES, write_stack_on_request
 from streamload.workers.task_runner import TaskRunner
 

@@ -19,7 +19,7 @@ from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.next_use import OrderNextUse, ShardIdentity, numbers_by_key
 from streamload.order.options import OrderOptions
-from streamload.order.sequence import shards_in_order
+from streamload.order.runs import shards_in_order
 
 PART_BYTES = 4096
 FILE_NAMES_AT = "streamload-shards"

@@ -18,9 +18,8 @@ from cache_filling import (
 )
 
 from streamload.fetch.cache import disk_cache
-from streamload.fetch.cache.cache_file import CacheFile
+from streamload.fetch.cache.cache_file import CacheFile, locked_file
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.file_locks import locked_file
 from streamload.fetch.cache.next_use import ShardIdentity, key_in_name, url_key
 
 N_PARTS = 8
@@ -135,7 +134,7 @@ def test_files_in_use_are_not_evicted(folder: str) -> None:
 @pytest.mark.parametrize("locks_bytes", [True, False])
 def test_a_shard_is_filled_by_one(folder: str, monkeypatch: pytest.MonkeyPatch, *, locks_bytes: bool) -> None:
     if not locks_bytes:
-        monkeypatch.setattr("streamload.fetch.cache.file_locks.LOCKS_BYTES", False)
+        monkeypatch.setattr("streamload.fetch.cache.cache_file.LOCKS_BYTES", False)
     caches = cache_of(folder), cache_of(folder)
     file = opened(caches[0], identity_of(1))
     assert caches[1].open(identity_of(1)) is None

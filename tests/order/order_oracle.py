@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
-from streamload.order.sequence import shards_in_order
+from streamload.order.runs import shards_in_order
 
 MASK = 2**64 - 1
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamload.order.distinct import distinct
+from streamload.order.layout import distinct
 
 
 @given(st.lists(st.integers(0, 9) | st.integers(0, 1 << 60), max_size=60))

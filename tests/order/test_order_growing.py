@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
-from streamload.order.sequence import shards_in_order
+from streamload.order.runs import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
 

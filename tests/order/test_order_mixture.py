@@ -14,9 +14,9 @@ from streamload.order.layout import ShardCounts
 from streamload.order.mixing import BlockShares
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
+from streamload.order.runs import dataset_sequence
 from streamload.order.sampling import Mixed
-from streamload.order.sequence import dataset_sequence
-from streamload.order.slices import rank_bounds
+from streamload.order.share import rank_bounds
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 

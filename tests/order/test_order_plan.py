@@ -11,8 +11,8 @@ from streamload.errors import LoaderStateError
 from streamload.order.layout import ShardCounts, ShardSequence
 from streamload.order.options import OrderOptions, batches_per_rank
 from streamload.order.plan import RankPlan
-from streamload.order.sequence import shards_in_order
-from streamload.order.slices import least_lanes_of_rank
+from streamload.order.runs import shards_in_order
+from streamload.order.share import least_lanes_of_rank
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=True)
 world_sizes = st.integers(1, 9)

@@ -20,13 +20,11 @@ from order_oracle import (
     word,
 )
 
-from streamload.order.groups import first_of_groups, group_sizes
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
-from streamload.order.runs import RepeatCounts
-from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
-from streamload.order.sequence import sequence_of_epoch
+from streamload.order.runs import RepeatCounts, sequence_of_epoch
+from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted, first_of_groups, group_sizes
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 Row = tuple[int, int]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
-from streamload.order.sequence import sequence_of_epoch
+from streamload.order.runs import sequence_of_epoch
 
 
 def blocks_of(plan, max_rows, known, counts, step=None):

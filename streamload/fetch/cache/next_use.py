@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from streamload.errors import without_secrets
 from streamload.order.lanes import lane_bounds
 from streamload.order.options import OrderOptions, samples_of_epoch
-from streamload.order.sequence import runs_of_epoch
+from streamload.order.runs import runs_of_epoch
 
 _KEY_BYTES = 8
 _DIGEST_BYTES = 16
