@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from streamload.errors import ShardChangedError
 from streamload.index.listing import Shard
 from streamload.limits import RESIDENT_BYTES, RESIDENT_SHARDS
-from streamload.storage.local_files import storage_for
+from streamload.storage.local_files import LocalStorage
 
 
 class OpenShard(NamedTuple):
@@ -121,7 +121,7 @@ def open_listed(listed: Shard) -> int:
     Raises:
         ShardNotFoundError, ShardChangedError, StorageError: as for `ResidentShards.open`.
     """
-    descriptor = storage_for(listed.url).open(listed.url)
+    descriptor = LocalStorage().open(listed.url)
     try:
         _check(listed, os.fstat(descriptor))
     except ShardChangedError:

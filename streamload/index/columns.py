@@ -93,28 +93,14 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
         if shard.index_folder is None:
             raise _no_labels("this shard is in no index", shard.url)
 
-    async def of_shard(dataset: Dataset, shard: int) -> Labels:
-        table = await dataset.load(shard)
-        assert table is not None, "the shard is in an index"
-        if table.labels is None and len(table):
-            raise _no_labels(
-                "the index has no labels of this shard, since not every sample in it has a whole number as cls",
-                dataset.url(shard),
-            )
-        values, number = np.unique(() if table.labels is None else table.labels, return_inverse=True)
-        # No view of the table, which would stay in memory with it.
-        return Labels(tuple(values.tolist()), number.astype(np.min_scalar_type(max(0, len(values) - 1))))
-
-    pieces = _of_shards(listing, storages, of_shard)
-    values = np.array(sorted({value for piece in pieces for value in piece.values}), np.int64)
-    dtype = np.min_scalar_type(max(0, len(values) - 1))
-    numbers = [np.searchsorted(values, piece.values).astype(dtype)[piece.number] for piece in pieces if piece.values]
-    return Labels(tuple(values.tolist()), np.concatenate([np.empty(0, dtype), *numbers]))
+    labels = read_columns(listing, storages, [LABEL])[0][LABEL]
+    values, number = np.unique(labels, return_inverse=True)
+    return Labels(tuple(values.tolist()), number.astype(np.min_scalar_type(max(0, len(values) - 1))))
 
 
 def _no_labels(why: str, url: str) -> DatasetIndexError:
     return DatasetIndexError(
-        f"weights by label need the labels that an index holds, and {why}; write the class of each sample as a field "
+        f"this needs the labels that an index holds, and {why}; write the class of each sample as a field "
         "cls, make the index with `streamload index` (or pack with shardify), or give weights= as one number a sample",
         url=url,
     )
@@ -184,11 +170,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
         return _key_hashes(table)
     if name == LABEL:
         if table.labels is None and len(table):
-            raise DatasetIndexError(
-                "label= needs the labels that an index holds, and there are none of this shard: not every sample has a "
-                "whole number as cls, or no index was made with `streamload index`",
-                url=url,
-            )
+            raise _no_labels("there are none of this shard, since not every sample has a whole number as cls", url)
         return np.empty(0, np.int64) if table.labels is None else table.labels
     members = table.column([name.removeprefix(SIZE).removeprefix(PRESENT)])
     present: NDArray[np.bool_] = members != MISSING

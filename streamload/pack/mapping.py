@@ -28,7 +28,7 @@ from streamload.pack.run import Start, pack_into
 from streamload.pack.tasks import ANY_NAMES, Target, digest_of, samples_in, shard_name
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
-from streamload.storage.local_files import storage_for
+from streamload.storage.local_files import LocalStorage
 from streamload.storage.storages import Storages, Urls
 from streamload.tar.decompression import Decompressor, compression_of, without_compression
 from streamload.tar.scan import scan_file, scan_shard
@@ -93,7 +93,7 @@ def _opened(url: str, storages: Storages) -> Iterator[tuple[ShardTable, Read]]:
     if storages.costs_requests(url):
         content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
     else:
-        with open(storage_for(url).open(url), "rb") as file:
+        with open(LocalStorage().open(url), "rb") as file:
             if compression_of(url) is None:
                 descriptor = file.fileno()
                 yield scan_file(descriptor, os.fstat(descriptor).st_size, url), partial(os.pread, descriptor)

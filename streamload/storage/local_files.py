@@ -29,7 +29,6 @@ from streamload.storage.protocol import (
     RangeBody,
     ShardInfo,
     find_entries,
-    protocol_of,
     split_pattern,
 )
 
@@ -288,21 +287,6 @@ class LocalStorage:
 
     async def aclose(self) -> None:
         """Do nothing: no file stays open."""
-
-
-def storage_for(url: str) -> LocalStorage:
-    """Return the storage of a local url, for commands that work on local files alone.
-
-    Raises:
-        ValueError: the url's scheme is not `file`, or it is a `file://` url of another host.
-    """
-    if protocol_of(url) != "file":
-        raise ValueError(
-            f"urls names {url!r}, which this command cannot read: it reads local files only; copy the shards to a "
-            "local or mounted folder and give its path"
-        )
-    local_path(url)
-    return LocalStorage()
 
 
 def _listed(path: str) -> ShardInfo:
