@@ -1,8 +1,32 @@
-"""`python -m streamload` is the command `streamload`, for where the commands of an environment are not on the path."""
+"""The entry points `shardify` and `streamload`; `python -m streamload` is `streamload`.
+
+Ctrl-C raises KeyboardInterrupt only while a command runs. Before and after, it ends the process without a traceback.
+"""
 
 from __future__ import annotations
 
-from streamload.cli.commands import streamload
+import signal
+from importlib import import_module
+
+
+def shardify() -> None:
+    """Run `shardify` with the arguments of this process."""
+    _run("streamload.cli.shardify", "shardify")
+
+
+def streamload() -> None:
+    """Run `streamload` with the arguments of this process."""
+    _run("streamload.cli.main", "streamload")
+
+
+def _run(module: str, name: str) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # `nohup` and `&` ignore Ctrl-C
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        import_module(module).app(prog_name=name)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 if __name__ == "__main__":
     streamload()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 from matrix import exhaustive
-from pyarrow import parquet
 from servers.faults import FaultServer
 from typer.testing import CliRunner
 
@@ -339,9 +336,8 @@ def test_on_the_command_line(folder: Path) -> None:
     assert wrong.exit_code == 2
     assert "cannot be understood" in wrong.output
     for columns, message in (
-        ("score", "write SOURCE:NAME"),
-        ("json:a,parquet:a", "has a name twice"),
-        ("parquet:x", "beside the shard there is no"),
+        ("score", "write FIELD:NAME"),
+        ("json:a,meta.json:a", "has a name twice"),
         ("json:about", "has values of dict"),
         ("jsn:score", "no sample has a value of 'score'"),
         ("json:label", "has a meaning of its own"),
@@ -359,31 +355,6 @@ def test_columns_are_added_to_those_that_there_are(folder: Path, tmp_path: Path)
     for column in ("json:score", "json:twice"):
         assert CliRunner().invoke(app, ["index", str(place), "--columns", column]).exit_code == 0
     assert selected(place, where="score > 1 and twice == 604") == [302]
-
-
-def test_columns_of_parquet(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "shards"
-    shutil.copytree(folder, place)
-    for shard in range(9):
-        numbers = NUMBERS[shard * 60 : shard * 60 + 60][::-1]  # joined by key, in whatever order
-        columns = {
-            "key": [key(n) for n in numbers],
-            "third": [n / 3 if n % 2 else None for n in numbers],
-            "name": [f"n{n}" for n in numbers],
-        }
-        parquet.write_table(pyarrow.table(columns), place / f"shard-{shard:06d}.parquet")
-    command = ["index", str(place), "--columns", "parquet:third,parquet:name"]
-    assert CliRunner().invoke(app, command).exit_code == 0
-    assert selected(place, where="third >= 100 and third < 102") == [301, 303, 305]
-    assert selected(place, where='name in ("n7", "n302")') == [7, 302]
-    unknown = CliRunner().invoke(app, [*command[:-1], "parquet:fourth"])
-    assert (unknown.exit_code, "no column 'fourth'; it has key, third, name" in unknown.output) == (2, True)
-    (place / "shard-000003.parquet").write_bytes(b"PAR1 and no more")
-    damaged = CliRunner().invoke(app, command)
-    assert (damaged.exit_code, "cannot be read as parquet" in damaged.output) == (2, True)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    missing = CliRunner().invoke(app, command)
-    assert (missing.exit_code, "needs pyarrow: pip install 'streamload[parquet]'" in missing.output) == (2, True)
 
 
 def test_an_optional_number_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

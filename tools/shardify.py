@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from streamload.cli.commands import shardify  # noqa: E402
+from streamload.__main__ import shardify  # noqa: E402
 
 if __name__ == "__main__":
     shardify()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this file's folder would hide the package
 
-from streamload.cli.commands import streamload  # noqa: E402
+from streamload.__main__ import streamload  # noqa: E402
 
 if __name__ == "__main__":
     streamload()

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import streamload
-from streamload.cli.arguments import Fields, Index, Json, StorageOption, Urls
-from streamload.cli.command import INTERRUPTED, print_document, print_line
+from streamload.cli.command import INTERRUPTED, Fields, Index, Json, StorageOption, Urls, print_document, print_line
 from streamload.cli.shards import tables
 from streamload.cli.stats import image_fields
 from streamload.decode.decoders import is_image

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from streamload.cli.arguments import show_version
 from streamload.cli.bench import bench_command
-from streamload.cli.command import Command
+from streamload.cli.command import Command, show_version
 from streamload.cli.map import map_command
 from streamload.cli.shards import index_command, ls_command, verify_command
 from streamload.cli.show import show_command

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streamload.cli.arguments import Json, Ray, StorageOption, Where, Workers
-from streamload.cli.command import print_document, print_line, reported_errors
+from streamload.cli.command import Json, Ray, StorageOption, Where, Workers, print_document, print_line, reported_errors
 from streamload.errors import StorageError, without_secrets
 from streamload.index.listing import IndexLookup
 from streamload.pack.failures import UsageError

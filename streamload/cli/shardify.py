@@ -9,8 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from streamload.arguments import parse_bytes
-from streamload.cli.arguments import Json, Ray, StorageOption, show_version
-from streamload.cli.command import Command, print_document, print_line
+from streamload.cli.command import Command, Json, Ray, StorageOption, print_document, print_line, show_version
 from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
 from streamload.index.shard_names import WEB

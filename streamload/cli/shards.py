@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
@@ -19,19 +19,29 @@ import typer
 from numpy.typing import NDArray
 
 import streamload
-from streamload.cli.arguments import Index, Json, Ray, RecordSize, StorageOption, Urls, Where, Workers
-from streamload.cli.columns import parse_columns, write_columns
-from streamload.cli.command import FAILED, print_array, print_document, print_line, print_table
+from streamload.cli.command import (
+    FAILED,
+    Index,
+    Json,
+    Ray,
+    RecordSize,
+    StorageOption,
+    Urls,
+    Where,
+    Workers,
+    print_array,
+    print_document,
+    print_line,
+    print_table,
+)
 from streamload.errors import (
-    DatasetIndexError,
     SampleError,
     ShardNotFoundError,
-    StorageError,
     StreamloadError,
     without_secrets,
 )
-from streamload.index.columns import CLASSES_FILE, read_class_names
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, check_shard, pack_table
+from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, unpack_columns
+from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard, pack_table
 from streamload.index.index_writer import IndexFolder, update_index
 from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
 from streamload.index.shard_names import WEB, folder_and_name, shard_name
@@ -40,6 +50,7 @@ from streamload.pack.failures import UsageError
 from streamload.pack.output import say, shown_bytes
 from streamload.pack.progress import open_progress
 from streamload.pack.ray_pool import RayPool, open_pool
+from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
 from streamload.storage.protocol import protocol_of
 from streamload.storage.storages import Storages
@@ -51,6 +62,9 @@ from streamload.trainer.feeder_client import FeederClient, listing_places
 from streamload.workers.launchers import available_processors
 
 _DECODED_TOGETHER = 64
+_READ_TOGETHER = 512
+_LONGEST_STRING = 256
+_DTYPES: Mapping[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -241,7 +255,7 @@ def index_command(
     urls: Urls,
     *,
     output: Annotated[str | None, typer.Option(help="Folder of the index, if not beside the shards.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Metadata to select samples by, as SOURCE:NAME,...")] = None,
+    columns: Annotated[str | None, typer.Option(help="Values to select samples by, as FIELD:NAME,...")] = None,
     record_size: RecordSize = RECORD_BYTES,
     as_document: Json = False,
     workers: Workers = None,
@@ -250,17 +264,17 @@ def index_command(
 ) -> None:
     """Read shards once and write their index, so that loaders start at once.
 
-    Shards may be compressed. If a shard is damaged, the index is left unchanged. With --columns the index has metadata
-    too: of a field with JSON (json:aesthetic), or of a table beside each shard (parquet:similarity).
+    Shards may be compressed. If a shard is damaged, the index is left unchanged. With --columns the index has values
+    of fields with JSON too.
 
     Examples:
       streamload index shards/train
       streamload index s3://bucket/photos --output indexes/photos
-      streamload index shards --columns json:aesthetic,parquet:similarity
+      streamload index shards --columns json:aesthetic,json:meta.width
       streamload index s3://bucket/photos --ray auto
     """
     options = dict(storage_option or ())
-    sources = None if columns is None else parse_columns(columns)
+    sources = None if columns is None else _parse_columns(columns)
     storages = Storages(options)
     urls = list(find_shards(urls, storages))
     by_index = _by_index(urls, output)
@@ -305,9 +319,8 @@ def index_command(
         print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
     for folder, inside in by_index.items() if sources is not None else ():
         assert sources is not None
-        write_columns(
-            sources, IndexFolder(storages.for_url(folder), folder), [urls[number] for number in inside], options
-        )
+        place = IndexFolder(storages.for_url(folder), folder)
+        _write_columns(sources, place, [urls[number] for number in inside], options)
     if gone:
         shown = f"{counted(len(gone), 'shard')} from the index, such as {gone[0]!r}"
         say(f"note: dropped {shown}, because there is no such file")
@@ -318,6 +331,90 @@ def index_command(
         )
     if as_document:
         print_document({"shards": len(urls), "samples": samples, "skipped_links": links, "dropped": gone})
+
+
+def _parse_columns(text: str) -> list[tuple[str, str]]:
+    """Return the fields and names of `json:aesthetic,meta.json:lang`; a name may be a dotted path.
+
+    Raises:
+        UsageError: the text is not written like that.
+    """
+    columns: list[tuple[str, str]] = []
+    for entry in text.split(","):
+        field, _, name = entry.strip().partition(":")
+        if not (field and name):
+            raise UsageError(f"--columns {text!r}: write FIELD:NAME,..., such as json:aesthetic,json:meta.width")
+        if name in (KEY, LABEL, CLASS_NAME) or name.split(".")[0] in (FRACTION, "size", "has"):
+            raise UsageError(f"--columns {text!r}: {name!r} has a meaning of its own in conditions; rename the column")
+        if any(name == other for _, other in columns):
+            raise UsageError(f"--columns {text!r} has a name twice; columns are known by their names alone")
+        columns.append((field, name))
+    return columns
+
+
+def _write_columns(
+    sources: Sequence[tuple[str, str]], place: IndexFolder, urls: Sequence[str], storage_options: dict[str, Any]
+) -> None:
+    """Collect values of all samples of an index, and write them beside it.
+
+    Raises:
+        UsageError: the index has other shards as well, or a column has numbers and strings.
+        StreamloadError: a shard cannot be read.
+    """
+    index = DatasetIndex.from_json(place.read(INDEX_FILE) or b"", place.folder)
+    by_name = {folder_and_name(url)[1]: url for url in urls}
+    others = [shard.name for shard in index.shards if shard.name not in by_name]
+    if others:
+        more = f"{counted(len(others), 'shard')} more, such as {others[0]!r}"
+        raise UsageError(f"--columns: the index has {more}; name them too")
+    fields = list(dict.fromkeys(field for field, _ in sources))
+    rows = []
+    with streamload.StreamLoader(
+        [by_name[shard.name] for shard in index.shards],
+        _READ_TOGETHER,
+        fields=tuple(f"{field}?" for field in fields),
+        collate_fn=list,
+        index=place.folder,
+        rank=0,
+        world_size=1,
+        storage_options=storage_options or None,
+    ) as loader:
+        for batch in loader:
+            for sample in batch:
+                values = dict(zip(fields, sample, strict=True))
+                rows.append([_at(values[field], name) for field, name in sources])
+    columns = unpack_columns(place.read(COLUMNS_FILE), index)
+    for number, (_, name) in enumerate(sources):
+        columns[name] = _column(name, [row[number] for row in rows])
+    with place.writing():
+        place.write(COLUMNS_FILE, pack_columns(index, columns))
+
+
+def _at(value: Any, dotted: str) -> Any:
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
+    """Return values as an array: missing numbers are NaN, which meets no condition, and missing strings are empty."""
+    kinds = {type(value) for value in values} - {type(None)}
+    if not kinds:
+        raise UsageError(f"--columns: no sample has a value of {name!r}; check its name and that of the field or file")
+    if kinds == {str}:
+        strings = np.array([value or "" for value in values], np.str_)
+        if (longest := strings.dtype.itemsize // 4) > _LONGEST_STRING:
+            limit = f"{longest:,} characters; columns select samples, and have at most {_LONGEST_STRING}"
+            raise UsageError(f"--columns: the column {name!r} has strings of {limit}")
+        return strings
+    if not kinds <= {bool, int, float}:
+        shown = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise UsageError(f"--columns: the column {name!r} has values of {shown}; a column has numbers, or strings")
+    kind = kinds.pop() if None not in values and len(kinds) == 1 else float
+    try:
+        return np.array([np.nan if value is None else value for value in values], _DTYPES[kind])
+    except OverflowError:
+        raise UsageError(f"--columns: the column {name!r} has integers beyond 64 bits") from None
 
 
 def _by_index(urls: Sequence[str], output: str | None) -> dict[str, list[int]]:
@@ -369,7 +466,7 @@ def verify_command(
 ) -> None:
     """Read every byte of shards and compare it with the index.
 
-    The exit status is 1 if anything is damaged. If there is a classes.json, every label must have a name in it.
+    The exit status is 1 if anything is damaged.
 
     Examples:
       streamload verify shards/train
@@ -431,10 +528,6 @@ def _verify(
     Counts "samples" of whole shards, "missing" shards, and those that are "unchecked" for lack of an index.
     """
     lookup = IndexLookup(index, storages)
-    classes: dict[str, Sequence[str] | None] = {}
-    for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls):
-        classes[folder], faults = _class_names(folder, storages)
-        report_faults(faults)
     whole = []
     read_one = partial(_read_or_error, storages=storages, record_bytes=record_bytes)
     with each(read_one, urls, label="verifying", **reading) as reads:
@@ -445,7 +538,7 @@ def _verify(
                 continue
             folder, name = folder_and_name(url)
             _warn_of_missing_end(url, read.table)
-            faults = _nameless_labels(url, read.table, classes[folder])
+            faults: list[StreamloadError] = []
             try:
                 known = lookup.of_folder(folder)
                 if known is not None:
@@ -460,7 +553,7 @@ def _verify(
                 whole.append(url)
                 counts["samples"] += len(read.table)
     advice = "the index names a shard that does not exist; restore it, or drop it from the index with"
-    for folder in classes if index is None else ():
+    for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
         names = _missing_names(folder, lookup, storages)
         report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
     return whole
@@ -471,37 +564,6 @@ def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes
         return read_whole(url, report, storages=storages, every_byte=True, record_bytes=record_bytes)
     except StreamloadError as exc:
         return exc
-
-
-def _class_names(folder: str, storages: Storages) -> tuple[Sequence[str] | None, list[StreamloadError]]:
-    """Return the names in the `classes.json` of a folder, and its faults; an unreadable file counts as missing."""
-    try:
-        names = read_class_names((folder,), storages)
-    except DatasetIndexError as exc:
-        return None, [exc]
-    except StorageError:
-        return None, []
-    if names is None or len(set(names)) == len(names):
-        return names, []
-    name, _ = Counter(names).most_common(1)[0]
-    first = names.index(name)
-    message = f"the name {name!r} stands for two labels, {first} and {names.index(name, first + 1)}; rename one"
-    return names, [DatasetIndexError(message, url=f"{folder}/{CLASSES_FILE}")]
-
-
-def _nameless_labels(url: str, table: ShardTable, classes: Sequence[str] | None) -> list[StreamloadError]:
-    """Return an error for the labels that have no name."""
-    if classes is None or table.labels is None:
-        return []
-    nameless = np.flatnonzero((table.labels < 0) | (table.labels >= len(classes))).tolist()
-    if not nameless:
-        return []
-    more = f" (and {counted(len(nameless) - 1, 'more sample')})" if len(nameless) > 1 else ""
-    message = (
-        f"the label {table.labels[nameless[0]]}{more} has no name in {CLASSES_FILE}, which names {len(classes):,}; "
-        "pack the shards with its numbers (`shardify --classes`), or correct the file"
-    )
-    return [DatasetIndexError(message, url=url, key=table.key(nameless[0]))]
 
 
 def _undecodable(

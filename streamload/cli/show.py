@@ -14,8 +14,7 @@ import typer
 from numpy.typing import NDArray
 
 import streamload
-from streamload.cli.arguments import Fields, Index, Json, StorageOption, Urls, Where
-from streamload.cli.command import print_document, print_line
+from streamload.cli.command import Fields, Index, Json, StorageOption, Urls, Where, print_document, print_line
 from streamload.decode.decoders import decoder_for, is_image
 from streamload.errors import DatasetIndexError, DecodeError, without_secrets
 from streamload.images import unchanged
@@ -35,7 +34,6 @@ _INK = (34, 34, 34)
 _PAPER = (255, 255, 255)
 _COLOURS = ((225, 60, 50), (20, 140, 70), (50, 90, 220), (200, 120, 0), (150, 50, 180), (0, 140, 160))
 _DARK = 32
-_LABEL_NAMES = ("category", "label", "name", "category_id")
 
 
 def show_command(
@@ -53,8 +51,9 @@ def show_command(
 ) -> None:
     """Draw samples side by side, each with its images, boxes, class and text, to a picture.
 
-    Boxes are drawn over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or COCO's
-    objects with "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the full range.
+    Boxes are drawn over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or a list
+    of COCO's annotations, with "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the
+    full range.
 
     Examples:
       streamload show shards/train --output sheet.png
@@ -223,14 +222,12 @@ def _boxes(value: Any) -> list[tuple[Sequence[float], str]]:
     if isinstance(value, Mapping) and "boxes" in value:
         rows = np.array([row[:4] for row in value["boxes"]], np.float64).reshape(-1, 4)
         labels = value.get("labels", [""] * len(rows))
-    else:
-        if isinstance(value, Mapping):
-            value = next((value[name] for name in ("annotations", "objects") if name in value), [value])
-        if not isinstance(value, list) or not all(isinstance(each, Mapping) and "bbox" in each for each in value):
-            return []
+    elif isinstance(value, list) and all(isinstance(each, Mapping) and "bbox" in each for each in value):
         rows = np.array([each["bbox"] for each in value], np.float64).reshape(-1, 4)
         rows[:, 2:] += rows[:, :2]
-        labels = [next((each[name] for name in _LABEL_NAMES if name in each), "") for each in value]
+        labels = [each.get("category_id", "") for each in value]
+    else:
+        return []
     return [(row, str(label)) for row, label in zip(rows.tolist(), labels, strict=True)]
 
 

@@ -14,8 +14,17 @@ import typer
 from numpy.typing import NDArray
 
 import streamload
-from streamload.cli.arguments import Index, Json, StorageOption, Urls, Where, Workers
-from streamload.cli.command import print_document, print_line, print_table
+from streamload.cli.command import (
+    Index,
+    Json,
+    StorageOption,
+    Urls,
+    Where,
+    Workers,
+    print_document,
+    print_line,
+    print_table,
+)
 from streamload.cli.shards import tables
 from streamload.decode.decoders import is_image
 from streamload.errors import without_secrets

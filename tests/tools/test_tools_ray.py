@@ -93,7 +93,7 @@ class HeldMap:
     def start(self, *more: str) -> None:
         program = (
             "import sys, held_functions; held_functions.FOLDER = sys.argv[1]\n"
-            "from streamload.cli.commands import streamload\n"
+            "from streamload.__main__ import streamload\n"
             "sys.argv[:2] = ['streamload', 'map', 'held_functions:held']; streamload()"
         )
         self.process = subprocess.Popen(
@@ -268,7 +268,7 @@ def test_errors_of_nodes_are_those_of_one_machine(cluster: LocalRayCluster, sour
     assert "on the Ray node " in done.output
     assert not (tmp_path / "new").exists()
     old = "import streamload as module; module.__version__ = '9.9'\n"
-    old += "from streamload.cli.commands import streamload; streamload()"
+    old += "from streamload.__main__ import streamload; streamload()"
     done = run_python("-c", old, "verify", source, "--ray", cluster.address)
     assert done.status == 1
     assert "streamload is 0.1.0, and 9.9 here; install the same on all nodes" in done.output

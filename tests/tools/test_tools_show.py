@@ -87,9 +87,7 @@ def test_a_sheet_has_images_masks_boxes_and_text(mixed: Path, tmp_path: Path) ->
     "boxes",
     [
         {"boxes": [[3, 3, 9, 9, 1]]},
-        [{"bbox": [3, 3, 6, 6], "category": "cat"}],
-        {"annotations": [{"bbox": [3, 3, 6, 6], "category_id": 7}]},
-        {"bbox": [3, 3, 6, 6]},
+        [{"bbox": [3, 3, 6, 6], "category_id": 7}],
     ],
 )
 def test_boxes_are_found_in_these_forms(tmp_path: Path, boxes: Any) -> None:

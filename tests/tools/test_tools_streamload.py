@@ -165,7 +165,7 @@ def test_ctrl_c_before_a_command_has_begun_is_quiet(imported: str, tmp_path: Pat
         f"        if name == '{imported}':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, OnTheWay())\n"
-        "from streamload.cli.commands import streamload\n"
+        "from streamload.__main__ import streamload\n"
         "streamload()\n"
     )
     ran = [sys.executable, "-c", program, "ls", str(tmp_path)]

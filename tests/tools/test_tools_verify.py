@@ -1,8 +1,7 @@
-"""`streamload verify`: the names of the classes, and whether samples can be decoded."""
+"""`streamload verify`: whether samples can be decoded."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -56,23 +55,6 @@ def test_a_damaged_shard_is_not_decoded_and_the_others_are(folder: Path) -> None
         file.write(b"x")
     status, out, _ = run(main.app, "verify", folder, "--decode", "--workers", 1)
     assert (status, "s1" in out, "s4" in out) == (1, False, True)
-
-
-def test_labels_have_names_in_classes_json(folder: Path) -> None:
-    classes = folder / "classes.json"
-    classes.write_text(json.dumps({"classes": ["bee", "cat", "cow", "dog"]}))
-    status, out, _ = run(main.app, "verify", folder)
-    assert (status, len(out.splitlines())) == (1, 1)
-    assert "the label 4 (and 1 more sample) has no name in classes.json, which names 4" in out
-    assert "shard-000001.tar" in out
-    classes.write_text(json.dumps({"classes": ["a", "b", "c", "d", "e", "f"]}))
-    assert run(main.app, "verify", folder)[0] == 0
-    classes.write_text(json.dumps({"classes": ["a", "b", "c", "d", "b", "f"]}))
-    status, out, _ = run(main.app, "verify", folder)
-    assert (status, "the name 'b' stands for two labels, 1 and 4" in out) == (1, True)
-    classes.write_text("{}")
-    status, out, _ = run(main.app, "verify", folder)
-    assert (status, "classes.json" in out, "as shardify writes it" in out) == (1, True, True)
 
 
 def test_a_mistyped_path_is_no_damage(folder: Path) -> None:
