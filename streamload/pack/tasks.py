@@ -251,7 +251,6 @@ class _Shards:
                 self._start()
             if self._shard is not None:
                 self._publish(self._shard)
-            self._folder.finish_uploads()
         shards = []
         for number, table in enumerate(self._published):
             name = further_name(self._task.name, number)

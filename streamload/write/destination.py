@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
 from streamload.index.index_writer import IndexFolder, remove_entries, update_with_tables
-from streamload.index.shard_names import SHARD_WRITER, ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
+from streamload.index.shard_names import SHARD_WRITER, WEB, ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.storage.local_files import LocalStorage, local_path
 from streamload.storage.protocol import Storage, escaped, protocol_of
 from streamload.storage.storages import Storages
@@ -21,7 +19,7 @@ from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_
 
 
 class Destination:
-    """A folder for shards; every method may raise OSError or StreamloadError.
+    """A folder for shards in a bucket or another storage; every method may raise OSError or StreamloadError.
 
     Attributes:
         folder: its path or url, without a slash at the end.
@@ -66,14 +64,8 @@ class Destination:
         """Remove the hidden files of writers that were killed, if those leave any."""
 
     def create(self, name: str) -> GrowingShard:
-        """Start a shard."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """Raise the error of a published shard whose upload has failed."""
-
-    def finish_uploads(self) -> None:
-        """Wait until all published shards are there."""
+        """Start a shard, which grows in the system's folder for temporary files."""
+        return _UploadedShard(name, self.storage, f"{self.folder}/{name}")
 
     def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
         """Add published shards to the index, when all of them are there."""
@@ -120,91 +112,14 @@ class LocalFolder(Destination):
                 os.rmdir(folder)
 
 
-_WEB = ("http", "https")
-_log = logging.getLogger("streamload")
-
-
-class RemoteFolder(Destination):
-    """A folder for shards in a bucket, or wherever else a storage can write.
-
-    One upload at a time runs on a thread while the next shard is written. So up to two shards lie in the system's
-    folder for temporary files, where they have no name and vanish with the process.
-    """
-
-    def __init__(self, folder: str, storages: Storages) -> None:
-        """Find the storage; nothing is requested yet.
-
-        Raises:
-            ValueError: no storage has this protocol, or the url is that of no folder.
-            StorageError: it is a web server, which cannot be written to.
-        """
-        if "://" in folder and not folder.rstrip("/").partition("://")[2]:
-            raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
-        if protocol_of(folder) in _WEB:
-            raise StorageError(
-                "a web server cannot be written to; name a bucket or a folder", url=without_secrets(folder)
-            )
-        super().__init__(folder, storages.for_url(folder.rstrip("/")))
-        self._thread: ThreadPoolExecutor | None = None
-        self._upload: Future[None] | None = None
-        self._etags: dict[str, str | None] = {}
-
-    def create(self, name: str) -> GrowingShard:
-        """Start a shard."""
-        return _UploadedShard(name, self)
-
-    def check(self) -> None:
-        """Raise the error of a published shard whose upload has failed."""
-        if self._upload is not None and self._upload.done():
-            self.finish_uploads()
-
-    def finish_uploads(self) -> None:
-        """Wait until all published shards are there."""
-        upload, self._upload = self._upload, None
-        if upload is not None:
-            upload.result()
-
-    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """Add published shards to the index, with the ETags of the objects."""
-        super().write_index([(e._replace(etag=e.etag or self._etags.get(e.name)), table) for e, table in entries])
-
-    def close(self) -> None:
-        """Wait for the upload in flight, and end the thread."""
-        upload, self._upload = self._upload, None
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown(wait=True)
-        if upload is not None and (error := upload.exception()) is not None:
-            _log.warning("a shard that was being uploaded is not in %s: %s", without_secrets(self.folder), error)
-
-    def start_upload(self, shard: _UploadedShard, path: str, shard_bytes: int) -> None:
-        """Upload a complete file after the upload before it is done.
-
-        Raises:
-            StorageError: the upload before it failed.
-        """
-        self.finish_uploads()
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "streamload-upload")
-        self._upload = self._thread.submit(self._run, shard, path, shard_bytes)
-
-    def _run(self, shard: _UploadedShard, path: str, shard_bytes: int) -> None:
-        try:
-            url = f"{self.folder}/{shard.name}"
-            self._etags[shard.name] = _upload(self.storage, url, path, shard_bytes)
-        finally:
-            shard.release()
-
-
 class _UploadedShard(GrowingShard):
     """A shard that grows in a file without a name, or on systems where that cannot be reopened, with a hidden one."""
 
-    def __init__(self, name: str, folder: RemoteFolder) -> None:
-        self._folder = folder
-        self._local = tempfile.NamedTemporaryFile if not os.path.isdir("/proc/self/fd") else tempfile.TemporaryFile
-        opened = self._local(prefix=".streamload-", buffering=0)
-        self._opened = opened
-        super().__init__(name, os.dup(opened.fileno()))
+    def __init__(self, name: str, storage: Storage, url: str) -> None:
+        self._storage, self._url = storage, url
+        local = tempfile.NamedTemporaryFile if not os.path.isdir("/proc/self/fd") else tempfile.TemporaryFile
+        self._opened = local(prefix=".streamload-", buffering=0)
+        super().__init__(name, os.dup(self._opened.fileno()))
 
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
         """See `GrowingShard.append`; raises StorageError instead of OSError."""
@@ -214,54 +129,34 @@ class _UploadedShard(GrowingShard):
             raise _no_local_room(exc) from exc
 
     def publish(self, *, replace: bool) -> ShardTable:
-        """Start the upload, when the one before it has ended.
+        """Upload the shard whole or not at all, and check that it is there.
 
         Raises:
-            StorageError: that one failed, or the local file cannot be written.
+            StorageError: the shard cannot be written, or its size differs after the upload.
         """
         del replace  # existing shards have been refused or removed
         try:
-            self._end().close()
+            self._end()
         except OSError as exc:
             raise _no_local_room(exc) from exc
-        table = self._table()
-        self._folder.start_upload(self, self._path, table.shard_bytes)
-        self._file = None
-        return table
+        name = self._opened.name
+        self._storage.write(self._url, name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}")
+        uploaded = self._storage.info(self._url)
+        if uploaded.bytes != self.bytes:
+            self._storage.delete(self._url)
+            raise StorageError(
+                f"the shard has {uploaded.bytes:,} bytes after the upload, and {self.bytes:,} were sent; write it "
+                "again",
+                url=without_secrets(self._url),
+            )
+        self.etag = uploaded.etag
+        self.discard()
+        return self._table()
 
     def discard(self) -> None:
-        """See `GrowingShard.discard`."""
-        if self._file is None:
-            return
-        file, self._file = self._file, None
-        file.close()
-        self.release()
-
-    def release(self) -> None:
         """Close the local file, which deletes it."""
+        super().discard()
         self._opened.close()
-
-    @property
-    def _path(self) -> str:
-        name = self._opened.name
-        return name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}"
-
-
-def _upload(storage: Storage, url: str, path: str, shard_bytes: int) -> str | None:
-    """Write a shard whole or not at all, and make sure that it is there; its ETag, where the storage has them.
-
-    Raises:
-        StorageError: it cannot be written, or is not what was written.
-    """
-    storage.write(url, path)
-    found = storage.info(url)
-    if found.bytes != shard_bytes:
-        storage.delete(url)
-        raise StorageError(
-            f"the shard has {found.bytes:,} bytes after the upload, and {shard_bytes:,} were sent; write it again",
-            url=without_secrets(url),
-        )
-    return found.etag
 
 
 def _no_local_room(exc: OSError) -> StreamloadError:
@@ -285,6 +180,11 @@ def destination_in(folder: str, storages: Storages, *, durable: bool = True) -> 
     """
     if folder.endswith(":"):
         raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train-%06d.tar")
-    if not isinstance(storages.for_url(folder), LocalStorage):
-        return RemoteFolder(folder, storages)
+    if "://" in folder and not folder.rstrip("/").partition("://")[2]:
+        raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
+    if protocol_of(folder) in WEB:
+        raise StorageError("a web server cannot be written to; name a bucket or a folder", url=without_secrets(folder))
+    storage = storages.for_url(folder.rstrip("/") or "/")
+    if not isinstance(storage, LocalStorage):
+        return Destination(folder, storage)
     return LocalFolder(local_path(folder) if folder.startswith("file:") else folder, durable=durable)

@@ -13,10 +13,9 @@ import os
 import re
 import secrets
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from io import FileIO
+from io import BufferedWriter, FileIO
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from streamload.index.shard_names import locked_folder
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, padding
 from streamload.tar.table import ShardTable
 
-_BUFFER_BYTES = 1 << 20
-_BUFFER_PIECES = _MOST_PIECES = 1000  # the system takes 1,024
+_BUFFER_BYTES = 1 << 17
 _MAX_FIELDS = 1 << 16
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
@@ -33,21 +31,21 @@ Member = tuple[str, bytes, bytes]
 """A field, its header blocks and its payload."""
 
 
-class GrowingShard(ABC):
+class GrowingShard:
     """A shard under construction: an open file, and the table of what is in it. Not safe for several threads.
 
     Attributes:
         name: what the shard will be called.
         bytes: its size if it ended here.
+        etag: its version in a remote storage, once it is published.
     """
 
     def __init__(self, name: str, descriptor: int) -> None:
         """Start an empty shard in a file, which is closed with it."""
         self.name = name
         self.bytes = len(END_OF_ARCHIVE)
-        self._file: FileIO | None = FileIO(descriptor, "wb")
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self.etag: str | None = None
+        self._file: BufferedWriter | None = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
         self._keys: dict[str, None] = {}
         self._fields: dict[str, int] = {}
         self._offsets: list[int] = []
@@ -76,44 +74,34 @@ class GrowingShard(ABC):
             raise ValueError("the shard was published or discarded already")
         position = self.bytes - len(END_OF_ARCHIVE)
         for field, header, payload in members:
-            self._pending += header, payload, padding(len(payload))
+            for piece in (header, payload, padding(len(payload))):
+                self._file.write(piece)
             self._offsets.append(position + len(header))
             self._sizes.append(len(payload))
             self._field_numbers.append(self._fields.setdefault(field, len(self._fields)))
             self._crc32.append(zlib.crc32(payload))
             position += member_bytes(header, len(payload))
-        self._pending_bytes += position + len(END_OF_ARCHIVE) - self.bytes
         self.bytes = position + len(END_OF_ARCHIVE)
-        if self._pending_bytes >= _BUFFER_BYTES or len(self._pending) >= _BUFFER_PIECES:
-            self._flush(self._file)
         self._keys[key] = None
         self._sample_start.append(len(self._offsets))
         self._labels.append(label)
 
-    @abstractmethod
     def publish(self, *, replace: bool) -> ShardTable:
         """Give the shard its name, replacing a file of that name if `replace`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def discard(self) -> None:
-        """Remove what was written; nothing happens after `publish()` or another `discard()`."""
+        """Close the file without what is buffered; nothing happens after another `discard()`."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.raw.close()
 
-    def _flush(self, file: FileIO) -> None:
-        """Hand everything to the system, in one call and without a copy unless it takes only a part."""
-        pieces, self._pending, self._pending_bytes = self._pending, [], 0
-        for first in range(0, len(pieces), _MOST_PIECES):
-            some = pieces[first : first + _MOST_PIECES]
-            written = os.writev(file.fileno(), some)
-            while written < sum(map(len, some)):  # the disk is nearly full
-                some = [b"".join(some)[written:]]
-                written = os.writev(file.fileno(), some)
-
-    def _end(self) -> FileIO:
+    def _end(self) -> BufferedWriter:
         """Write the end-of-archive marker and hand everything to the system."""
         if self._file is None:
             raise ValueError("the shard was published or discarded already")
-        self._pending.append(END_OF_ARCHIVE)
-        self._flush(self._file)
+        self._file.write(END_OF_ARCHIVE)
+        self._file.flush()
         return self._file
 
     def _table(self) -> ShardTable:
@@ -127,7 +115,7 @@ class GrowingShard(ABC):
             member_field=np.array(self._field_numbers, np.uint16),
             sample_start=np.array(self._sample_start, np.int64),
             key_bytes=np.frombuffer(b"".join(keys), np.uint8),
-            key_start=np.array(_edges(map(len, keys)), np.int64),
+            key_start=np.array(list(itertools.accumulate(map(len, keys), initial=0)), np.int64),
             member_crc32=np.array(self._crc32, np.uint32),
             labels=np.array(labels, np.int64) if len(labels) == len(self._labels) else None,
         )
@@ -185,12 +173,8 @@ class ShardFile(GrowingShard):
 
     def discard(self) -> None:
         """See `GrowingShard.discard`."""
-        if self._file is None:
-            return
-        file, self._file = self._file, None
-        try:
-            file.close()
-        finally:
+        if self._file is not None:
+            super().discard()
             os.unlink(self._hidden)
 
 
@@ -234,7 +218,3 @@ def sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _edges(lengths: Iterable[int]) -> list[int]:
-    return list(itertools.accumulate(lengths, initial=0))

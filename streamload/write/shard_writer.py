@@ -35,8 +35,8 @@ class ShardWriter:
 
     Locally, each shard appears under its name only when it is complete and on the disk; until then it has a hidden
     name. Remotely, each is written to a temporary file without a name and uploaded when it is full, whole or not at
-    all, while the next one is written; an upload that fails is raised by the next `write` or `close`, and then what
-    was uploaded before stays. The index comes last.
+    all, before the next one begins; what was uploaded before a failure stays. The index comes last. `pack` uploads
+    from several processes.
 
     Bytes depend on the samples alone (no times, no owners), so the same samples give the same shards and the same
     index. Leaving the `with` block by an exception discards the unfinished shard and writes no index; shards that were
@@ -109,7 +109,7 @@ class ShardWriter:
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """The paths or urls of the shards published so far; remote ones may still be in flight."""
+        """The paths or urls of the shards published so far."""
         return tuple(os.path.join(self.folder, shard.name) for shard, _ in self._published)
 
     @property
@@ -147,7 +147,6 @@ class ShardWriter:
         if self._shard is not None and not full and key in self._shard:
             raise ValueError(f"key {key!r} stands in this shard already; keys must differ, for example by a number")
         try:
-            self._destination.check()
             if self._shard is not None and full:
                 self._publish(self._shard)
             if self._shard is None:
@@ -195,7 +194,6 @@ class ShardWriter:
         try:
             if self._shard is not None:
                 self._publish(self._shard)
-            self._destination.finish_uploads()
             if self._index and self._published:
                 self._destination.write_index(self._published)
             if self._published:
@@ -237,7 +235,7 @@ class ShardWriter:
         self._shard = None
         self.bytes += table.shard_bytes
         # No time of modification: it would make the bytes of the index differ from run to run.
-        entry = IndexedShard.of(shard.name, table)
+        entry = IndexedShard.of(shard.name, table, etag=shard.etag)
         self._published.append((entry, table))
 
     def _abandon(self) -> None:
