@@ -23,12 +23,8 @@ from streamload.storage.storages import Storages
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
 from streamload.tar.table import MISSING, ShardTable
-from streamload.text import listed
 
 _log = logging.getLogger("streamload")
-
-# Shards that are compared with each other, to find sidecars among them.
-_COMPARED_SHARDS = 1000
 
 _Group = tuple[str, str, int]
 """Neighbouring tables in an index: its folder, the table file, and the first byte."""
@@ -89,8 +85,6 @@ class Dataset:
         for number, owner in enumerate(listing.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)
         self._joins = _Joins(listing)
-        self._first_keys: dict[tuple[str, str], int] = {}  # by folder and key
-        self._warned = False
 
     # -- the listing -----------------------------------------------------------------------------------------------
 
@@ -206,7 +200,6 @@ class Dataset:
             for reason, count in table.skipped.items():
                 self.skipped[reason] = self.skipped.get(reason, 0) + count
             self.counts.set(shard, len(table))
-        self._warn_of_sidecar(shard, table)
         self._tables[shard] = table
         if self.listing.shard(shard).index_folder is not None:
             self._held_bytes += _size_bytes(table)
@@ -322,26 +315,6 @@ class Dataset:
             self._held_bytes -= _size_bytes(self._tables.pop(shard))
             self._columns.pop(shard, None)
             self._joins.forget(shard)
-
-    def _warn_of_sidecar(self, shard: int, table: ShardTable) -> None:
-        """Warn, once, if one of the first shards begins with the key of another in its folder, and has other fields."""
-        known = len(self._first_keys) == _COMPARED_SHARDS or shard >= len(self.counts)
-        if known or not len(table) or self._warned:
-            return
-        before = self._first_keys.setdefault((self.listing.shards[shard].folder, table.key(0)), shard)
-        other = self._tables.get(before)
-        if before == shard or other is None or not set(other.fields).isdisjoint(table.fields):
-            return
-        self._warned = True
-        one, two = (without_secrets(self.url(number)) for number in (before, shard))
-        _log.warning(
-            "the shards %r and %r hold samples of the same keys, with other fields (%s; %s), and each counts as a "
-            "sample of its own. If one is a sidecar, move it to a folder of its own and read it with join=",
-            one,
-            two,
-            listed(other.fields),
-            listed(table.fields),
-        )
 
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,16 +13,15 @@ import pytest
 from make_shards import write_numbers
 from transforms import talkative
 
-from streamload import ShardWriter, StreamLoader
+from streamload import StreamLoader
 
 
-def looks_like_a_sidecar(folder: Path) -> str:
-    """Shards of the same keys with other fields, of which the feeder warns when they were scanned."""
-    for name, field in (("a", "txt"), ("b", "cls")):
-        with ShardWriter(folder / f"{name}-%06d.tar") as writer:
-            writer.write({"__key__": "same", field: 1 if field == "cls" else "one"})
-    shutil.rmtree(folder / ".streamload")
-    return str(folder)
+def with_an_index_of_another_tool(folder: Path) -> str:
+    """Two samples and an index that cannot be read, of which the feeder warns when it lists them."""
+    shards = write_numbers(folder / "shards", [2], index=False)
+    (folder / "shards" / ".streamload").mkdir()
+    (folder / "shards" / ".streamload" / "index.json").write_text("{}")
+    return str(shards)
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}])
@@ -33,16 +31,16 @@ def test_the_users_handlers_have_it_and_stderr_has_not(
     capfd: pytest.CaptureFixture[str],
     options: dict[str, object],
 ) -> None:
-    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, **options) as loader:
+    with StreamLoader(with_an_index_of_another_tool(tmp_path), 1, **options) as loader:
         assert len(list(loader)) == 2
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("streamload", logging.WARNING)
-    assert caplog.text.count("samples of the same keys") == 1
+    assert caplog.text.count("going on without an index") == 1
     assert capfd.readouterr().err == ""
 
 
 async def test_it_comes_in_an_event_loop_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1) as loader:
+    async with StreamLoader(with_an_index_of_another_tool(tmp_path), 1, num_workers=1) as loader:
         assert len([batch async for batch in loader]) == 2
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
@@ -51,7 +49,7 @@ def test_who_silences_the_logger_is_obeyed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.ERROR, "streamload")
-    with StreamLoader(looks_like_a_sidecar(tmp_path), 1, num_workers=1) as loader:
+    with StreamLoader(with_an_index_of_another_tool(tmp_path), 1, num_workers=1) as loader:
         assert len(list(loader)) == 2
     assert caplog.records == []
     assert capfd.readouterr().err == ""
