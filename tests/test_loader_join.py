@@ -238,27 +238,6 @@ def test_parts_of_a_sidecar_are_fetched_once_and_released_when_their_samples_are
     assert sent_bytes < 1.1 * count * size
 
 
-@pytest.mark.parametrize("indexed", [True, False])
-def test_a_sidecar_among_the_shards_is_warned_of(
-    dataset: Path, tmp_path: Path, indexed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    both = tmp_path / "both"
-    shutil.copytree(dataset / "shards", both, ignore=shutil.ignore_patterns(".streamload"))
-    shutil.copy(dataset / "emb" / "shard-000001.tar", both / "emb-000001.tar")
-    if indexed:
-        index(both)
-    with TarDataset(both) as samples:
-        assert len(samples) == SAMPLES + PER_SHARD
-        assert len(samples[0:400:PER_SHARD]) == 7
-    (message,) = {record.getMessage() for record in caplog.records if "sidecar" in record.getMessage()}
-    assert "shard-000001.tar" in message
-    assert "emb-000001.tar" in message
-    assert "move it to a folder of its own and read it with join=" in message
-    caplog.clear()
-    list(StreamLoader(dataset / "shards", 50, fields=("__key__",), join=dataset / "emb", num_workers=0))
-    assert not caplog.records
-
-
 def test_a_sidecar_of_other_shards_is_warned_of(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,6 @@ from streamload.arguments import parse_bytes
 from streamload.cli.command import Command, Json, Ray, StorageOption, print_document, print_line, show_version
 from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
-from streamload.index.shard_names import WEB
 from streamload.pack.failures import UsageError
 from streamload.pack.planning import parse_split
 from streamload.pack.resizing import Resizing
@@ -21,7 +20,7 @@ from streamload.pack.source_to_shards import PackOptions, as_lines, source_to_sh
 from streamload.pack.sources.kinds import SourceOptions
 from streamload.pack.sources.table import TableColumns
 from streamload.pack.tasks import Target
-from streamload.storage.protocol import protocol_of
+from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
 
 DEFAULT_QUALITY = 90

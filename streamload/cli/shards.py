@@ -44,7 +44,7 @@ from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, unp
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard, pack_table
 from streamload.index.index_writer import IndexFolder, update_index
 from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
-from streamload.index.shard_names import WEB, folder_and_name, shard_name
+from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.failures import UsageError
 from streamload.pack.output import say, shown_bytes
@@ -52,7 +52,7 @@ from streamload.pack.progress import open_progress
 from streamload.pack.ray_pool import RayPool, open_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
-from streamload.storage.protocol import protocol_of
+from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import is_compressed
 from streamload.tar.header_chain import LINK, MISSING_END, RECORD_BYTES

@@ -333,21 +333,13 @@ async def _download(storages: Storages, url: str, start: int, end: int) -> bytes
     return bytes(content)
 
 
-class _Match(NamedTuple):
-    """For each sample of a shard the number of the sidecar's with its key, good as long as these are the tables."""
-
-    table: ShardTable
-    sidecar: ShardTable
-    samples: NDArray[np.int64]
-
-
 class _Joins:
     """The tables of shards with the fields of their sidecars, made again when one of the tables is another."""
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
-        self._matches: dict[int, _Match] = {}
-        self._joined: dict[int, tuple[list[_Match], ShardTable]] = {}
+        self._matches: dict[int, tuple[ShardTable, ShardTable, NDArray[np.int64]]] = {}
+        self._joined: dict[int, tuple[Sequence[ShardTable], ShardTable]] = {}
         self._warned = False
 
     def joined(self, shard: int, table: ShardTable, sidecars: Mapping[int, ShardTable], *, whole: bool) -> ShardTable:
@@ -356,12 +348,11 @@ class _Joins:
         Raises:
             DatasetIndexError: a sidecar has its samples in another order, or a field of the shard's.
         """
-        samples = {number: self.matched(number, table, other, whole=whole) for number, other in sidecars.items()}
-        matches = [self._matches[number] for number in sidecars]
+        tables = (table, *sidecars.values())
         known = self._joined.get(shard)
-        if known is None or any(one is not now for one, now in zip(known[0], matches, strict=True)):
-            others = {number: (other, samples[number]) for number, other in sidecars.items()}
-            known = self._joined[shard] = matches, _joined_table(shard, table, others)
+        if known is None or any(one is not now for one, now in zip(known[0], tables, strict=True)):
+            others = {n: (other, self.matched(n, table, other, whole=whole)) for n, other in sidecars.items()}
+            known = self._joined[shard] = tables, _joined_table(shard, table, others)
         return known[1]
 
     def matched(self, number: int, table: ShardTable, sidecar: ShardTable, *, whole: bool) -> NDArray[np.int64]:
@@ -374,25 +365,25 @@ class _Joins:
             whole: all samples of the shard are known.
         """
         known = self._matches.get(number)
-        if known is None or known.table is not table or known.sidecar is not sidecar:
-            url = self._listing.shard(number).url
-            twice = next((name for name in sidecar.fields if name in table.fields), None)
-            if twice is not None:
-                raise DatasetIndexError(
-                    f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields",
-                    url=url,
-                )
-            samples = _matched_samples(table, sidecar, url)
-            known = self._matches[number] = _Match(table, sidecar, samples)
-            if whole and len(sidecar) and len(samples) and not self._warned and (samples == MISSING).all():
-                self._warned = True
-                _log.warning(
-                    "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
-                    "their names, or by their order where the names differ",
-                    without_secrets(url),
-                    without_secrets(self._listing.shard(self._listing.owner(number)).url),
-                )
-        return known.samples
+        if known is not None and known[0] is table and known[1] is sidecar:
+            return known[2]
+        url = self._listing.shard(number).url
+        twice = next((name for name in sidecar.fields if name in table.fields), None)
+        if twice is not None:
+            raise DatasetIndexError(
+                f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields", url=url
+            )
+        samples = _matched_samples(table, sidecar, url)
+        self._matches[number] = table, sidecar, samples
+        if whole and len(sidecar) and len(samples) and not self._warned and (samples == MISSING).all():
+            self._warned = True
+            _log.warning(
+                "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
+                "their names, or by their order where the names differ",
+                without_secrets(url),
+                without_secrets(self._listing.shard(self._listing.owner(number)).url),
+            )
+        return samples
 
     def forget(self, number: int) -> None:
         """Drop what was made of the table of a shard or sidecar."""

@@ -19,13 +19,11 @@ from streamload.index.dataset_index import (
     INDEX_FOLDER,
     MOST_INDEX_BYTES,
     DatasetIndex,
-    IndexedShard,
     check_shard,
     index_error,
     looks_like_index,
 )
 from streamload.index.shard_names import (
-    WEB,
     UnfinishedSet,
     folder_and_name,
     is_shard_name,
@@ -38,7 +36,16 @@ from streamload.index.shard_names import (
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin
 from streamload.storage.errors import NoConnectionError, UntrustedServerError, close_matches
-from streamload.storage.protocol import UNKNOWN_BYTES, ShardInfo, Storage, chain_links, escaped, is_pattern, protocol_of
+from streamload.storage.protocol import (
+    UNKNOWN_BYTES,
+    WEB,
+    ShardInfo,
+    Storage,
+    chain_links,
+    escaped,
+    is_pattern,
+    protocol_of,
+)
 from streamload.storage.storages import Storages, Urls, expand_urls
 from streamload.tar.decompression import without_compression
 from streamload.tar.table import ShardTable
@@ -316,11 +323,6 @@ class IndexLookup:
                 self._by_folder[folder] = self._beside(folder, named or folder)
             return self._by_folder[folder]
 
-    def entry_of(self, folder: str, name: str) -> IndexedShard | None:
-        """Return the index entry of one shard, or None. Raises what `of_folder` raises."""
-        index = self.of_folder(folder, f"{folder}/{name}")
-        return None if index is None else index.find(name)
-
     def table_of(self, folder: str, name: str) -> ShardTable | None:
         """Return the table of one shard, or None if there is no index for its folder. Its table file is read whole.
 
@@ -578,7 +580,9 @@ class _Finder:
             folder, name = folder_and_name(url)
             if folder not in self._plain_folders and not self._storages.costs_requests(url):
                 infos[url] = self._storages.for_url(url).info(url)
-            elif self._lookup is not None and (entry := self._lookup.entry_of(folder, name)) is not None:
+                continue
+            index = None if self._lookup is None else self._lookup.of_folder(folder, url)
+            if index is not None and (entry := index.find(name)) is not None:
                 infos[url] = ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
             else:
                 by_folder.setdefault(folder, []).append(url)
@@ -594,14 +598,7 @@ class _Finder:
         unknown = {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
         *caches, place = chain_links(folder)
         if protocol_of(place) in WEB and not any("://" in cache for cache in caches):
-            if self._lookup is None or self._lookup.of_folder(folder) is None:
-                return unknown
-            try:  # an index that lacks a few
-                return _infos(urls, self._storages)
-            except StorageError as exc:
-                if type(exc) is not StorageError:
-                    raise
-                return unknown  # the server refuses requests for headers; shards may still be read
+            return unknown
         storage = self._storages.for_url(urls[0])
         try:
             listed = {info.url: info for info in storage.list(f"{escaped(folder)}/*")}

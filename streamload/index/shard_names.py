@@ -16,13 +16,10 @@ from dataclasses import asdict, dataclass
 from urllib.parse import unquote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
-from streamload.storage.protocol import Storage, chain_links, protocol_of
+from streamload.storage.protocol import WEB, Storage, chain_links, protocol_of
 
 _SHARD = re.compile(r"\.(?:tar|tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)(?:::.*)?\Z", re.IGNORECASE)
 _UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|zip|rar)|taz|tlz)\Z", re.IGNORECASE)
-
-WEB = ("http", "https")
-"""Protocols whose storages do not list."""
 
 
 def folder_and_name(url: str) -> tuple[str, str]:

@@ -207,16 +207,9 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     """Refuse a url of another protocol, which a filesystem would take for one of its paths."""
     if protocol_of(url) == "file" and len(chain_links(url)) == 1 and not url.startswith("file:"):
         return  # a path
-    from fsspec import get_filesystem_class
-
     name, known = protocol_of(chain_links(url)[-1]), protocols_of(filesystem)
-    if known & {name, *_TAKES_ALL}:
+    if known & _TAKES_ALL or FAMILY.get(name, name) in {FAMILY.get(each, each) for each in known}:
         return
-    try:
-        if isinstance(filesystem, get_filesystem_class(name)):  # as `az` of adlfs
-            return
-    except (ImportError, ValueError):
-        pass
     raise ValueError(
         f"{without_secrets(url)!r} cannot be read with filesystem={type(filesystem).__name__}, which reads everything "
         f"here and knows its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give the path as the "

@@ -10,9 +10,9 @@ from contextlib import suppress
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
 from streamload.index.index_writer import IndexFolder, remove_entries, update_with_tables
-from streamload.index.shard_names import SHARD_WRITER, WEB, ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
+from streamload.index.shard_names import SHARD_WRITER, ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.storage.local_files import LocalStorage, local_path
-from streamload.storage.protocol import Storage, escaped, protocol_of
+from streamload.storage.protocol import WEB, Storage, escaped, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
