@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -19,17 +18,8 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Index, list, verify, draw and measure sharded tar datasets.",
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "ls": ls_command,
-    "index": index_command,
-    "verify": verify_command,
-    "stats": stats_command,
-    "show": show_command,
-    "map": map_command,
-    "bench": bench_command,
-}
-for name, command in _COMMANDS.items():
-    app.command(name, cls=Command)(command)
+for command in (ls_command, index_command, verify_command, stats_command, show_command, map_command, bench_command):
+    app.command(command.__name__.removesuffix("_command"), cls=Command)(command)
 
 
 @app.callback()

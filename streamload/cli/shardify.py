@@ -10,7 +10,7 @@ import typer
 
 from streamload.arguments import parse_bytes
 from streamload.cli.command import Command, Json, Ray, StorageOption, print_document, print_line, show_version
-from streamload.errors import ShardNotFoundError, without_secrets
+from streamload.errors import ShardNotFoundError, StorageError
 from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
 from streamload.pack.failures import UsageError
 from streamload.pack.planning import parse_split
@@ -20,8 +20,8 @@ from streamload.pack.source_to_shards import PackOptions, as_lines, source_to_sh
 from streamload.pack.sources.kinds import SourceOptions
 from streamload.pack.sources.table import TableColumns
 from streamload.pack.tasks import Target
-from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
+from streamload.write.destination import destination_in
 
 DEFAULT_QUALITY = 90
 
@@ -218,24 +218,20 @@ def _target(source: str, dest: str, storage_options: Sequence[Any] | None, **lim
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     given = dict(storage_options or ())
     storages = Storages(given)
-    if _checked(storages.costs_requests, dest):
-        if not dest.partition("://")[2].strip("/"):
-            raise UsageError(f"DEST {dest!r} names no bucket or folder; give one, as in s3://bucket/train")
-        if protocol_of(dest) in WEB:
-            shown = without_secrets(dest)
-            raise UsageError(f"DEST is {shown!r}, but a web server cannot be written to; name a folder or a bucket")
-        return Target(dest.rstrip("/"), storages, **limits)
+    try:
+        folder = destination_in(dest.rstrip("/") or "/", storages)
+    except (ValueError, StorageError) as exc:
+        raise UsageError(f"DEST: {exc}") from exc
+    if folder.path is None:
+        return Target(folder.folder, storages, **limits)
     if given:
         raise UsageError("--storage-option is for a remote DEST, and this one is a local folder")
-    if "://" in dest:
-        dest = storages.for_url(dest).absolute(dest)
+    dest = folder.folder
     real_source, real_dest = os.path.realpath(source), os.path.realpath(dest)
     if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
         raise UsageError(
             f"DEST {dest!r} lies in SOURCE {source!r}, where the shards would look like a class; choose another"
         )
-    if os.path.exists(dest) and not os.path.isdir(dest):
-        raise UsageError(f"DEST {dest!r} is a file; give a folder")
     return Target(dest, storages, **limits)
 
 

@@ -88,7 +88,7 @@ class LocalFolder(Destination):
         self.path = self.folder
         self._durable = durable
         if os.path.isfile(self.folder):
-            raise StorageError("this is a file; name a folder, or a pattern such as out/%06d.tar", url=folder)
+            raise StorageError("this is a file; name a folder", url=folder)
         self._made: list[str] = []
 
     def remove_abandoned(self, names: ShardNaming) -> None:

@@ -86,26 +86,16 @@ def _encoder(extension: str) -> Callable[[Any], bytes]:
 
 
 def _integer(value: object) -> bytes:
-    accepts = "takes an int of up to 64 bits, or bytes or a str that hold one in decimal digits"
-    if isinstance(value, str):
-        try:
-            number = int(value)
-        except ValueError:
-            raise _UnsuitableError(f"{accepts}, and {value!r} is not one") from None
-        return _checked(number, value.encode("utf-8"))
-    if isinstance(value, bool | np.bool_):
-        raise _UnsuitableError(accepts)
     try:
-        number = operator.index(cast("SupportsIndex", value))
-    except TypeError:
-        raise _UnsuitableError(accepts) from None
-    return _checked(number, b"%d" % number)
-
-
-def _checked(number: int, written: bytes) -> bytes:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        number = int(value) if isinstance(value, str) else operator.index(cast("SupportsIndex", value))
+    except (TypeError, ValueError):
+        accepts = "takes an int of up to 64 bits, or bytes or a str that hold one in decimal digits"
+        raise _UnsuitableError(f"{accepts}, and {value!r:.40} is not one") from None
     if not -_INT64_LIMIT <= number < _INT64_LIMIT:
         raise ValueError(f"{number} has more than 64 bits, and could not be read back; store it as txt")
-    return written
+    return value.encode("utf-8") if isinstance(value, str) else b"%d" % number
 
 
 def _text(value: object) -> bytes:

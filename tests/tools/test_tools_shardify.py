@@ -154,7 +154,7 @@ def test_another_split_does_not_stay_beside_the_new_ones(tmp_path: Path) -> None
         (["source", "source/dest"], "lies in SOURCE"),
         (["source", "source"], "lies in SOURCE"),
         (["link", "source/dest"], "lies in SOURCE"),
-        (["source", "source/cat/0.jpg"], "lies in SOURCE"),
+        (["source", "source/cat/0.jpg"], "is a file"),
         (["source", "file"], "is a file"),
         (["s3://bucket/x", "dest"], "local files only"),
         (["source", "https://127.0.0.1/x"], "cannot be written to"),
