@@ -14,7 +14,7 @@ import typer
 from numpy.typing import NDArray
 
 import streamload
-from streamload.cli.command import Fields, Index, Json, StorageOption, Urls, Where, print_document, print_line
+from streamload.cli.command import Fields, Index, StorageOption, Urls, Where, print_line
 from streamload.decode.decoders import decoder_for, is_image
 from streamload.errors import DatasetIndexError, DecodeError, without_secrets
 from streamload.images import unchanged
@@ -44,7 +44,6 @@ def show_command(
     columns: Annotated[int, typer.Option(help="How many side by side.", min=1, max=100)] = 6,
     seed: Annotated[int | None, typer.Option(help="Choose samples at random, by this seed.", min=0)] = None,
     fields: Fields = None,
-    as_document: Json = False,
     where: Where = None,
     index: Index = None,
     storage_option: StorageOption = None,
@@ -101,11 +100,7 @@ def show_command(
         which = f"{counted(len(batch), 'sample')} at random by seed {seed}"
     sheet = _sheet([f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", which], cells, columns)
     replace_file(output, lambda file: sheet.save(file, format=kind), durable=False)
-    if as_document:
-        size = {"width": sheet.width, "height": sheet.height}
-        print_document({"picture": output, "samples": len(batch), "which": which, **size})
-    else:
-        print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
+    print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
 
 
 def _sheet(titles: Sequence[str], cells: Sequence[Image.Image], columns: int) -> Image.Image:

@@ -199,7 +199,7 @@ def test_a_full_disk_behind_standard_output(sources: Callable[[str], Path]) -> N
     assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"show"}))
 def test_json_is_one_document_on_standard_output(command: str, sources: Callable[[str], Path], tmp_path: Path) -> None:
     status, out, err = called(command, sources(command), tmp_path / "dest", "--json")
     found = json.loads(out)
