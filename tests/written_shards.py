@@ -17,7 +17,7 @@ Sample = dict[str, Any]
 
 
 def scanned(path: str) -> ShardTable:
-    return scan_shard(memoryview(Path(path).read_bytes()), path, crc32=True, labels=True)
+    return scan_shard(memoryview(Path(path).read_bytes()), path, every_byte=True)
 
 
 def read_back(paths: tuple[str, ...]) -> list[tuple[str, list[tuple[str, bytes]]]]:

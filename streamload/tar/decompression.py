@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamload.errors import ShardFormatError
-from streamload.tar.not_a_tar import what_else
+from streamload.tar.header import what_else
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -25,8 +25,8 @@ from streamload.tar.header import (
     parse_long_name,
     parse_records,
     parse_size,
+    what_else,
 )
-from streamload.tar.not_a_tar import what_else
 from streamload.text import counted
 
 RECORD_BYTES = 20 * BLOCK_BYTES
@@ -87,32 +87,6 @@ class TarMembers(NamedTuple):
     needs: int | None
 
 
-def read_members(
-    octets: NDArray[np.uint8], url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES
-) -> TarMembers:
-    """Find the regular files whose headers lie in a part of an uncompressed tar archive.
-
-    Their payloads may lie after the part, but within the archive; if its size is unknown, payloads must have arrived.
-
-    Args:
-        octets: uint8[n], the bytes of the archive from `start` on that have arrived.
-        url: the shard, for errors.
-        start: a multiple of 512: 0, or a place that was `reached` before.
-        total: the size of the archive, or None if it is unknown.
-        record_bytes: the size of the archive's records.
-
-    Raises:
-        ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is the start of
-            the first invalid header (or block of the end-of-archive marker).
-        ValueError: `start` is not a multiple of 512, or more bytes have arrived than the archive has.
-    """
-    if start % BLOCK_BYTES or (total is not None and start + len(octets) > max(start, total)):
-        raise ValueError(f"{len(octets)} bytes from {start} on are no part of an archive of {total} bytes")
-    if total == 0:
-        raise ShardFormatError("the shard is empty (0 bytes); fetch or pack it again", url=url, offset=0)
-    return _Chain(octets, url, start, total, record_bytes).read()
-
-
 class _NotArrivedError(Exception):
     """Bytes that are needed have not arrived; `needs` is their end."""
 
@@ -154,37 +128,73 @@ class _Run(NamedTuple):
     blocks: NDArray[np.uint8]
 
 
-class _Chain:
-    """One pass over the bytes of an archive from `start` on."""
+class HeaderChain:
+    """Reads the headers of an uncompressed tar archive, from one place on, as its bytes arrive.
 
-    def __init__(self, octets: NDArray[np.uint8], url: str, start: int, total: int | None, record_bytes: int) -> None:
-        self._octets = octets
+    Payloads may lie after the bytes that have arrived, but within the archive; if its size is unknown, they must have
+    arrived.
+
+    Args:
+        url: the shard, for errors.
+        start: a multiple of 512: 0, or a place that another chain has `reached`.
+        total: the size of the archive, or None if it is unknown.
+        record_bytes: the size of the archive's records.
+
+    Attributes:
+        reached: as in `TarMembers`; the next `read` takes the bytes from there on.
+        needs: as in `TarMembers`.
+    """
+
+    def __init__(self, url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES) -> None:
+        self.reached = start
+        self.needs: int | None = start + BLOCK_BYTES
         self._url = url
-        self._start = start
         self._total = total
         self._limit = _UNBOUNDED_BYTES if total is None else total
         self._record_bytes = record_bytes
         self._names: list[bytes] = []
         self._places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
         self._skipped: list[tuple[int, str]] = []
-        self._reached = start
-        self._blocks = octets[: len(octets) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
-        # Reused: fresh arrays of this size would cost more in page faults than all the work on them.
-        count = _HEADERS_AT_ONCE if len(octets) > FEW_BYTES else 0
-        self._headers = np.empty((count, BLOCK_BYTES), np.uint8)
-        self._scratch = np.empty((2, count, BLOCK_BYTES // 8), np.uint64)
+        self._headers = np.empty((0, BLOCK_BYTES), np.uint8)
 
-    def read(self) -> TarMembers:
-        position: int | None = self._start
-        needs: int | None = None
-        read = self._read_run if len(self._headers) else self._read_member
+    def read(self, octets: NDArray[np.uint8]) -> None:
+        """Read all members whose headers are in bytes of the archive, uint8[n], that begin where it was `reached`.
+
+        Raises:
+            ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is the start
+                of the first invalid header (or block of the end-of-archive marker).
+            ValueError: the bytes do not begin at a multiple of 512, or are more than the archive has.
+        """
+        start = self.reached
+        if start % BLOCK_BYTES or start + len(octets) > max(start, self._limit):
+            raise ValueError(f"{len(octets)} bytes from {start} on are no part of an archive of {self._total} bytes")
+        if self._total == 0:
+            raise self._error("the shard is empty (0 bytes); fetch or pack it again", 0)
+        self._octets, self._start = octets, start
+        self._blocks = octets[: len(octets) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
+        read = self._read_member
+        if len(octets) > FEW_BYTES:
+            read = self._read_run
+            if not len(self._headers):  # reused: fresh arrays would cost more in page faults than all the work on them
+                self._headers = np.empty((_HEADERS_AT_ONCE, BLOCK_BYTES), np.uint8)
+                self._scratch = np.empty((2, _HEADERS_AT_ONCE, BLOCK_BYTES // 8), np.uint64)
+        position: int | None = start
+        self.needs = None
         try:
             while position is not None:
                 position = read(position)
         except _NotArrivedError as exc:
-            needs = exc.needs
+            self.needs = exc.needs
+
+    @property
+    def count(self) -> int:
+        """How many members were read."""
+        return len(self._names)
+
+    def members(self) -> TarMembers:
+        """Return all members that were read."""
         offset, size = np.concatenate(self._places, axis=1)
-        return TarMembers(self._names, offset, size, self._skipped, self._reached, needs)
+        return TarMembers(self._names, offset, size, self._skipped, self.reached, self.needs)
 
     # -- runs of headers, by NumPy
 
@@ -303,7 +313,7 @@ class _Chain:
         Raises:
             _NotArrivedError: some of these bytes have not arrived; nothing of the member was recorded.
         """
-        self._reached = position
+        self.reached = position
         extensions = _Extensions()
         while True:
             whole = position + BLOCK_BYTES <= self._limit

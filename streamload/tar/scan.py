@@ -7,14 +7,13 @@ scanned in another process; `Scanner` joins them.
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,11 @@ from numpy.typing import NDArray
 from streamload.errors import ShardChangedError, ShardFormatError
 from streamload.memory.mapped import Bytes, gather, read_fully
 from streamload.tar.header import BLOCK_BYTES, padded
-from streamload.tar.header_chain import RECORD_BYTES, TarMembers, read_members
+from streamload.tar.header_chain import RECORD_BYTES, HeaderChain, TarMembers
 from streamload.tar.table import MISSING, ShardTable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 LABEL_FIELD = "cls"
 """The field whose decimal integer is a sample's label."""
@@ -76,38 +78,28 @@ class ScannedPiece:
 
 
 def scan_shard(
-    data: memoryview | NDArray[np.uint8],
-    url: str,
-    *,
-    record_bytes: int = RECORD_BYTES,
-    crc32: bool = False,
-    labels: bool = False,
+    data: memoryview | NDArray[np.uint8], url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False
 ) -> ShardTable:
-    """Find the samples of an uncompressed tar archive, trusting nothing.
+    """Return the samples of an uncompressed tar archive, trusting nothing.
 
     Every header and the end of the archive are verified. Nothing in the table refers to `data`, and payloads are read
-    only for `crc32` and `labels`.
+    only for `every_byte`.
 
     Args:
         data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of a truncated one.
         url: the shard, for errors.
         record_bytes: the size of the archive's records; its end may be filled with zeros to the end of one.
-        crc32: compute the crc32 of every payload, which reads the whole shard.
-        labels: read the labels; they are None if some sample has no `cls`, or one that is not a decimal integer.
+        every_byte: compute the crc32 of every payload and read the labels; they are None if some sample has no `cls`,
+            or one that is not a decimal integer.
 
     Raises:
         ShardFormatError: the archive is damaged, cut or not tar; it holds what cannot be read in place (sparse or
             multi-volume members); a sample's members are not together, or a field is repeated. `url` and `offset`
             are set.
     """
-    octets = _octets(data)
-    members = read_members(octets, url, start=0, total=len(octets), record_bytes=record_bytes)
-    table = Scanner(url).add(_grouped(members, 0, len(octets), url))
-    if crc32:
-        table = replace(table, member_crc32=crc32_of(octets, table.member_offset, table.member_size))
-    if labels:
-        table = replace(table, labels=labels_of(table, lambda offset, _: (octets, offset)))
-    return table
+    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte)
+    scanner.scan(_octets(data), len(data))
+    return scanner.finish()
 
 
 def scan_file(
@@ -129,8 +121,8 @@ def scan_file(
         shard_bytes: its size.
         url: the shard, for errors.
         record_bytes: as for `scan_shard`.
-        crc32: as for `scan_shard`.
-        labels: as for `scan_shard`.
+        crc32: compute the crc32 of every payload.
+        labels: read the labels.
         window_bytes: how much is read at once.
 
     Raises:
@@ -143,71 +135,51 @@ def scan_file(
         "in use, and fetch or pack it again",
         url=url,
     )
-    parts: list[TarMembers] = []
-    start, ahead_bytes = 0, window_bytes
-    needs: int | None = BLOCK_BYTES
-    while needs is not None:
-        data = np.empty(min(shard_bytes, max(needs, start + ahead_bytes)) - start, np.uint8)
+
+    def read(start: int, end: int) -> NDArray[np.uint8]:
+        data = np.empty(max(0, min(shard_bytes, end) - start), np.uint8)
         if read_fully(descriptor, memoryview(data.data), start) < len(data):
             raise shorter
-        part = read_members(data, url, start=start, total=shard_bytes, record_bytes=record_bytes)
-        parts.append(part)
-        far_apart = part.reached - start > _FAR_APART_BYTES * max(1, len(part.names))
-        ahead_bytes = BLOCK_BYTES if far_apart else window_bytes
-        start, needs = part.reached, part.needs
-    members = TarMembers(
-        names=[name for part in parts for name in part.names],
-        offset=np.concatenate([part.offset for part in parts]),
-        size=np.concatenate([part.size for part in parts]),
-        skipped=[each for part in parts for each in part.skipped],
-        reached=start,
-        needs=None,
-    )
-    table = Scanner(url).add(_grouped(members, 0, shard_bytes, url))
+        return data
+
+    def places(offset: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[Bytes, NDArray[np.int64]]:
+        gathered = gather(descriptor, offset, size)
+        if gathered is None:
+            raise shorter
+        return gathered
+
+    def checksum(start: int, end: int) -> int:
+        value = 0
+        for position in range(start, end, window_bytes):
+            value = zlib.crc32(read(position, min(end, position + window_bytes)).data, value)
+        return value
+
+    chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
+    ahead_bytes, read_before = window_bytes, 0
+    while chain.needs is not None:
+        start = chain.reached
+        chain.read(read(start, max(chain.needs, start + ahead_bytes)))
+        far_apart = chain.reached - start > _FAR_APART_BYTES * max(1, chain.count - read_before)
+        ahead_bytes, read_before = BLOCK_BYTES if far_apart else window_bytes, chain.count
+    table = Scanner(url).add(_grouped(chain.members(), 0, shard_bytes, url))
     if crc32:
-        checksums = np.zeros(len(table.member_offset), np.uint32)
-        for number, (first, size) in enumerate(
-            zip(table.member_offset.tolist(), table.member_size.tolist(), strict=True)
-        ):
-            checksum = 0
-            for position in range(first, first + size, window_bytes):
-                payload = os.pread(descriptor, min(first + size - position, window_bytes), position)
-                if len(payload) < min(first + size - position, window_bytes):
-                    raise shorter
-                checksum = zlib.crc32(payload, checksum)
-            checksums[number] = checksum
-        table = replace(table, member_crc32=checksums)
-    if labels:
-
-        def places(offset: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[Bytes, NDArray[np.int64]]:
-            gathered = gather(descriptor, offset, size)
-            if gathered is None:
-                raise shorter
-            return gathered
-
-        table = replace(table, labels=labels_of(table, places))
-    return table
+        edges = zip(table.member_offset.tolist(), (table.member_offset + table.member_size).tolist(), strict=True)
+        table = replace(table, member_crc32=np.array([checksum(*each) for each in edges], np.uint32))
+    return replace(table, labels=labels_of(table, places)) if labels else table
 
 
-def scan_prefix(
-    data: memoryview | NDArray[np.uint8],
-    url: str,
-    *,
-    start: int,
-    available: int,
-    total: int | None,
-    record_bytes: int = RECORD_BYTES,
+def scan_piece(
+    data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES
 ) -> ScannedPiece:
-    """Find the samples that are whole in bytes `start` to `available` of an uncompressed tar archive.
+    """Return the samples that are whole in the bytes of an uncompressed tar archive that follow `start` without a gap.
 
-    No other bytes are inspected. All checks of `scan_shard` are made, each as soon as its bytes have arrived; `Scanner`
-    refuses a key that is repeated in another piece. Of several faults the one whose bytes arrive first is raised.
+    All checks of `scan_shard` are made, each as soon as its bytes have arrived; `Scanner` refuses a key that is
+    repeated in another piece. Of several faults the one whose bytes arrive first is raised.
 
     Args:
-        data: maps the shard from its first byte to `available` at least.
+        data: the bytes from `start` on that have arrived.
         url: the shard, for errors.
         start: 0, or the last piece's `resume`.
-        available: the end of the bytes that have arrived without a gap from `start` on.
         total: the size of the shard, or None if it is not known yet; then the piece cannot end the shard, which must
             be scanned once more with the size when all bytes have arrived.
         record_bytes: as for `scan_shard`.
@@ -216,12 +188,9 @@ def scan_prefix(
         ShardFormatError: as for `scan_shard`.
         ValueError: the numbers contradict each other.
     """
-    octets = _octets(data)
-    if available > len(octets):
-        raise ValueError(f"{available} bytes cannot have arrived of {len(octets)}")
-    part = octets[start : max(start, available)]
-    members = read_members(part, url, start=start, total=total, record_bytes=record_bytes)
-    return _grouped(members, start, total, url)
+    chain = HeaderChain(url, start=start, total=total, record_bytes=record_bytes)
+    chain.read(_octets(data))
+    return _grouped(chain.members(), start, total, url)
 
 
 class Scanner:
@@ -268,7 +237,7 @@ class Scanner:
         """Whether `table` is that of the whole shard."""
         return self.needs is None
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: Buffer) -> None:
         """Take the next bytes of the shard. At most `step_bytes` and the largest sample are held.
 
         Raises:
@@ -292,21 +261,21 @@ class Scanner:
 
     def _scan_held(self, total: int | None) -> None:
         start = self.resume
-        self.add(self._held_piece(total))
+        self.scan(_octets(self._held), total)
         del self._held[: self.resume - start]
         self._next_scan = max(self.needs or 0, self.resume + len(self._held) + self._step_bytes)
 
-    def _held_piece(self, total: int | None) -> ScannedPiece:
-        octets, start = _octets(self._held), self.resume
-        members = read_members(octets, self._url, start=start, total=total, record_bytes=self._record_bytes)
-        piece = _grouped(members, start, total, self._url)
+    def scan(self, octets: NDArray[np.uint8], total: int | None) -> None:
+        """Add the whole samples in the bytes from `resume` on; `total` as for `scan_piece`."""
+        start = self.resume
+        piece = scan_piece(octets, self._url, start=start, total=total, record_bytes=self._record_bytes)
         table = piece.table
         if self._crc32 is not None:
             self._crc32.extend(crc32_of(octets, table.member_offset - start, table.member_size))
         if self._labels is not None and len(table):
             labels = labels_of(table, lambda offset, _: (octets, offset - start))
             self._labels = None if labels is None else self._labels.extend(labels)
-        return piece
+        self.add(piece)
 
     def add(self, piece: ScannedPiece) -> ShardTable:
         """Append the next piece; return all samples so far.

@@ -22,7 +22,7 @@ from streamload.decode.tasks import (
     SlotOpened,
 )
 from streamload.memory.slots import HeapSlots, MappedSlots
-from streamload.tar.scan import scan_file, scan_prefix
+from streamload.tar.scan import scan_file, scan_piece
 
 
 def scan(task: ScanTask, shards: OpenShards, clock: TaskClock | None = None) -> ScanDone:
@@ -39,13 +39,8 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
         if task.available is None:
             table = scan_file(shards.descriptor(shard), shards.size_bytes(shard), url)
             return ScannedShard(shard, table)
-        piece = scan_prefix(
-            shards.first_bytes(shard, task.available),
-            url,
-            start=task.start,
-            available=task.available,
-            total=task.total,
-        )
+        data = shards.first_bytes(shard, task.available)[task.start : max(task.start, task.available)]
+        piece = scan_piece(data, url, start=task.start, total=task.total)
         return ScannedShard(shard, piece=piece)
     assert attempt.error is not None
     return ScannedShard(shard, failure=failure_of(attempt.error))

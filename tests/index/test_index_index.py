@@ -57,7 +57,7 @@ def refused(content: bytes) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("options", [{}, {"crc32": True, "labels": True}])
+@pytest.mark.parametrize("options", [{}, {"every_byte": True}])
 @pytest.mark.parametrize("samples", [0, 1, 7])
 def test_a_table_comes_back_as_it_was(samples: int, options: dict[str, bool]) -> None:
     table = scanned(samples, **options)
@@ -111,7 +111,7 @@ def change(**columns: Any) -> Callable[[ShardTable], ShardTable]:
     ],
 )
 def test_inconsistent_tables_are_refused(damage: Callable[[ShardTable], ShardTable]) -> None:
-    table = scanned(3, crc32=True, labels=True)
+    table = scanned(3, every_byte=True)
     assert table.key_start.tolist() == [0, 5, 10, 15]
     refused(pack_table(damage(table)))
 
@@ -138,7 +138,7 @@ def test_names_that_are_no_names_are_refused(about: bytes) -> None:
 
 def test_random_damage_to_a_table_raises_nothing_else() -> None:
     chance = random.Random(4)
-    whole = pack_table(scanned(5, crc32=True, labels=True))
+    whole = pack_table(scanned(5, every_byte=True))
     for _ in range(400):
         content = bytearray(whole)
         for _ in range(chance.choice((1, 3, 30))):
@@ -152,7 +152,7 @@ def test_random_damage_to_a_table_raises_nothing_else() -> None:
 
 
 def entry_of(name: str, samples: int) -> tuple[IndexedShard, ShardTable]:
-    table = scanned(samples, crc32=True, labels=True)
+    table = scanned(samples, every_byte=True)
     return IndexedShard(name, table.shard_bytes, samples, None), table
 
 

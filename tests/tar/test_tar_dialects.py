@@ -137,7 +137,7 @@ def test_webdatasets_writer(mtime: float | None, tmp_path: Path) -> None:
     found = ours(shard)
     assert len(found) == 300
     assert found == by_webdataset(shard)
-    table = scan_shard(memoryview(shard.read_bytes()), "", labels=True, crc32=True)
+    table = scan_shard(memoryview(shard.read_bytes()), "", every_byte=True)
     assert table.labels is not None
     assert table.labels.tolist() == list(range(300))
     assert set(table.fields) == {"txt", "cls", "left.png"}
@@ -246,7 +246,7 @@ def test_what_tarfile_writes_is_read_back(members: list[tuple[str, bytes]], tar_
                 continue
             kept.append((f"k{number}{name}", {"bin": payload}))
     content = buffer.getvalue()
-    table = scan_shard(memoryview(content), "memory", crc32=True)
+    table = scan_shard(memoryview(content), "memory", every_byte=True)
     assert samples_in(content, table) == kept
     assert table.member_crc32 is not None
     assert table.member_crc32.tolist() == [zlib.crc32(fields["bin"]) for _, fields in kept]

@@ -19,7 +19,7 @@ def archive_of(names: list[bytes], payloads: list[bytes] | None = None) -> Archi
 
 
 def scan(names: list[bytes], payloads: list[bytes] | None = None) -> ShardTable:
-    return scan_shard(memoryview(archive_of(names, payloads).whole()), "shard.tar", labels=True)
+    return scan_shard(memoryview(archive_of(names, payloads).whole()), "shard.tar", every_byte=True)
 
 
 def grouped(names: list[bytes]) -> list[tuple[str, tuple[str, ...]]]:

@@ -17,7 +17,7 @@ from matrix import EVERY
 from written_shards import SAMPLES, write
 
 from streamload.errors import ShardFormatError
-from streamload.tar.scan import ScannedPiece, Scanner, scan_prefix, scan_shard
+from streamload.tar.scan import ScannedPiece, Scanner, scan_piece, scan_shard
 from streamload.tar.table import ShardTable
 
 URL = "memory/shard.tar"
@@ -74,7 +74,7 @@ def pieces_of(content: bytes, cuts: list[int], *, known: bool = True) -> list[Sc
         first = min(start, cut)
         seen = noise[:first] + content[first:cut] + noise[cut:]
         total = len(content) if known or cut == last else None
-        piece = scan_prefix(memoryview(seen), URL, start=start, available=cut, total=total)
+        piece = scan_piece(memoryview(seen)[start : max(start, cut)], URL, start=start, total=total)
         check_piece(piece, start, cut)
         pieces.append(piece)
         start = piece.resume
@@ -205,7 +205,7 @@ def test_bytes_that_are_fed_give_the_same_table_and_the_same_error(name: str, st
         return scanner.finish()
 
     expected, table = (
-        outcome_of(scan) for scan in (lambda: scan_shard(memoryview(content), URL, crc32=True, labels=True), fed)
+        outcome_of(scan) for scan in (lambda: scan_shard(memoryview(content), URL, every_byte=True), fed)
     )
     if isinstance(expected, ShardTable):
         assert isinstance(table, ShardTable), table
@@ -218,7 +218,7 @@ def test_an_extension_header_that_is_too_long_is_refused_before_it_has_come() ->
     content = Archive().add(header(b"x", 1 << 30, typeflag=b"x")).whole(b"")
     for total in (None, 2 << 30):
         with pytest.raises(ShardFormatError, match="an extension header of 1073741824 bytes") as caught:
-            scan_prefix(memoryview(content), URL, start=0, available=512, total=total)
+            scan_piece(memoryview(content), URL, start=0, total=total)
         assert caught.value.offset == 0
 
 
