@@ -41,7 +41,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `commands` has left it
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `streamload.__main__` left it
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with reported_errors():
             return super().invoke(ctx)
