@@ -195,7 +195,7 @@ class StreamLoader(NamedClasses):
         self._listing, self._lanes = self._link.listing, self._sampling.lanes
         self._link.choose(self._sampling)
         self._counts = self._listing.counts
-        self._batch_builder = BatchBuilder(options.on_error, fills_up=options.fills_up)
+        self._batch_builder = BatchBuilder(options.on_error, repeats=options.repeats)
         self._nothing_left = NothingLeft(options.drop_last, options.batch_size, self._batch_builder.skipped_members)
         self._cursor, self._in_use, self._meter = Cursor(), RLock(), Meter(self._options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None

@@ -241,8 +241,8 @@ class Options:
         raise attempt.error
 
     @property
-    def fills_up(self) -> bool:
-        """Whether another batch replaces one of which every sample failed; with pad=False it is left out."""
+    def repeats(self) -> bool:
+        """Whether the batch before comes again for one whose samples all failed; with pad=False it is left out."""
         return self.pad and self.on_error != "raise"
 
     @property
@@ -266,7 +266,6 @@ class Options:
             verify=self.verify,
             whole_batches=self._whole_batches,
             prefetch_batches=self.prefetch_batches,
-            fills_up=self.fills_up,
             expansion_room_bytes=self._expansion_room_bytes(existing),
         )
 

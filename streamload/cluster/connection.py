@@ -56,11 +56,6 @@ class _Feeder:
     totals: Totals = field(default_factory=Totals)
     died: bool = False
 
-    @property
-    def has_next(self) -> bool:
-        """Whether its next batch of the order is here."""
-        return bool(self.batches) and not self.batches[0][0].extra
-
 
 class RayConnection:
     """Feeders that are actors of a Ray cluster, seen from the trainer; see `Connection`.
@@ -182,7 +177,7 @@ class RayConnection:
     def _needed(self) -> _Feeder | None:
         """The feeder that the next message waits for; None if it can be made."""
         feeder = self._feeders[self._turn % len(self._feeders)]
-        if self._inbox or feeder.has_next or feeder.failed is not None:
+        if self._inbox or feeder.batches or feeder.failed is not None:
             return None
         if not feeder.ended:
             return feeder
@@ -195,7 +190,7 @@ class RayConnection:
             return self._inbox.popleft()
         assert self._start is not None
         feeder = self._feeders[self._turn % len(self._feeders)]
-        if feeder.has_next:
+        if feeder.batches:
             batch, memory = feeder.batches.popleft()
             self._turn, self._position = self._turn + 1, batch.end
             return self._ready([(batch, memory)], last=False)

@@ -99,11 +99,6 @@ class Epoch:
         self.start = start
         self.batcher = RowBatcher(before=before, numbers=resources.batch_numbers)
         self._fields = settings.fields
-        self._fills_up = settings.fills_up
-        # A resumed epoch has delivered some samples, and other feeders may have.
-        self._something_left = start.position > 0 or start.share.of > 1
-        self._owes = False
-        self._wrapped = False
         self._tables = resources.tables
         self._scans = resources.scans
         self._pool = resources.pool
@@ -121,13 +116,8 @@ class Epoch:
 
     @property
     def ended(self) -> bool:
-        """Whether every batch has been released, and one more where the last ones were empty."""
-        return self.exhausted and self.batcher.empty and not self.must_wrap
-
-    @property
-    def must_wrap(self) -> bool:
-        """Whether the last batches were empty, so that one from the start of the order must replace them."""
-        return self._owes and not self._wrapped and self.exhausted and self.batcher.empty
+        """Whether every batch has been released."""
+        return self.exhausted and self.batcher.empty
 
     @property
     def blocked(self) -> bool:
@@ -156,10 +146,6 @@ class Epoch:
         """
         while self._pool.has_room():
             task = self._scheduler.next_task()
-            if task is None and self.must_wrap:
-                self._wrapped = True
-                self._scheduler.wrap_round()
-                continue
             if task is None:
                 break
             if isinstance(task, RowTask):
@@ -206,9 +192,6 @@ class Epoch:
         for batch in complete:
             self._scheduler.release(batch)
         ready = [self._ready(batch) for batch in complete]
-        if self._fills_up:
-            for each in ready:
-                self._note_left(each)
         return ready, min(
             max(1, self._scheduler.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED
         ) if ready else 1
@@ -229,15 +212,6 @@ class Epoch:
     def close(self) -> None:
         """Stop fetching for this epoch. Idempotent."""
         self._scheduler.close()
-
-    def _note_left(self, batch: ReadyBatch) -> None:
-        """Note a released batch; where it is empty, the next one replaces it."""
-        if batch.nothing_left:
-            self._owes = self._something_left
-        else:
-            self._something_left, self._owes = True, False
-            if self._wrapped:
-                self._scheduler.close()
 
     def _note_orphaned(self) -> None:
         """A batch was restarted: its tasks in flight are orphaned."""
@@ -267,7 +241,6 @@ class Epoch:
             failed=tuple([self._located(failure) for failure in failures]),
             dropped_already=whole,
             end=batch.end,
-            extra=self._wrapped,
         )
 
     def _located(self, failure: RowFailure) -> FailedRow:
@@ -414,9 +387,6 @@ class Epochs:
         if self._requested is not None:
             self._announce(self._requested)
         if self._requested is not None:
-            if self._requested.must_wrap and self._next is not None:  # which might leave it no room
-                self._next.abandon()
-                self._next = self._next_error = None
             self._requested.pump()
             if self._requested.ended:  # it had no batch left
                 self._announce(self._requested)

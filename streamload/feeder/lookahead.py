@@ -235,7 +235,6 @@ class Lookahead:
         pool: notified of finished shards.
         prerequisites: fetches remote parts and tables; None where everything is local.
         turns: of the rank's batches in the order of need; see `EpochNeeds`.
-        block_rows: the rows of each block, of which only one is planned at a time; None chooses for speed.
     """
 
     def __init__(
@@ -250,7 +249,6 @@ class Lookahead:
         pool: Pool,
         prerequisites: Prerequisites | None,
         turns: Turns | None = None,
-        block_rows: int | None = None,
     ) -> None:
         self._plan = plan
         self._scan_order = iter(shard_order)
@@ -267,8 +265,7 @@ class Lookahead:
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._rows = 0
-        self._fixed_block_rows = block_rows
-        self._block_rows = block_rows or FIRST_BLOCK_ROWS  # so that the first batch comes soon
+        self._block_rows = FIRST_BLOCK_ROWS  # so that the first batch comes soon
         self._next_batch = 0
         self._missing_shards: list[int] = []
         self._missing_at = -1
@@ -371,12 +368,11 @@ class Lookahead:
             return False
         if not self._located and not self._blocks:
             return True
-        prerequisites = None if self._fixed_block_rows else self._prerequisites
         return (
-            prerequisites is not None
+            self._prerequisites is not None
             and len(self._blocks) < 2
             and self._rows < _MOST_LOOKAHEAD_ROWS
-            and prerequisites.fetcher.below_watermark()
+            and self._prerequisites.fetcher.below_watermark()
         )
 
     def _plan_block(self) -> bool:
@@ -393,7 +389,7 @@ class Lookahead:
         block = self._plan.take(self._block_rows)
         self._missing_at = -1
         most = MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS
-        self._block_rows = self._fixed_block_rows or min(4 * self._block_rows, most)
+        self._block_rows = min(4 * self._block_rows, most)
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True

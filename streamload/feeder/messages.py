@@ -34,7 +34,6 @@ class PipelineSettings(NamedTuple):
         verify: check the bytes against the index's checksums.
         whole_batches: every batch is made by one task, as a `collate_fn` needs it.
         prefetch_batches: at least so many batches may be in flight or waiting for the loop.
-        fills_up: another batch replaces one in which every sample has failed.
         expansion_room_bytes: what one worker may hold of values that have expanded; None without a bound.
     """
 
@@ -43,7 +42,6 @@ class PipelineSettings(NamedTuple):
     verify: bool
     whole_batches: bool
     prefetch_batches: int
-    fills_up: bool = False
     expansion_room_bytes: int | None = None
 
 
@@ -74,7 +72,6 @@ class ReadyBatch(NamedTuple):
         failed: the rows that failed, in order. In a batch of rows their places hold copies of other rows.
         dropped_already: the failed rows have been removed from the batch.
         end: the position in the epoch's order after its last sample.
-        extra: it only replaces empty batches before it; its samples are delivered at their own turn as well.
     """
 
     slot: int
@@ -85,12 +82,6 @@ class ReadyBatch(NamedTuple):
     failed: tuple[FailedRow, ...]
     dropped_already: bool
     end: int
-    extra: bool = False
-
-    @property
-    def nothing_left(self) -> bool:
-        """Whether every sample of it has failed."""
-        return len(self.failed) >= sum(part.rows for part in self.parts)
 
 
 class Call(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -26,7 +25,7 @@ from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions, samples_of_epoch
 from streamload.order.plan import EpochPlan, RankPlan
 from streamload.order.sampling import Mixed, Sampled
-from streamload.order.share import WHOLE, EpochStart
+from streamload.order.share import EpochStart
 from streamload.workers.protocol import Pool
 
 PartT = TypeVar("PartT")
@@ -316,9 +315,7 @@ class Scheduler:
         self._begun_again = begun_again
         self._start = start
         self._batch_rows = settings.order.batch_size
-        self._plan_rows = partial(_plan_rows, settings, resources)
-        self._ahead = self._plan_rows(start)
-        self._wrapped = False
+        self._ahead = _plan_rows(settings, resources, start)
         self._tables = tables = resources.tables
         # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
         shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
@@ -360,12 +357,6 @@ class Scheduler:
         """Why the next batch does not come, where `next_task` has found that."""
         return self._ahead.error
 
-    def wrap_round(self) -> None:
-        """Go on from the start of the rank's order, a batch at a time, until `close`; every batch must be complete."""
-        self._ahead.close()
-        self._ahead = self._plan_rows(replace(self._start, position=0, share=WHOLE), block_rows=1)
-        self._wrapped = True
-
     def next_task(self) -> RowTask | ScanTask | None:
         """The next task; None where nothing can be scheduled now."""
         return self._scans.next_task() or self._rows_task() or self._scans.next_task()
@@ -373,8 +364,6 @@ class Scheduler:
     def _rows_task(self) -> RowTask | None:
         if self._again:
             return self._made_again()
-        if self._wrapped:
-            return self._one_batch()
         if self._whole:
             return self._whole_batches()
         if self._learned.layout is None:
@@ -384,11 +373,6 @@ class Scheduler:
     def _made_again(self) -> RowTask:
         batch = self._again.popleft()
         return self._task([(batch, 0, batch.rows)], whole=True)
-
-    def _one_batch(self) -> RowTask | None:
-        """The next batch, once the previous one is complete: mostly no other is needed."""
-        batch = self._open_batch() if self._batcher.empty else None
-        return None if batch is None else self._task([(batch, 0, batch.rows)], whole=True)
 
     @property
     def _whole(self) -> bool:
@@ -585,9 +569,7 @@ def _even(run: int, source: Source) -> int:
     return -(-left // -(-left // run))
 
 
-def _plan_rows(
-    settings: PipelineSettings, resources: Resources, start: EpochStart, *, block_rows: int | None = None
-) -> Lookahead:
+def _plan_rows(settings: PipelineSettings, resources: Resources, start: EpochStart) -> Lookahead:
     plan = _plan(settings.order, resources.tables, start)
     return Lookahead(
         plan,
@@ -599,7 +581,6 @@ def _plan_rows(
         pool=resources.pool,
         prerequisites=resources.prerequisites,
         turns=resources.turns,
-        block_rows=block_rows,
     )
 
 

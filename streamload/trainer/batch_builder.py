@@ -28,28 +28,28 @@ class BatchBuilder:
 
     Args:
         on_error: "raise", "skip" or "replace".
-        fills_up: another batch replaces one in which every sample failed; else that one is left out.
+        repeats: the batch before comes again for one whose samples all failed; else that one is left out.
 
     Attributes:
-        fills_up: the same.
+        repeats: the same.
         skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
             `MOST_KEPT`, since a run may be long.
         n_skipped: how many there were.
         skipped_members: counts members of shards that are no part of a sample, and warns of some.
     """
 
-    def __init__(self, on_error: OnError, *, fills_up: bool) -> None:
+    def __init__(self, on_error: OnError, *, repeats: bool) -> None:
         self._on_error = on_error
-        self.fills_up = fills_up
+        self.repeats = repeats
         self._layouts: dict[bytes, Layout] = {}
         self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
         self.n_skipped = 0
         self.skipped_members = SkippedMembers()
 
-    def judge(self, batch: ReadyBatch, *, noted: bool) -> Sequence[int]:
+    def judge(self, batch: ReadyBatch) -> Sequence[int]:
         """The rows of a batch that the loop gets; none where every one of its samples has failed.
 
-        Those that failed are noted, unless that was done before.
+        Those that failed are noted.
 
         Raises:
             SampleError: a sample failed, and `on_error` says that this is the end.
@@ -64,7 +64,7 @@ class BatchBuilder:
             if self._on_error == "raise" or row.failure.fatal or not isinstance(error, SampleError):
                 raise error
             errors.append((row.failure, error))
-        for _, error in () if noted else errors:
+        for _, error in errors:
             self._note(error)
         return choose_rows(len(rows), {failure.row for failure, _ in errors}, self._on_error)
 
@@ -73,7 +73,7 @@ class BatchBuilder:
 
         Args:
             batch: as announced.
-            memory: of its slot, or a copy of that.
+            memory: of its slot.
             chosen: the rows that it has, at least one, as `judge` has said.
         """
         assert batch.layout is not None

@@ -14,8 +14,6 @@ from threading import Event, RLock, current_thread, main_thread
 from time import monotonic, perf_counter
 from typing import Any, Literal, NamedTuple, Self
 
-import numpy as np
-
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError
 from streamload.feeder.messages import Failed, Ready, ReadyBatch
@@ -92,73 +90,12 @@ class Cursor:
         return self.finished and (epoch, position) == (self.epoch, 0)
 
 
-class Filled(NamedTuple):
-    """A batch for the loop.
+class _Good(NamedTuple):
+    """A batch with samples for the loop: as announced, the memory of its slot, and the rows that have not failed."""
 
-    Attributes:
-        batch: it.
-        samples: how many are in it.
-        end: the position of the epoch's order behind the batch in whose place it comes; most often its own.
-    """
-
-    batch: Any
-    samples: int
-    end: int
-
-
-class Filling:
-    """Gives the batches of a pass, each once, and before it a copy for each of those of which nothing is left.
-
-    So what comes in the place of a batch is the next one of the order of which something is left, whatever is resumed
-    and when. Behind the last one the feeder goes on from the order's start (`ReadyBatch.extra`).
-
-    Args:
-        batch_builder: judges and builds them.
-    """
-
-    def __init__(self, batch_builder: BatchBuilder) -> None:
-        self._batch_builder = batch_builder
-        self._ends: deque[int] = deque()
-        self._noted: set[int] = set()
-        self._source: tuple[ReadyBatch, Bytes, Sequence[int]] | None = None
-
-    def put(self, batch: ReadyBatch, memory: Bytes) -> bool:
-        """Take in the next batch, when there is nothing to `take`; return False if it is left out.
-
-        Args:
-            batch: as announced.
-            memory: of its slot.
-
-        Raises:
-            SampleError: as `BatchBuilder.judge`.
-        """
-        chosen = self._batch_builder.judge(batch, noted=batch.extra or batch.end in self._noted)
-        if batch.failed:
-            self._noted.add(batch.end)
-        if not chosen and not self._batch_builder.fills_up:
-            return False
-        if not batch.extra:
-            self._ends.append(batch.end)
-        if chosen and self._ends:
-            self._source = batch, memory, chosen
-        return True
-
-    def take(self) -> Filled | None:
-        """The next batch for the loop, or None where another one has to be put in first."""
-        if self._source is None:
-            return None
-        batch, memory, chosen = self._source
-        end = self._ends.popleft()
-        if self._ends:  # the loop may change what it is given
-            memory = np.array(memory[: batch.size_bytes])
-        else:
-            self._source = None
-        return Filled(self._batch_builder.build(batch, memory, chosen), len(chosen), end)
-
-    def clear(self) -> None:
-        """Let go of everything, but know whose failures have been noted."""
-        self._ends.clear()
-        self._source = None
+    batch: ReadyBatch
+    memory: Bytes
+    rows: Sequence[int]
 
 
 class _Made(NamedTuple):
@@ -218,9 +155,9 @@ class EpochIterator(Iterator[Any]):
         self._on_nothing = on_nothing
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
-        self._filling = Filling(batch_builder)
-        self._ahead: _Made | None = None
-        self._error_ahead: Exception | None = None
+        self._last_good: _Good | None = None
+        self._owed: deque[int] = deque()  # the ends of batches to give next
+        self._ahead: _Made | Exception | None = None
         self._feeder_died = False
         self._all_came = False
         self._acknowledge_after = 1
@@ -341,8 +278,8 @@ class EpochIterator(Iterator[Any]):
 
     def _drop_ungiven(self) -> None:
         self._pending.clear()
-        self._filling.clear()
-        self._ahead = self._error_ahead = None
+        self._owed.clear()
+        self._ahead = None
 
     def _refuse_closed(self) -> None:
         if self._is_closed():
@@ -361,8 +298,8 @@ class EpochIterator(Iterator[Any]):
 
     def _take(self) -> tuple[Any] | None:
         """The next batch, in a tuple, if it is here; it counts as given."""
-        if self._error_ahead is not None:
-            raise self._error_ahead
+        if isinstance(self._ahead, Exception):
+            raise self._ahead
         made, self._ahead = self._ahead or self._make(), None
         if made is None:
             return None
@@ -376,23 +313,28 @@ class EpochIterator(Iterator[Any]):
         return (batch,)
 
     def _make(self) -> _Made | None:
-        """The next batch for the loop, if it is among the pending ones."""
-        while (filled := self._filling.take()) is None:
-            if not self._fill():
-                return None
-        batch = filled.batch if self._move is None else self._move(filled.batch)
-        return _Made(batch, filled.samples, filled.end)
+        """The next batch for the loop, if it is among the pending ones.
 
-    def _fill(self) -> bool:
-        """Take in the next of the pending batches; False where there is none."""
-        if not self._pending:
-            return False
-        ready = self._pending.popleft()
-        self.connection.note_taken(1, self._acknowledge_after)
-        memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
-        if not self._filling.put(ready, memory):
-            self._cursor.position = ready.end
-        return True
+        For a batch whose samples all failed the one before it comes once more, at the start of a pass the one after it.
+        """
+        while self._pending and not (self._owed and self._last_good):
+            ready = self._pending.popleft()
+            self.connection.note_taken(1, self._acknowledge_after)
+            memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
+            rows = self._batch_builder.judge(ready)
+            if rows or self._batch_builder.repeats:
+                self._owed.append(ready.end)
+            else:
+                self._cursor.position = ready.end
+            if rows:
+                self._last_good = _Good(ready, memory, rows)
+        if not self._owed or self._last_good is None:
+            return None
+        good, end = self._last_good, self._owed.popleft()
+        if not self._batch_builder.repeats:
+            self._last_good = None
+        batch = self._batch_builder.build(*good)
+        return _Made(batch if self._move is None else self._move(batch), len(good.rows), end)
 
     def _look_ahead(self) -> None:
         """Begin to move the batch after the one that is given now, if it is here. What fails is raised at its turn.
@@ -407,7 +349,8 @@ class EpochIterator(Iterator[Any]):
                 self._handle(message)
             if self._pending and not self._pending[0].failed and self._pending[0].layout is not None:
                 self._ahead = self._make()
-        self._error_ahead = attempt.error
+        if attempt.error is not None:
+            self._ahead = attempt.error
 
     def _release(self, batches: tuple[ReadyBatch, ...]) -> None:
         """Release the batches of an epoch that was begun ahead, or abandoned, and is not the one that is wanted."""
@@ -483,6 +426,7 @@ class EpochIterator(Iterator[Any]):
         self._over, self._why = "closed", why
         self._cursor.state = "ready" if self._gave_at is None else state
         self._drop_ungiven()
+        self._last_good = None
         if self.on_close is not None:
             self.on_close()
         return True
@@ -539,6 +483,7 @@ class EpochIterator(Iterator[Any]):
 
     def _finish(self) -> None:
         self._over = "finished"
+        self._last_good = None
         self._cursor.finish_epoch()
 
     def __del__(self) -> None:

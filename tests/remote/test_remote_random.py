@@ -113,6 +113,8 @@ def test_a_random_run_gives_what_the_plainest_loader_gives(sources: Sources, tmp
     run = draw_run(seed)
     expected = look(sources.on_disk(run, "indexed", num_workers=0), epochs=run.epochs)
     stop = int(run.place * len(expected.steps))
+    while 0 < stop < len(expected.steps) and expected.steps[stop][0] == expected.steps[stop - 1][0]:
+        stop += 1  # a batch that comes again; at the start of a pass the next one would
     found = look(sources.loader(run, tmp_path), epochs=run.epochs, kill_behind=stop, kills=run.kills)
     assert_same(found.steps, expected.steps, run)
     assert (found.failed, found.skipped) == (expected.failed, expected.skipped), run
