@@ -7,6 +7,7 @@ scanned in another process; `Scanner` joins them.
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections import Counter
@@ -151,7 +152,10 @@ def scan_file(
     def checksum(start: int, end: int) -> int:
         value = 0
         for position in range(start, end, window_bytes):
-            value = zlib.crc32(read(position, min(end, position + window_bytes)).data, value)
+            payload = os.pread(descriptor, min(end - position, window_bytes), position)
+            if len(payload) < min(end - position, window_bytes):
+                raise shorter
+            value = zlib.crc32(payload, value)
         return value
 
     chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
