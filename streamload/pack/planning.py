@@ -30,30 +30,22 @@ Span = tuple[int, int]
 
 
 def planned_parts(
-    source: Source, fractions: Mapping[str, float] | None, bad: frozenset[str], *, shuffle: bool, seed: int
+    source: Source, fractions: Mapping[str, float] | None, *, shuffle: bool, seed: int
 ) -> dict[str, list[int]]:
     """The positions of each split's samples in packing order; without splits, one part named "".
 
     Args:
         source: the samples.
         fractions: the share of each split in each class, or None.
-        bad: paths of files whose samples are left out before splitting.
         shuffle: shuffle the samples; otherwise they keep the source's order.
         seed: seed of the shuffle and of the splits.
     """
-    good = [
-        number
-        for number, sample in enumerate(source.samples)
-        if not bad or all(member.path not in bad for member in sample.members)
-    ]
     if source.parts is not None:
-        kept = set(good)
-        parts = {name: [number for number in numbers if number in kept] for name, numbers in source.parts.items()}
+        parts = {name: list(numbers) for name, numbers in source.parts.items()}
     elif fractions is not None:
-        chosen = split_by_class([source.samples[number].label for number in good], fractions, seed)
-        parts = {name: [good[position] for position in positions] for name, positions in chosen.items()}
+        parts = split_by_class([sample.label for sample in source.samples], fractions, seed)
     else:
-        parts = {"": good}
+        parts = {"": list(range(len(source.samples)))}
     if not shuffle:
         return parts
     return {name: [part[position] for position in order_of(len(part), seed).tolist()] for name, part in parts.items()}

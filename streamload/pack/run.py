@@ -38,7 +38,7 @@ Pool = Processes | RayPool
 
 _MOST_BYTES = 1 << 30
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
-_FURTHER = re.compile(r"_\d{3}(?=\.tar\Z)")
+_FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
 _RECORDS = re.compile(r"run\.json|[0-9a-f]{32}\.record|\..+\.[0-9a-f]{16}\.tmp")
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 

@@ -22,11 +22,10 @@ from streamload.pack.planning import (
     sample_bytes,
     shard_spans,
 )
-from streamload.pack.progress import open_progress
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import Pool, Start, pack_into
 from streamload.pack.sources.kinds import SourceOptions, open_source
-from streamload.pack.sources.loading import ANY_SIZE, Fault, file_versions, meaning_of
+from streamload.pack.sources.loading import file_versions, meaning_of
 from streamload.pack.sources.source import (
     ARRAY_FIELDS,
     COLUMNS_FIELD,
@@ -42,7 +41,6 @@ from streamload.pack.tasks import (
     Target,
     Task,
     digest_of,
-    find_faults,
     measure,
     shard_name,
     too_large,
@@ -54,7 +52,6 @@ from streamload.text import counted
 
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
-_CHECKED_TOGETHER = 256
 _SMALL_BYTES = 1_000_000
 
 
@@ -149,16 +146,12 @@ class _Packing:
     def __init__(self, source: Source, options: PackOptions, target: Target) -> None:
         self._source, self._options, self._target = source, options, target
         self._versions = file_versions(source)
-        self._left_out: list[Fault] = []
 
     def plan(self, pool: Pool) -> list[Task]:
         """Cut the samples of each split into tasks."""
         source, options, target = self._source, self._options, self._target
         versions = self._versions
-        if target.skip_bad and options.fractions is not None:
-            self._left_out = self._faults(pool)  # before splitting, so that every class keeps its share
-        bad = frozenset(fault.path for fault in self._left_out)
-        parts = planned_parts(source, options.fractions, bad, shuffle=options.shuffle, seed=options.seed)
+        parts = planned_parts(source, options.fractions, shuffle=options.shuffle, seed=options.seed)
         libraries = ("simplejpeg", "opencv-python-headless", "pillow", "numpy") if options.resizing else ()
         common = [options.resizing, target.max_bytes, target.max_count, *map(version, ("streamload", *libraries))]
         tasks: list[Task] = []
@@ -171,14 +164,6 @@ class _Packing:
                 digest = digest_of(split, name, common, content)
                 tasks.append(Task(split, name, digest, len(work.samples), work))
         return tasks
-
-    def _faults(self, pool: Pool) -> list[Fault]:
-        """Read all files, and return those that cannot be packed."""
-        samples, each = self._source.samples, _CHECKED_TOGETHER
-        works = [_unchanged(samples[first : first + each]) for first in range(0, len(samples), each)]
-        with open_progress("checking", len(samples), f"{self._source.noun}s") as progress:
-            results = pool.results((partial(find_faults, work) for work in works), progress.advance)
-            return sorted(fault for faults in results for fault in faults)
 
     def _works(self, samples: Sequence[SourceSample], size_of: Mapping[str, int], pool: Pool) -> list[PackFiles]:
         """Return the work for each shard of a split."""
@@ -203,7 +188,7 @@ class _Packing:
     def check(self, records: Sequence[Record]) -> None:
         """Print the files that were left out. Raise ValueError if they may not be, or nothing is left."""
         source = self._source
-        faults = [*self._left_out, *(fault for record in records for fault in record.faults)]
+        faults = [fault for record in records for fault in record.faults]
         for fault in faults[:_FAULTS_SHOWN]:
             say(f"{fault.path}: {fault.reason}")
         if len(faults) > _FAULTS_SHOWN:
@@ -217,10 +202,6 @@ class _Packing:
             )
         if not any(record.shards for record in records):
             raise ValueError(f"no {source.noun} is left to pack")
-
-
-def _unchanged(samples: Sequence[SourceSample]) -> PackFiles:
-    return PackFiles(tuple(samples), tuple((ANY_SIZE,) * len(each.members) for each in samples), None, True)
 
 
 def as_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def shard_name(number: int) -> str:
 
 def further_name(name: str, number: int) -> str:
     """Return the name of a further shard of a task, which sorts between that of its first one and the next task's."""
-    return f"{name.removesuffix('.tar')}_{number:03d}.tar" if number else name
+    return f"{name.removesuffix('.tar')}_{number:06d}.tar" if number else name
 
 
 @dataclass(frozen=True, slots=True)

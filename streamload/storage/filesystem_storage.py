@@ -265,9 +265,10 @@ class FilesystemStorage:
     def _run(self, url: str, act: Callable[[_Call, str], _Result]) -> _Result:
         attempts = self._retries.begin(url)
         with asyncio.Runner() as runner:
-            opened, path = runner.run(self._open(url))
+            opened: _Opened | None = None
 
             def call(method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+                assert opened is not None
                 if opened.is_async:
                     return runner.run(opened.call(method, *args, timeout_s=timeout_s, **options))
                 return getattr(opened.fs, method)(*args, **options)
@@ -275,6 +276,8 @@ class FilesystemStorage:
             try:
                 while True:
                     try:
+                        if opened is None:
+                            opened, path = runner.run(self._open(url))
                         with errors.fsspec_errors(url):
                             answer = act(call, path)
                         attempts.progressed()
@@ -285,7 +288,8 @@ class FilesystemStorage:
                             raise
                     time.sleep(wait_s)
             finally:
-                runner.run(opened.aclose())
+                if opened is not None:
+                    runner.run(opened.aclose())
 
     async def _open(self, url: str) -> tuple[_Opened, str]:
         """Open the filesystem of a url, for the running loop if it is asynchronous, and return it with the url's path.

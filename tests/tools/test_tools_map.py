@@ -125,7 +125,7 @@ def test_overwriting_removes_what_was_mapped_before(source: Path, tmp_path: Path
 
 def test_a_shard_that_is_too_large_is_cut(source: Path, tmp_path: Path) -> None:
     map_shards(lambda sample: sample, source, tmp_path / "new", workers=1, max_count=4)
-    names = [f"shard-00000{n}{further}.tar" for n in range(6) for further in ("", "_001", "_002")]
+    names = [f"shard-00000{n}{further}.tar" for n in range(6) for further in ("", "_000001", "_000002")]
     assert list(content(tmp_path / "new")) == names
     assert list_shards(tmp_path / "new").counts == (4, 4, 2) * 6
     assert [key for (key,) in rows(tmp_path / "new")] == [f"{n:03d}" for n in range(COUNT)]

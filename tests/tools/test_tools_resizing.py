@@ -107,7 +107,7 @@ def test_what_does_not_fit_goes_into_a_further_shard_before_the_next(tmp_path: P
     source, dest = photos(tmp_path / "source", 12), tmp_path / "dest"
     assert pack(source, dest, "--resize", 20, "--max-bytes", "8KB", "--no-shuffle")[0] == 0
     names = sorted(path.name for path in dest.glob("*.tar"))
-    assert names[:3] == ["shard-000000.tar", "shard-000000_001.tar", "shard-000000_002.tar"]
+    assert names[:3] == ["shard-000000.tar", "shard-000000_000001.tar", "shard-000000_000002.tar"]
     assert list(packed_samples(dest)) == [f"class{c}/{n}" for c in range(3) for n in sorted(range(c, 12, 3), key=str)]
 
 
