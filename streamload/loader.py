@@ -26,7 +26,7 @@ from streamload.sampling.mixture import Mixture, Portion, portions_of
 from streamload.sampling.selection import Where
 from streamload.statistics import Meter, Statistics
 from streamload.storage.local_files import replace_file
-from streamload.storage.storages import Urls
+from streamload.storage.urls import Urls
 from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.batch_builder import BatchBuilder

@@ -39,7 +39,7 @@ from streamload.options import Options
 from streamload.order.plan import RowBlock
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Where
-from streamload.storage.storages import Urls
+from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.tar.scan import labels_of, scan_file
 from streamload.tar.table import ShardTable

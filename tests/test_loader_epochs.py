@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,19 +83,6 @@ def test_nothing_is_made_ahead_in_the_callers_thread(source: str, tmp_path: Path
             assert noting.made() == passes * TOTAL
 
 
-@pytest.mark.exhaustive
-def test_who_stays_at_an_epoch_has_none_made_ahead(source: str, tmp_path: Path) -> None:
-    noting = Noting(tmp_path / "made")
-    with StreamLoader(source, **options(transform={"cls": noting})) as loader:
-        for passes in (1, 2, 3):
-            loader.set_epoch(7)
-            list(loader)
-            made_ahead = noting.made() - passes * TOTAL
-        wait_until(lambda: noting.made() >= 3 * TOTAL)
-        time.sleep(0.3)
-        assert noting.made() - 3 * TOTAL <= made_ahead + 20, "what was in flight when the second pass began"
-
-
 def test_a_state_loaded_between_epochs(source: str) -> None:
     whole = epochs_apart(source, 0, 1)
     with StreamLoader(source, **options()) as loader:
@@ -106,37 +91,6 @@ def test_a_state_loaded_between_epochs(source: str) -> None:
         loader.load_state_dict(states[3])
         assert numbers(loader) == whole[0][40:]
         assert numbers(loader) == whole[1]
-
-
-def slots_held() -> int:
-    """How many slots the trainer or its feeder has a descriptor of."""
-    feeder = children("streamload.feeder")[0]
-    found = set()
-    for process in (os.getpid(), feeder.pid):
-        for number in os.listdir(f"/proc/{process}/fd"):
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                seen = os.stat(f"/proc/{process}/fd/{number}")
-                if "/memfd:" in os.readlink(f"/proc/{process}/fd/{number}"):
-                    found.add(seen.st_ino)
-    return len(found)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not show descriptors")
-def test_memory_of_what_was_not_wanted_is_used_again(tmp_path: Path) -> None:
-    """How many slots there are depends on timing; their bound, of those free, lent and in flight, is below 300."""
-    noting, total, ahead, turns = Noting(tmp_path / "made"), 50, 30, 12
-    source = write_numbers(tmp_path / "few", [total])
-    with StreamLoader(source, **options(batch_size=1, transform={"cls": noting}, prefetch_batches=40)) as loader:
-        for turn in range(turns):
-            made = noting.made() if turn else 0
-            for epoch in (10 * turn, 10 * turn + 1):
-                loader.set_epoch(epoch)
-                list(loader)
-            wait_until(
-                lambda made=made: noting.made() >= made + 2 * total + ahead
-            )  # in vain: the next turn is elsewhere
-        assert slots_held() < 300 < ahead * turns
 
 
 @pytest.mark.exhaustive

@@ -46,7 +46,8 @@ from streamload.storage.protocol import (
     is_pattern,
     protocol_of,
 )
-from streamload.storage.storages import Storages, Urls, expand_urls
+from streamload.storage.storages import Storages
+from streamload.storage.urls import Urls, expand_urls
 from streamload.tar.decompression import without_compression
 from streamload.tar.table import ShardTable
 from streamload.text import counted

@@ -29,7 +29,8 @@ from streamload.pack.tasks import ANY_NAMES, Target, digest_of, samples_in, shar
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_files import LocalStorage
-from streamload.storage.storages import Storages, Urls
+from streamload.storage.storages import Storages
+from streamload.storage.urls import Urls
 from streamload.tar.decompression import Decompressor, compression_of, without_compression
 from streamload.tar.scan import scan_file, scan_shard
 from streamload.tar.table import ShardTable

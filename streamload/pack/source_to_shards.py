@@ -222,7 +222,8 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
             "and is filled up to 512; store small values together, as one json or npy"
         )
     yield "read it with:"
-    yield _reading("/".join([report["destination"], *list(report["splits"])[:1]]), fields, samples)
+    splits = sorted(report["splits"], key=lambda split: not split.startswith("train"))
+    yield _reading("/".join([report["destination"], *splits[:1]]), fields, samples)
 
 
 def _stored_fields(records: Sequence[Record], source: Source) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 from streamload.arguments import as_python
 from streamload.errors import without_secrets
 from streamload.sampling.selection import Selection, Where
-from streamload.storage.storages import Urls
+from streamload.storage.urls import Urls
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,17 @@
-"""From what a user writes for a dataset to urls, and the storage of each.
-
-Braces follow bash (`{000000..000123}` keeps its zeros, `{a,b}`, nested) and `::` separates urls within one string,
-as in WebDataset; chains of fsspec stay whole. Both mean the same in a lone string, in a path and in a list of them.
-"""
+"""Find the storage of a url."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
 from streamload.storage.download import Retries
 from streamload.storage.local_files import LocalStorage, local_path
 from streamload.storage.protocol import FAMILY, Storage, chain_links, layers, protocol_of, protocols_of
-
-Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-MAX_URLS = 10_000_000
-"""More urls than this are probably a mistake, and refused before they fill the memory."""
-
-_RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
-# Protocols of fsspec whose files lie in what stands behind the `::`.
-_ARCHIVES = frozenset(("zip", "tar", "libarchive"))
-
-CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
-"""Protocols of fsspec that keep copies of files, which are refused: `cache_dir` does that."""
-
-# Protocols of fsspec that stand alone before a `::`.
-_WRAPPERS = frozenset(("dir", *CACHING, *_ARCHIVES))
-
-_WORD = re.compile(r"[A-Za-z]\w*")
-
-# What stands for itself and does nothing, as most of the urls in long lists do: found out in one step.
-_PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
-
-_CHARACTER_RANGE = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\Z")
-_BRACES = re.compile(r"\\.|[{},]", re.DOTALL)
-_INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")
+from streamload.storage.urls import CACHING
 
 _IN_MEMORY = frozenset(("memory",))
 # Protocols of filesystems that don't say which urls they know, and of the one that finds another by the url.
@@ -235,135 +205,3 @@ def _refuse_one_slash(url: str) -> None:
             f"{without_secrets(url)!r} has one slash behind the colon; did you mean "
             f"{without_secrets(f'{match[0]}/{rest}')!r}? A pathlib.Path leaves a slash out, so give urls as strings"
         )
-
-
-# -- urls as a user writes them --------------------------------------------------------------------------------------
-
-
-def expand_urls(urls: Urls) -> list[str]:
-    """Expand braces and `::` in a string, a path, or a list of them.
-
-    Globs and folders stay as they are. A backslash before a brace
-    keeps that brace; in strings without braces a backslash is an ordinary character.
-
-    Args:
-        urls: one string or path, or a sequence of them.
-
-    Returns:
-        At least one url, in the order in which they are written. Repetitions are kept.
-
-    Raises:
-        TypeError: `urls` or one of its items is neither a string nor a path.
-        ValueError: nothing is named, a url is empty, braces don't match, there are more than `MAX_URLS`, or a url
-            would run a program (`pipe:`).
-    """
-    expanded: list[str] = []
-    for argument, written in _strings(urls):
-        if _PLAIN.fullmatch(written) and len(expanded) < MAX_URLS:
-            expanded.append(written)
-            continue
-        _refuse_programs(argument, written)
-        for word, following in pairwise(chain_links(written)):
-            if "://" in following and _WORD.fullmatch(word) and word not in _WRAPPERS:
-                what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"  # else a missing path
-                raise ValueError(f"{what}; leave it out (if {word} is a folder, write ./{word})")
-        for part in _parts(written):
-            if len(expanded) + _count(part) > MAX_URLS:
-                what = f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}"
-                raise ValueError(f"{what}; check the ranges in its braces")
-            for url in _expand_braces(argument, part):
-                _refuse_programs(argument, url)
-                if not url.strip():
-                    what = f"{argument} holds an empty url: {_shown(written)}"
-                    raise ValueError(f"{what}; each must name a shard, a pattern or a folder")
-                expanded.append(url)
-    return expanded
-
-
-def as_strings(urls: Urls) -> tuple[str, ...]:
-    """Return strings as they are written; raises what `expand_urls` raises for other types."""
-    return tuple(written for _, written in _strings(urls))
-
-
-def _parts(written: str) -> list[str]:
-    """Split at `::`, but keep fsspec's chains whole: `zip://a.tar::s3://b/z.zip`."""
-    parts: list[str] = []
-    chain = ""
-    for piece in chain_links(written):
-        if piece in _WRAPPERS or piece.split("://", 1)[0] in _ARCHIVES:
-            chain += f"{piece}::"
-        else:
-            parts.append(chain + piece)
-            chain = ""
-    return [*parts, chain.removesuffix("::")] if chain else parts
-
-
-def _strings(urls: object) -> list[tuple[str, str]]:
-    """Return each string, with the name of the argument for messages."""
-    if isinstance(urls, str | os.PathLike):
-        items: list[tuple[str, object]] = [("urls", urls)]
-    elif isinstance(urls, Sequence) and not isinstance(urls, bytes | bytearray | memoryview):
-        items = [(f"urls[{number}]", item) for number, item in enumerate(urls)]
-    else:
-        said = f"urls must be a string, a path, or a list of them, not {type(urls).__name__}: {_shown(urls)}"
-        if any(kind.__name__ == "Dataset" for kind in type(urls).__mro__):
-            said += "; a Dataset goes to torch's DataLoader, or is packed into shards with streamload.ShardWriter"
-        raise TypeError(said)
-    if not items:
-        raise ValueError(f"urls is empty ({urls!r}); name at least one shard, pattern or folder")
-    return [(argument, _string(argument, item)) for argument, item in items]
-
-
-def _string(argument: str, item: object) -> str:
-    path = os.fspath(item) if isinstance(item, os.PathLike) else item
-    if not isinstance(path, str):
-        raise TypeError(f"{argument} must be a string or a path, not {type(path).__name__}: {_shown(item)}")
-    if "\0" in path:
-        raise ValueError(f"{argument} holds a NUL character, which no name can have: {_shown(path)}")
-    return path
-
-
-def _expand_braces(argument: str, part: str) -> list[str]:
-    if "{" not in part and "}" not in part:
-        return [part]
-    try:
-        return list(braceexpand(part, escape="\\" in part))
-    except ValueError:
-        raise ValueError(
-            f"{argument} has a brace without its partner: {_shown(part)}; close it, "
-            "or write \\{ for a brace that belongs to the name"
-        ) from None  # it shows all of the url
-
-
-def _refuse_programs(argument: str, url: str) -> None:
-    # The test for ":" and "|" spares the regular expression for the millions of urls that are nothing of the kind.
-    if (":" in url or "|" in url) and _RUNS_A_PROGRAM.match(url):
-        raise ValueError(
-            f"{argument} would run a program: {_shown(url)}; streamload never does. "
-            "Name the file or the object itself, or fetch it first"
-        )
-
-
-def _count(text: str, *, in_braces: bool = False) -> int:
-    """Return how many strings a pattern, or the inside of a pair of braces, stands for, without making them."""
-    if in_braces and (numbers := _INT_RANGE.match(text)):
-        first, last, step = numbers.groups()
-        return abs(int(last) - int(first)) // max(1, int(step or 1)) + 1
-    if in_braces and _CHARACTER_RANGE.match(text):
-        return len(list(braceexpand("{" + text + "}")))
-    alternatives, total, depth, start = 0, 1, 0, 0
-    for mark in _BRACES.finditer(text):
-        if mark[0] == "{":
-            start = start if depth else mark.end()
-            depth += 1
-        elif mark[0] == "}" and depth:
-            depth -= 1
-            total *= 1 if depth else _count(text[start : mark.start()], in_braces=True)
-        elif mark[0] == "," and in_braces and not depth:
-            alternatives, total = alternatives + total, 1
-    return alternatives + total
-
-
-def _shown(value: object) -> str:
-    text = repr(without_secrets(value)) if isinstance(value, str) else without_secrets(repr(value))
-    return text if len(text) <= 200 else f"{text[:200]}..."

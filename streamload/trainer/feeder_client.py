@@ -25,7 +25,8 @@ from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import ColumnsOf, Selection
-from streamload.storage.storages import Storages, Urls, as_strings, expand_urls
+from streamload.storage.storages import Storages
+from streamload.storage.urls import Urls, as_strings, expand_urls
 from streamload.trainer.connection import Connection, FeederProcess, with_another_feeder
 
 _log = logging.getLogger("streamload")

@@ -22,7 +22,8 @@ from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageErro
 from streamload.index.dataset_index import IndexedShard
 from streamload.index.listing import Listing, list_shards
 from streamload.storage.protocol import UNKNOWN_BYTES
-from streamload.storage.storages import Storages, expand_urls
+from streamload.storage.storages import Storages
+from streamload.storage.urls import expand_urls
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,7 +28,8 @@ from streamload.storage import filesystem_storage, object_storage
 from streamload.storage.download import Pin, Retries, download
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.object_storage import locate, object_options
-from streamload.storage.storages import Storages, expand_urls
+from streamload.storage.storages import Storages
+from streamload.storage.urls import expand_urls
 
 OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
 KINDS = ["s3", "http", "s3fs", "fsspec-http"]

@@ -12,8 +12,8 @@ from braceexpand import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.storage import storages as urls
-from streamload.storage.storages import MAX_URLS, expand_urls
+from streamload.storage import urls
+from streamload.storage.urls import MAX_URLS, expand_urls
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_refuses_what_would_fill_the_memory_without_making_it(
         made.append(text)
         return ["a"] * 6_000_000
 
-    monkeypatch.setattr("streamload.storage.storages.braceexpand", expansion)
+    monkeypatch.setattr("streamload.storage.urls.braceexpand", expansion)
     with pytest.raises(ValueError, match="more than 10,000,000"):
         expand_urls(urls)
     assert len(made) < 2

@@ -192,12 +192,13 @@ def test_files_that_a_table_stores(tmp_path: Path) -> None:
 
 
 def test_a_column_of_splits(data: Path, tmp_path: Path) -> None:
-    rows = [row | {"split": name} for row, name in zip(ROWS, ("train", "val", "train"), strict=True)]
+    rows = [row | {"split": name} for row, name in zip(ROWS, ("val", "train", "train"), strict=True)]
     _, _, err = pack(table(data / "t.csv", rows), tmp_path / "all")
     assert "column 'split' may name splits: --split-column split packs each into a folder of its own" in err
     status, out, _ = pack(data / "t.csv", tmp_path / "dest", "--split-column", "split", "--label-column", "kind")
     assert (status, "train: 1 shard, 2 samples" in out) == (0, True)
-    assert [sorted(packed_samples(tmp_path / "dest" / name)) for name in ("train", "val")] == [["a", "deep/c"], ["b"]]
+    assert f"StreamLoader('{tmp_path}/dest/train'" in out, "what is read first, whichever split the table begins with"
+    assert [sorted(packed_samples(tmp_path / "dest" / name)) for name in ("train", "val")] == [["b", "deep/c"], ["a"]]
     assert classes_in(tmp_path / "dest" / "val") == ["x", "y"]
     status, _, err = pack(data / "t.csv", tmp_path / "no", "--split-column", "split", "--split", "a=0.5,b=0.5")
     assert (status, "leave out --split" in err) == (2, True)
