@@ -33,6 +33,8 @@ WAIT_LOGGED_EVERY_S = 60.0
 # How often a pass that waits looks whether another thread has ended it.
 _LOOK_UP_S = 1.0
 
+_GRACE_S = 0.7
+
 
 @contextmanager
 def one_thread(in_use: RLock) -> Iterator[None]:
@@ -488,12 +490,6 @@ class EpochIterator(Iterator[Any]):
 
     def __del__(self) -> None:
         self.end("it was dropped")
-
-
-_GRACE_S = 0.7
-
-# How often a batch that is waited for is looked for where another thread would have put it.
-_LOOK_UP_S = 1.0
 
 
 class AsyncEpochIterator(AsyncIterator[Any]):

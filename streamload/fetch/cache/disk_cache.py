@@ -340,7 +340,6 @@ def _unlink(path: str) -> None:
 
 _Done = TypeVar("_Done")
 
-_log = logging.getLogger("streamload")
 
 # Files that are read and compared at the same time; the threads are for the disk's other work too.
 _AT_ONCE = 2
