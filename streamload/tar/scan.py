@@ -265,7 +265,9 @@ class Scanner:
 
     def _scan_held(self, total: int | None) -> None:
         start = self.resume
-        self.scan(_octets(self._held), total)
+        # Until the end only whole blocks: `resume` may lie behind a payload whose padding has not arrived.
+        count = len(self._held) if total is not None else len(self._held) // BLOCK_BYTES * BLOCK_BYTES
+        self.scan(_octets(self._held)[:count], total)
         del self._held[: self.resume - start]
         self._next_scan = max(self.needs or 0, self.resume + len(self._held) + self._step_bytes)
 

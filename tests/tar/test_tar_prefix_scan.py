@@ -189,6 +189,14 @@ def test_one_damage_is_the_same_error(name: str, known: bool, data: st.DataObjec
     check_same_outcome(whole, data.draw(cuts_of(whole)), known=known)
 
 
+@pytest.mark.parametrize("name", ["only hidden", "volume label", "every kind"])
+def test_bytes_that_are_fed_one_by_one(name: str) -> None:
+    scanner = Scanner(URL, step_bytes=1)
+    for byte in SOUND[name]:
+        scanner.feed(bytes([byte]))
+    assert scanner.finish().skipped == scan_shard(memoryview(SOUND[name]), URL).skipped
+
+
 @settings(deadline=None, max_examples=120)
 @given(st.sampled_from([name for name in SOUND if name != "long"]), st.integers(1, 5000), st.data())
 def test_bytes_that_are_fed_give_the_same_table_and_the_same_error(name: str, step: int, data: st.DataObject) -> None:
