@@ -22,7 +22,7 @@ from importlib import import_module
 from itertools import accumulate
 from pkgutil import resolve_name
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import cloudpickle
 import numpy as np
@@ -39,6 +39,8 @@ _MAX_VALUE_BYTES = 16 << 20
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _OURS = {"streamload"}
+# Names of modules that are not the user's: at the start of every epoch only new ones are looked at.
+_OTHERS: set[str] = set()
 _NEW_IN_WORKERS: dict[type, Any] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
@@ -59,7 +61,7 @@ def pickle_job(job: Any) -> tuple[bytes, list[str]]:
     """
     with _REGISTERING:
         theirs = cloudpickle.list_registry_pickle_by_value()  # these stay by value as a whole
-        loaded = {name: module for name, module in list(sys.modules.items()) if is_users(name)}
+        loaded = users_modules()
         own = {name for name in loaded if not any(f"{name}.".startswith(f"{each}.") for each in theirs)}
         for name in own:
             cloudpickle.register_pickle_by_value(loaded[name])
@@ -91,17 +93,21 @@ def load_job(data: bytes) -> Job:
     return job
 
 
-def is_users(name: str) -> bool:
-    """Return True for a loaded module of the user's own: not ours, installed, Python's, or `__main__`."""
-    module = sys.modules.get(name)
+def users_modules() -> dict[str, ModuleType]:
+    """The loaded modules of the user's own, by name: not ours, installed, Python's, or `__main__`."""
+    names = sys.modules.keys() - _OTHERS
+    loaded = [(name, sys.modules.get(name)) for name in names]
+    users = {name: module for name, module in loaded if _is_users(module, name)}
+    _OTHERS.update(names - users.keys())
+    return users
+
+
+def _is_users(module: object, name: str) -> TypeGuard[ModuleType]:
     if not isinstance(module, ModuleType) or name.partition(".")[0] in _OURS or name == "__main__":
         return False
     file = vars(module).get("__file__")  # some load themselves when any attribute is asked for
-    return module.__name__ == name and isinstance(file, str) and _is_users_file(file)
-
-
-@functools.cache
-def _is_users_file(file: str) -> bool:
+    if module.__name__ != name or not isinstance(file, str):
+        return False
     path = os.path.abspath(file)
     return not path.startswith(_LIBRARY) and _INSTALLED.isdisjoint(path.split(os.sep))
 

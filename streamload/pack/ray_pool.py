@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
@@ -19,7 +18,7 @@ import cloudpickle
 
 from streamload.cluster.ray_cluster import RayCluster, Versions, connect
 from streamload.decode.failure import first_line
-from streamload.decode.job_pickle import is_users
+from streamload.decode.job_pickle import users_modules
 from streamload.errors import ClusterError, WorkerError
 
 _Result = TypeVar("_Result")
@@ -129,7 +128,7 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | No
 def pickled_by_value(function: Callable[..., Any]) -> bytes:
     """A user's function with all of the user's own modules that are loaded, since nodes need not have these files."""
     chosen = cloudpickle.list_registry_pickle_by_value()
-    modules = [sys.modules[name] for name in list(sys.modules) if is_users(name) and name not in chosen]
+    modules = [module for name, module in users_modules().items() if name not in chosen]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
