@@ -151,19 +151,10 @@ REQUESTS_BYTES = 112 << 20
 REQUEST_BYTES = REQUESTS_BYTES // 28
 
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
-"""How a budget is divided that is too small for `REQUESTS_BYTES`: parts and batches to requests."""
+"""How a budget is divided that is too small for `REQUESTS_BYTES`: parts to requests."""
 
 EXPANSION_SHARE = 4
 """Of the budget, for what fields expand to in all workers together; nothing where no field can expand."""
-
-BATCHES_AT_ONCE = 3
-"""At least: one is being made or is ready, one is the loop's, and one replaces it before the loop releases it."""
-
-BATCHES_OF_LOOP = 2
-"""Of these the loop's: it holds one while it gets the next. What the user keeps beyond them is no part of a budget."""
-
-SLOTS_SHARE = 4
-"""Of the budget, for batches; the rest is for what they are made of."""
 
 GUESSED_PARTS, GUESSED_PARTS_SHARE = 32, 4
 """The most parts that are fetched on a guess, and their share of the budget."""

@@ -89,7 +89,7 @@ class StreamLoader(NamedClasses):
             `Path` of a file with one key a line.
         storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
             `anon`, `endpoint_url`, `client_kwargs`). What is not given is found where other tools find it.
-        memory_budget: what shards, batches and requests may take in memory, in bytes or as "8GB"; "auto" is a quarter
+        memory_budget: what fetched shards and requests may take in memory, in bytes or as "8GB"; "auto" is a quarter
             of the free memory, divided among the ranks of a machine. Local uncompressed shards take none of it.
 
         decode: (data) True decodes by extension; a mapping from extensions to functions of bytes adds to that or

@@ -16,7 +16,7 @@ _EXAMPLES = Path(__file__).parent.parent / "examples"
     ("name", "said"),
     [
         exhaustive(("clip.py", "169 pairs selected, 10 full batches, 2 broken images")),
-        ("embeddings.py", "400 of 400 labels right"),
+        exhaustive(("embeddings.py", "400 of 400 labels right")),
         ("sound.py", "12 of 12 recordings right"),
     ],
 )

@@ -26,6 +26,7 @@ def test_segmentation_finds_the_disc(example: Any, tmp_path: Path) -> None:
     assert example("segmentation").main(str(tmp_path), num_workers=0) > 0.97
 
 
+@pytest.mark.exhaustive
 def test_detection_shows_boxes_where_things_are(example: Any, tmp_path: Path) -> None:
     """Boxes that were moved otherwise than their images would be as dark as these are on the whole."""
     means = example("detection").main(str(tmp_path), num_workers=1)

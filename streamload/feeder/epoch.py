@@ -183,7 +183,6 @@ class Epoch:
                         continue
                 batch.parts.append(part)
                 batch.rows_done += part.piece.rows
-        self._learned.outstanding = self._scheduler.outstanding
         return True
 
     def take_ready(self) -> tuple[list[ReadyBatch], int]:

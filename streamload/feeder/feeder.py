@@ -642,13 +642,10 @@ class Feeder:
         self._answer_count()
 
     def _check_room(self) -> None:
-        """Go on fetching where batches were released; where what is needed at once does not fit, fail."""
+        """Fail if what is needed at once does not fit, and nothing is running that could make room."""
         if self.fetcher is None:
             return
         fetcher = self.fetcher
-        if fetcher.stalled:
-            self._slots.discard_free()
-        fetcher.follow_slots()
         if not fetcher.stalled or self.scans.in_flight or self._epochs.busy:
             return
         if self._orphaned:
@@ -656,8 +653,6 @@ class Feeder:
         if self._orphaned or not fetcher.stalled:
             return
         counting = self._counting is not None
-        if not counting and self._epochs.trainer_is_busy:
-            return
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
             return
         if (counting or self._epochs.blocked) and not fetcher.stop_caching() and not fetcher.evict():
@@ -676,17 +671,12 @@ class Feeder:
             fetched,
             fetching.storages,
             budget_bytes=bytes_for_parts(fetching.budget_bytes, expands=fetching.expands),
-            slot_bytes=self._bytes_for_batches,
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,
             cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
             most_requests=requests_at_once(fetching.budget_bytes),
         )
         return Prerequisites(fetcher, self.tables, wake=self._take_turn_soon, progress=self._take_turn_soon)
-
-    def _bytes_for_batches(self) -> int:
-        """What batches take, or will take when as many exist as may."""
-        return max(self._slots.held_bytes() + self._learned.values_bytes, self._learned.reserved_bytes)
 
     def _take_turn_soon(self) -> None:
         if not self._turn_is_due:

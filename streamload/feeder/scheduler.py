@@ -18,7 +18,7 @@ from streamload.feeder.scans import Scans
 from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.window import Turns
 from streamload.index.dataset import Dataset
-from streamload.limits import BATCHES_OF_LOOP, SCHEDULED_SHARDS_SHARE, SLOTS_SHARE
+from streamload.limits import SCHEDULED_SHARDS_SHARE
 from streamload.memory.slots import ALIGNMENT_BYTES, Slots, round_up
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.mixture_plan import MixturePlan
@@ -170,7 +170,6 @@ class Learned:
         layout: of batches of rows.
         size_bytes: of a slot.
         values_bytes: of a batch's values of unlike sizes, which are copied to the trainer's heap.
-        outstanding: how many batches may be in flight or waiting for the loop.
         ragged: some row did not fit the layout, so batches are collated one by one.
         row_s: seconds that a worker takes for a row.
         first_row_is_made: a first row is being made, which sets the layout of all.
@@ -179,20 +178,9 @@ class Learned:
     layout: bytes | None = None
     size_bytes: int = 1
     values_bytes: int = 0
-    outstanding: int = 0
     ragged: bool = False
     row_s: float | None = None
     first_row_is_made: bool = False
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes of a batch in its slot, and of its values of unlike sizes once more."""
-        return self.size_bytes + self.values_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        """Bytes of all batches that may exist at once: the loop holds two while it gets the next one."""
-        return (self.outstanding + BATCHES_OF_LOOP) * self.batch_bytes if self.outstanding else 0
 
     def expect_values(self, size_bytes: int) -> None:
         """Note that a batch's values of unlike sizes take so many bytes in its slot, and as many again outside."""
@@ -323,11 +311,6 @@ class Scheduler:
         self._scheduling: tuple[RowBatch, int] | None = None
         self._again: deque[RowBatch] = deque()
         self._waits_for_first_row = False
-        self._most_slot_bytes = (
-            None
-            if resources.prerequisites is None
-            else resources.prerequisites.fetcher.window.budget_bytes // SLOTS_SHARE
-        )
 
     @property
     def exhausted(self) -> bool:
@@ -445,10 +428,6 @@ class Scheduler:
         most_run = max(1, self._most_run_rows // self._batch_rows)
         size = self._within_room(size._replace(run=min(size.run, most_run)))
         most = self._slots.most_in_flight
-        if self._most_slot_bytes is not None:
-            known = self._learned.row_s is not None or not self._whole  # otherwise the first batch shows their size
-            by_bytes = self._most_slot_bytes // self._learned.batch_bytes if known else 1
-            most = min(most, max(1, by_bytes - BATCHES_OF_LOOP))
         # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
         return TaskSize(size.parts, min(size.run, max(1, most // 2)), min(size.outstanding, most))
 

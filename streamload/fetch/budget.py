@@ -10,7 +10,6 @@ from contextlib import suppress
 from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 from streamload.limits import (
-    BATCHES_AT_ONCE,
     EXPANSION_SHARE,
     FREE_MEMORY_SHARE,
     LEAST_BUDGET_BYTES,
@@ -59,7 +58,7 @@ def expansion_bytes(budget_bytes: int) -> int:
 
 
 def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
-    """What of a budget parts and batches may take; the rest is for the buffers of requests, and for expansion.
+    """What of a budget parts may take; the rest is for the buffers of requests, and for expansion.
 
     Args:
         budget_bytes: for everything.
@@ -69,7 +68,7 @@ def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
 
 
 def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
-    """The least budget of which so much is for parts and batches: the inverse of `bytes_for_parts`."""
+    """The least budget of which so much is for parts: the inverse of `bytes_for_parts`."""
     shares = PARTS_PROPORTION + REQUESTS_PROPORTION
     expansion = shares // EXPANSION_SHARE if expands else 0
     small_bytes = -(-parts_bytes * shares // (PARTS_PROPORTION - expansion))
@@ -98,14 +97,13 @@ def check_budget(
     shards: int,
     ranks: int = 1,
     drop_last: bool = False,
-    batch_copies: int = 0,
     expands: bool = False,
 ) -> None:
     """Refuse an order of which more must be held at once than fits.
 
     A part is held from the first of its samples that is drawn until the last, which is a window later. So what lies
     within the window is held, and at each end of it a part that lies there only partly; never more than there is. A
-    batch is made of all its samples at once, which begin and end within parts, and three batches exist at once.
+    batch is made of all its samples at once, which begin and end within parts.
 
     Args:
         budget_bytes: for everything.
@@ -118,7 +116,6 @@ def check_budget(
         shards: how many there are.
         ranks: the world size.
         drop_last: samples that fill no batch of all ranks are left out.
-        batch_copies: how often the bytes of its samples exist in what is made for each batch; 0 where that is unknown.
         expands: fields are read that may expand, for which a share of the budget is kept.
 
     Raises:
@@ -126,34 +123,32 @@ def check_budget(
     """
     sample_bytes = data_bytes / max(1, samples)
     batch_samples = _samples_of_a_batch(samples, batch_size, ranks, drop_last=drop_last)
-    batches_bytes = BATCHES_AT_ONCE * batch_copies * batch_samples * sample_bytes
     waiting = min(window, -(-samples // lanes))
     part_bytes = min(PART_BYTES, data_bytes / max(1, shards))
     edges_bytes = 2 * lanes_read * part_bytes if window else 0
     window_bytes = waiting * lanes_read * sample_bytes
     of_batch_bytes = max(batch_samples * sample_bytes, part_bytes) + part_bytes
     shards_bytes = min(data_bytes, max(window_bytes + edges_bytes, of_batch_bytes))
-    if shards_bytes + batches_bytes <= bytes_for_parts(budget_bytes, expands=expands):
+    if shards_bytes <= bytes_for_parts(budget_bytes, expands=expands):
         return
-    enough_bytes = budget_for(int((shards_bytes + batches_bytes) * _MARGIN), expands=expands)
-    batch = f"{counted(max(1, round(batch_samples)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
+    is_batch = window_bytes + edges_bytes < of_batch_bytes
+    # One part more is enough for a batch: it may begin and end within parts of several lanes.
+    enough_bytes = budget_for(int((shards_bytes + is_batch * part_bytes) * _MARGIN), expands=expands)
     advice = [f"a memory_budget of at least {_shown(enough_bytes, math.ceil)}"]
-    if window_bytes + edges_bytes >= of_batch_bytes:
+    if not is_batch:
         of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
         within = f"{of_lanes}{counted(waiting, 'sample')} x {sample_bytes / 1e3:.1f} kB"
         needed = (
             f"for shuffle={window}: {within} = {_shown(window_bytes)} are held while they wait to be "
             f"drawn, {_shown(edges_bytes)} of parts at the edges"
         )
-        left_bytes = bytes_for_parts(budget_bytes, expands=expands) - edges_bytes - batches_bytes
+        left_bytes = bytes_for_parts(budget_bytes, expands=expands) - edges_bytes
         fitting = int(left_bytes / (lanes_read * sample_bytes))
         if fitting > 0:
             advice.append(f"shuffle={fitting} at most")
     else:
+        batch = f"{counted(max(1, round(batch_samples)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
         needed = f"for a batch of {batch}: {_shown(of_batch_bytes)} of shards are needed at once"
-    if batches_bytes:
-        needed += f", {_shown(batches_bytes)} are three batches of {batch}"
-        needed += " and as much again of Python objects" if batch_copies > 1 else ""
         advice += ["a smaller batch_size"] * (batch_samples > 1)
     raise ValueError(
         f"memory_budget of {_shown(budget_bytes)} is too small {needed}, and {_left(budget_bytes, expands=expands)}. "
@@ -178,7 +173,6 @@ def budget_error(
     budget_bytes: int,
     missing_bytes: int,
     needed_bytes: int,
-    slot_bytes: int,
     decompressing_bytes: int,
     *,
     counting: bool,
@@ -189,16 +183,14 @@ def budget_error(
 
     A disk cache does not help with compressed shards, which it keeps compressed.
     """
-    budget, missing, needed, slots = (
-        _shown(size_bytes) for size_bytes in (budget_bytes, missing_bytes, needed_bytes, slot_bytes)
-    )
+    budget, missing, needed = map(_shown, (budget_bytes, missing_bytes, needed_bytes))
     decompressing = f", {_shown(decompressing_bytes)} hold what is being decompressed" if decompressing_bytes else ""
-    wanted_bytes = missing_bytes + needed_bytes + slot_bytes + decompressing_bytes
+    wanted_bytes = missing_bytes + needed_bytes + decompressing_bytes
     least_bytes = budget_for(wanted_bytes, expands=expands)  # a lower bound: later parts may need more
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
-        f"because samples in them are wanted too or are yet to be drawn within the shuffle window, {slots} are batches"
+        f"because samples in them are wanted too or are yet to be drawn within the shuffle window"
         f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a memory_budget of more "
         f"than {_shown(least_bytes, math.ceil)}, a smaller window (shuffle=N), or {advice}"
         f"{', or a cache_dir on a disk with more room' if cache_helps else ''}"

@@ -228,8 +228,7 @@ class Fetcher:
         listing: the shards.
         fetched: the numbers of those that are fetched.
         storages: where they lie.
-        budget_bytes: what parts and batches may take together.
-        slot_bytes: what of that is for batches now.
+        budget_bytes: what parts may take together.
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
         cache: shards on the disk.
@@ -248,7 +247,6 @@ class Fetcher:
         storages: Storages,
         *,
         budget_bytes: int,
-        slot_bytes: Callable[[], int],
         wake: Callable[[], None],
         progress: Callable[[], None],
         cache: DiskCache | None = None,
@@ -260,7 +258,6 @@ class Fetcher:
         self._missing: tuple[int, int] | None = None
         self._listing = listing
         self._storages = storages
-        self._slot_bytes = slot_bytes
         self._wake = wake
         self._progress = progress
         self._cache = cache
@@ -347,7 +344,7 @@ class Fetcher:
 
     @property
     def used_bytes(self) -> int:
-        """What counts against the budget now: parts, slots and decompression."""
+        """What counts against the budget now: parts and decompression."""
         return self.window.used_bytes + self._other_bytes
 
     @property
@@ -429,21 +426,6 @@ class Fetcher:
         needed = None if self._missing is None else self._missing[0]
         return self._part_fetcher is not None and self._part_fetcher.evict(needed)
 
-    def follow_slots(self) -> None:
-        """Free parts where batches have grown into their room, and go on where there is room for what did not fit."""
-        self.window.next_missing()
-        excess_bytes = self.window.used_bytes + self._other_bytes - self.window.budget_bytes
-        freed = False
-        for key in list(self.window.evictable_for_others()) if excess_bytes > 0 else ():
-            used_bytes = self.window.used_bytes
-            self._drop(key)
-            freed = True
-            excess_bytes -= used_bytes - self.window.used_bytes
-            if excess_bytes <= 0:
-                break
-        if freed or (self._missing is not None and self._has_room(*self._missing)):
-            self._wake()  # freed parts may be needed again: whether they fit shows when they are fetched
-
     def too_small(self, *, counting: bool, expands: bool = False) -> StorageError:
         """The error to raise for a budget within which nothing goes on.
 
@@ -454,8 +436,7 @@ class Fetcher:
         shard, missing_bytes = self._missing or (0, 0)
         if self._shards.to_close(shard, self.window) is None:
             return self._shards.too_many()
-        decompressing_bytes = 0 if self._part_fetcher is None else self._part_fetcher.held_bytes
-        needs = missing_bytes, self.window.bytes_kept_from_next(), self._slot_bytes(), decompressing_bytes
+        needs = missing_bytes, self.window.bytes_kept_from_next(), self._other_bytes
         budget_bytes = budget_for(self.window.budget_bytes, expands=expands)
         helps = self._shards[shard].compression is None
         return budget_error(budget_bytes, *needs, counting=counting, expands=expands, cache_helps=helps)
@@ -502,8 +483,8 @@ class Fetcher:
 
     @property
     def _other_bytes(self) -> int:
-        """What else counts against the budget."""
-        return self._slot_bytes() + (0 if self._part_fetcher is None else self._part_fetcher.held_bytes)
+        """What decompression takes of the budget."""
+        return 0 if self._part_fetcher is None else self._part_fetcher.held_bytes
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)

@@ -248,21 +248,9 @@ class PartWindow:
         return None
 
     def evictable(self) -> Iterator[int]:
-        """What may be evicted for the part that is fetched next, in this order."""
+        """What may be evicted for the part that is fetched next: what is needed later, the last of it first."""
         following = self.next_missing()
-        return self._evictable_behind(_HELD if following is None else self._missing[following])
-
-    def evictable_for_others(self) -> Iterator[int]:
-        """What may be evicted for batches, in this order: nothing that is needed before a part that is in flight.
-
-        That part takes room, too, and would make it be fetched again for nothing, without end.
-        """
-        following = self.next_missing()
-        turns = [] if following is None else [self._missing[following]]
-        return self._evictable_behind(max([_HELD, *turns, *map(self._turn_to_fetch, self.in_flight())]))
-
-    def _evictable_behind(self, turn: int) -> Iterator[int]:
-        """What is needed later than in a turn, what is needed last before the others."""
+        turn = _HELD if following is None else self._missing[following]
         self._discard_stale()
         seen: list[tuple[tuple[int, int], int]] = []
         try:

@@ -18,7 +18,6 @@ from threading import Lock
 import numpy as np
 
 from streamload.limits import (
-    BATCHES_OF_LOOP,
     FREE_SLOTS_BYTES,
     LEAST_FREE_SLOTS,
     MOST_FREE_SLOTS,
@@ -116,11 +115,9 @@ class SlotPool:
         self._descriptors: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
         self._mapped: dict[int, int] = {}
-        self._held_bytes = 0
         self._free: deque[int] = deque()
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
-        self._kept_bytes = 0
         self._numbers = itertools.count()
         self._retired: list[int] = []
 
@@ -137,10 +134,7 @@ class SlotPool:
 
     def _note_size(self, slot: int, size_bytes: int) -> None:
         """A batch of this size is, or will be, in a slot: whoever fills it makes it larger where it is too small."""
-        noted_bytes = self._sizes[slot]
-        if size_bytes > noted_bytes:
-            self._sizes[slot] = round_up(size_bytes)
-            self._held_bytes += self._sizes[slot] - noted_bytes
+        self._sizes[slot] = max(self._sizes[slot], round_up(size_bytes))
 
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor; it stays the pool's."""
@@ -164,7 +158,6 @@ class SlotPool:
         for _ in range(batches):
             slot = self._announced.popleft()
             self._kept[slot] = None
-            self._kept_bytes += self._sizes[slot]
             if len(self._kept) > self._most_kept:
                 self.discard(next(iter(self._kept)))
 
@@ -172,7 +165,7 @@ class SlotPool:
         """Note that no view of these is left in the trainer."""
         for slot in slots:
             if slot in self._kept:  # one that was discarded meanwhile belongs to the trainer alone
-                self._forget_kept(slot)
+                del self._kept[slot]
                 self.put_back(slot)
 
     def put_back(self, slot: int) -> None:
@@ -191,32 +184,16 @@ class SlotPool:
 
     def discard(self, slot: int) -> None:
         """Never use this slot again; its memory lives on with whoever maps it."""
-        if slot in self._kept:
-            self._forget_kept(slot)
+        self._kept.pop(slot, None)
         os.close(self._descriptors.pop(slot))
-        self._held_bytes -= self._sizes.pop(slot)
+        del self._sizes[slot]
         self._mapped.pop(slot, None)
         self._retired.append(slot)
-
-    def _forget_kept(self, slot: int) -> None:
-        del self._kept[slot]
-        self._kept_bytes -= self._sizes[slot]
-
-    def discard_free(self) -> None:
-        """Free the slots kept for later batches."""
-        while self._free:
-            self.discard(self._free.pop())
 
     def take_retired(self) -> list[int]:
         """The slots discarded since the last call; the workers and the trainer are to drop them."""
         retired, self._retired = self._retired, []
         return retired
-
-    def held_bytes(self) -> int:
-        """The memory of all slots, but for those that the user keeps beyond what a loop needs."""
-        kept = len(self._kept)
-        of_user = max(0, kept - BATCHES_OF_LOOP)
-        return self._held_bytes - (self._kept_bytes * of_user // kept if of_user else 0)
 
     def close(self) -> None:
         """Close every descriptor; memory that is still mapped elsewhere stays."""
@@ -225,11 +202,9 @@ class SlotPool:
         self._descriptors.clear()
         self._sizes.clear()
         self._mapped.clear()
-        self._held_bytes = 0
         self._free.clear()
         self._announced.clear()
         self._kept.clear()
-        self._kept_bytes = 0
 
 
 class HeapSlots:
@@ -273,9 +248,6 @@ class HeapSlots:
     def note_released(self, slots: Sequence[int]) -> None:
         """Nothing to do: the memory is freed with its last view."""
 
-    def discard_free(self) -> None:
-        """Nothing is kept."""
-
     def take_retired(self) -> list[int]:
         """None: there is no other process."""
         return []
@@ -283,10 +255,6 @@ class HeapSlots:
     def descriptor(self, slot: int) -> int:
         """There is none."""
         raise LookupError(f"slot {slot} is heap memory")
-
-    def held_bytes(self) -> int:
-        """The memory of all slots that have not been leased."""
-        return sum(len(memory) for memory in self._memory.values())
 
     def close(self) -> None:
         """Release all memory."""

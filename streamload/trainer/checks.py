@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from streamload.arguments import alternatives
-from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to, is_array, is_image
+from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to
 from streamload.errors import StorageError
 from streamload.fetch.budget import check_budget
 from streamload.fetch.fetched_listing import fetched_shards, is_all_local
@@ -22,7 +22,6 @@ from streamload.order.sampling import Stretched
 from streamload.order.share import least_lanes_of_rank
 from streamload.sampling.mixture import Portion
 from streamload.tar.decompression import compression_of
-from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import listed
 from streamload.warn_at_caller import warn_at_caller
@@ -127,20 +126,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         lanes_read=least_lanes_of_rank(order.lanes, world_size, order.batch_size),
         shards=len(sizes),
         ranks=world_size,
-        batch_copies=_batch_copies(listing, options) if reads_all and order.sampling is None else 0,
     )
-
-
-def _batch_copies(listing: Listing, options: Options) -> int:
-    """How often the bytes of its samples exist, at the least, in what is made for one batch.
-
-    Functions of the user's may make anything of them. Arrays and images lie in the batch's memory; other values are
-    Python objects too, in the worker that makes the batch, and then in the trainer.
-    """
-    if options.transform is not None or options.collate_fn is not None or not isinstance(options.decode, bool):
-        return 0
-    fields = {field for field in listing.fields if KIND_OF.get(field) is not Kind.INTEGER}
-    return 1 if options.decode and any(is_array(field) or is_image(field) for field in fields) else 2
 
 
 def _surely_read(listing: Listing, options: Options) -> set[str]:

@@ -86,5 +86,5 @@ def test_statistics_say_what_came_from_the_cache_and_how_full_memory_was(server:
         found = loader.statistics()
     assert found.totals["fetched_bytes"] < MB
     assert 30 * MB < found.totals["cached_bytes"] < 31 * MB
-    assert 0 < found.totals["memory_byte_s"] < found.totals["memory_limit_byte_s"]
+    assert 0 <= found.totals["memory_byte_s"] < found.totals["memory_limit_byte_s"]
     assert " MB read from the disk cache" in str(found)

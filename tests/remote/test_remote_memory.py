@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,16 @@ from servers.faults import FaultServer
 from tree_memory import TreeMemory
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import DecodeError, StorageError
+from streamload.errors import DecodeError
 
 FIELD_BYTES = 1_000_000
 SAMPLES = 120
 MIB = 1 << 20
 FACTOR = 1.25
-"""Measured is 0.9 to 1.2, and 1.3 with `shuffle=False` and batches of 24: heaps keep some of what they have freed, and
-what is in flight as the first batch tells its size cannot be freed for it."""
+"""Heaps keep some of what they have freed."""
+
+BATCHES = 10
+"""Two for each worker and two more, those of the loop, and copies: they lie beside the budget."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_a_budget_bounds_the_memory_of_all_processes(
     order: dict[str, Any] = {"shuffle": window} if window else {}
     base_bytes = peak_bytes(server, "tiny", 4, budget_mib)
     more_bytes = peak_bytes(server, "large", batch_size, budget_mib, **order) - base_bytes
-    assert more_bytes < FACTOR * budget_mib * MIB
+    assert more_bytes < FACTOR * budget_mib * MIB + BATCHES * batch_size * FIELD_BYTES
 
 
 EXPANDED_BATCH = 4
@@ -134,8 +135,7 @@ def test_a_budget_bounds_fields_that_expand(tmp_path: Path, field: str, whole: b
     """Just below what a field may expand to the budget holds; above it the pass ends before memory is taken."""
     options: dict[str, Any] = {"collate_fn": labels_only} if whole else {}
     room_bytes = EXPANDED_BUDGET_MIB * MIB // 4 // 2
-    # Of rows that are not made for the user's code batch by batch, three batches must fit beside the parts, too.
-    size_bytes = room_bytes // (EXPANDED_BATCH + 1) if whole else 5 * MIB
+    size_bytes = room_bytes // (EXPANDED_BATCH + 1) if whole else 2 * MIB
     base_bytes = expanded_peak_bytes(tmp_path, field, 100, **options)
     more_bytes = expanded_peak_bytes(tmp_path, field, size_bytes, **options) - base_bytes
     assert more_bytes < EXPANDED_BUDGET_MIB * MIB
@@ -144,16 +144,11 @@ def test_a_budget_bounds_fields_that_expand(tmp_path: Path, field: str, whole: b
 
 
 @pytest.mark.exhaustive
-def test_batches_that_outgrow_the_budget_are_an_error_and_not_a_wait(tmp_path: Path) -> None:
-    """What a `collate_fn` makes is known only then: parts are freed for it, and those needed do not fit again."""
+def test_batches_that_outgrow_the_budget_are_no_part_of_it(tmp_path: Path) -> None:
     with ShardWriter(tmp_path / "shards" / "%06d.tar", max_count=1) as writer:
         for number in range(6):
             writer.write({"__key__": f"{number:06d}", "bin": bytes(3 * MIB), "cls": number})
     files = fsspec.filesystem("file")
     options: dict[str, Any] = {"collate_fn": large_result, "memory_budget": "64MiB", "num_workers": 1}
-    with (
-        StreamLoader(str(tmp_path / "shards"), 1, filesystem=files, **options) as loader,
-        pytest.raises(StorageError, match="memory_budget of 67 MB is too small"),
-    ):
-        for _ in loader:
-            time.sleep(0.05)
+    with StreamLoader(str(tmp_path / "shards"), 1, filesystem=files, **options) as loader:
+        assert sum(1 for _ in loader) == 6

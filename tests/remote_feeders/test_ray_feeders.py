@@ -31,7 +31,7 @@ def expect_nothing_left(cluster: LocalRayCluster) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("resumed",),
+        pytest.param(("resumed",), marks=EXHAUSTIVE),
         pytest.param(("same", "2", "short tail on two ranks", "left out"), marks=EXHAUSTIVE),
         ("killed", "FeederActor", "8"),
         pytest.param(("failing", "bad.npy"), marks=EXHAUSTIVE),
