@@ -314,7 +314,7 @@ class InFlight:
 # -- the storage -----------------------------------------------------------------------------------------------------
 
 # What obstore gathers of a body before it passes that on: each piece costs as much as copying 100 kB.
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 512 << 10
 # A url that is signed has a store of its own.
 _MOST_STORES = 64
 _UNEXPLAINED = ("access is denied (401);", "access is denied (403);")
