@@ -25,7 +25,6 @@ from streamload.text import counted
 _GUESS_BYTES = 4 << 30
 # What an error calls enough is a little more than what was counted, since samples differ in size.
 _MARGIN = 1.05
-_STEPS_FOR_A_MEAN = 4
 
 
 def available_bytes(root: str = "/") -> int:
@@ -85,88 +84,54 @@ def _requests_bytes(budget_bytes: int) -> int:
     return min(REQUESTS_BYTES, budget_bytes * REQUESTS_PROPORTION // (PARTS_PROPORTION + REQUESTS_PROPORTION))
 
 
-def check_budget(
+def check_window(
     budget_bytes: int,
     *,
     window: int,
-    batch_size: int,
     samples: int,
     data_bytes: int,
     lanes_read: int,
     lanes: int,
     shards: int,
-    ranks: int = 1,
-    drop_last: bool = False,
     expands: bool = False,
 ) -> None:
-    """Refuse an order of which more must be held at once than fits.
+    """Refuse a shuffle window that does not fit.
 
     A part is held from the first of its samples that is drawn until the last, which is a window later. So what lies
-    within the window is held, and at each end of it a part that lies there only partly; never more than there is. A
-    batch is made of all its samples at once, which begin and end within parts.
+    within the window is held, and at each end of it a part that lies there only partly; never more than there is.
 
     Args:
         budget_bytes: for everything.
-        window: samples; 0 without shuffle.
-        batch_size: samples, of each rank.
+        window: samples.
         samples: of the dataset.
         data_bytes: of the dataset.
         lanes_read: how many lanes this rank reads.
         lanes: how many there are.
         shards: how many there are.
-        ranks: the world size.
-        drop_last: samples that fill no batch of all ranks are left out.
         expands: fields are read that may expand, for which a share of the budget is kept.
 
     Raises:
         ValueError: it does not fit; the message has the arithmetic and what to do.
     """
     sample_bytes = data_bytes / max(1, samples)
-    batch_samples = _samples_of_a_batch(samples, batch_size, ranks, drop_last=drop_last)
     waiting = min(window, -(-samples // lanes))
-    part_bytes = min(PART_BYTES, data_bytes / max(1, shards))
-    edges_bytes = 2 * lanes_read * part_bytes if window else 0
+    edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes / max(1, shards))
     window_bytes = waiting * lanes_read * sample_bytes
-    of_batch_bytes = max(batch_samples * sample_bytes, part_bytes) + part_bytes
-    shards_bytes = min(data_bytes, max(window_bytes + edges_bytes, of_batch_bytes))
-    if shards_bytes <= bytes_for_parts(budget_bytes, expands=expands):
+    needed_bytes = min(data_bytes, window_bytes + edges_bytes)
+    if needed_bytes <= bytes_for_parts(budget_bytes, expands=expands):
         return
-    is_batch = window_bytes + edges_bytes < of_batch_bytes
-    # One part more is enough for a batch: it may begin and end within parts of several lanes.
-    enough_bytes = budget_for(int((shards_bytes + is_batch * part_bytes) * _MARGIN), expands=expands)
+    enough_bytes = budget_for(int(needed_bytes * _MARGIN), expands=expands)
     advice = [f"a memory_budget of at least {_shown(enough_bytes, math.ceil)}"]
-    if not is_batch:
-        of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
-        within = f"{of_lanes}{counted(waiting, 'sample')} x {sample_bytes / 1e3:.1f} kB"
-        needed = (
-            f"for shuffle={window}: {within} = {_shown(window_bytes)} are held while they wait to be "
-            f"drawn, {_shown(edges_bytes)} of parts at the edges"
-        )
-        left_bytes = bytes_for_parts(budget_bytes, expands=expands) - edges_bytes
-        fitting = int(left_bytes / (lanes_read * sample_bytes))
-        if fitting > 0:
-            advice.append(f"shuffle={fitting} at most")
-    else:
-        batch = f"{counted(max(1, round(batch_samples)), 'sample')} x {sample_bytes / 1e3:.1f} kB"
-        needed = f"for a batch of {batch}: {_shown(of_batch_bytes)} of shards are needed at once"
-        advice += ["a smaller batch_size"] * (batch_samples > 1)
+    fitting = int((bytes_for_parts(budget_bytes, expands=expands) - edges_bytes) / (lanes_read * sample_bytes))
+    if fitting > 0:
+        advice.append(f"shuffle={fitting} at most")
+    of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
+    within = f"{of_lanes}{counted(waiting, 'sample')} x {sample_bytes / 1e3:.1f} kB"
     raise ValueError(
-        f"memory_budget of {_shown(budget_bytes)} is too small {needed}, and {_left(budget_bytes, expands=expands)}. "
-        f"Give {', '.join(advice)}, or a cache_dir on a disk with room"
+        f"memory_budget of {_shown(budget_bytes)} is too small for shuffle={window}: {within} = {_shown(window_bytes)} "
+        f"are held while they wait to be drawn, {_shown(edges_bytes)} of parts at the edges, and "
+        f"{_left(budget_bytes, expands=expands)}. Give {', '.join(advice)}, or a cache_dir on a disk with room"
     )
-
-
-def _samples_of_a_batch(samples: int, batch_size: int, ranks: int, *, drop_last: bool) -> float:
-    """How many samples of mean size are as large as the largest batch surely is.
-
-    Of few batches the last one may have all the large samples, or they may be those that are left out.
-    """
-    whole_steps, rest = divmod(samples, batch_size * ranks)
-    if whole_steps >= _STEPS_FOR_A_MEAN:
-        return batch_size
-    if drop_last:
-        return 0
-    return samples / ((whole_steps + (rest > 0)) * ranks)
 
 
 def budget_error(

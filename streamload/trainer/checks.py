@@ -10,7 +10,7 @@ from dataclasses import replace
 from streamload.arguments import alternatives
 from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to
 from streamload.errors import StorageError
-from streamload.fetch.budget import check_budget
+from streamload.fetch.budget import check_window
 from streamload.fetch.fetched_listing import fetched_shards, is_all_local
 from streamload.fetch.parts import PART_BYTES
 from streamload.images.decoders import palette, unchanged
@@ -93,48 +93,34 @@ def labelled_folders(
 
 
 def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
-    """Refuse a shuffle window or a batch that needs more memory at once than the budget allows, where that is known.
+    """Refuse a shuffle window that needs more memory than the budget allows, where that is known.
 
-    It is not where sizes are missing, where only some fields of samples larger than a part are read, where only some
-    samples take part, and where sidecars are joined.
+    It is not where sizes are missing, where samples are larger than a part (of which only some fields may be fetched),
+    where only some samples take part, and where sidecars are joined.
 
     Raises:
         ValueError: says how much is needed, and the ways out.
     """
     fetched = fetched_shards(listing, options.storages)
-    if not fetched or listing.counts is None or options.cache_dir is not None or listing.sidecars:
+    if not (order.shuffle and fetched) or options.cache_dir is not None or listing.sidecars or listing.counts is None:
         return
     if isinstance(order.sampling, Stretched) and order.sampling.selected is not None:
         return
-    sizes = [shard.bytes for shard in listing.shards]
-    if min(sizes) < 0 or any(compression_of(listing.shards[shard].url) for shard in fetched):
+    sizes, samples = [shard.bytes for shard in listing.shards], sum(listing.counts)
+    is_compressed = any(compression_of(listing.shards[shard].url) for shard in fetched)
+    if min(sizes) < 0 or is_compressed or sum(sizes) > samples * PART_BYTES:
         return
-    samples = sum(listing.counts)
-    reads_all = set(listing.fields).issubset(_surely_read(listing, options))
-    if sum(sizes) > samples * PART_BYTES and not reads_all:
-        return  # what lies in other parts of a sample is not fetched
     fetching = options.fetching(listing.fields)
-    check_budget(
+    check_window(
         fetching.budget_bytes,
         expands=fetching.expands,
-        window=order.window if order.shuffle else 0,
-        batch_size=order.batch_size if reads_all and order.sampling is None else 1,  # sampling may repeat samples
-        drop_last=order.drop_last,
+        window=order.window,
         samples=samples,
         data_bytes=sum(sizes),
         lanes=order.lanes,
         lanes_read=least_lanes_of_rank(order.lanes, world_size, order.batch_size),
         shards=len(sizes),
-        ranks=world_size,
     )
-
-
-def _surely_read(listing: Listing, options: Options) -> set[str]:
-    """The fields that are read of every sample that has them; of alternatives, where only one of them exists."""
-    if options.field_names is None:
-        return set(listing.fields)
-    existing = [set(alternatives(entry)).intersection(listing.fields) for entry in options.field_names]
-    return set().union(*(names for names in existing if len(names) == 1))
 
 
 def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
