@@ -655,7 +655,7 @@ class Feeder:
         counting = self._counting is not None
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
             return
-        if (counting or self._epochs.blocked) and not fetcher.stop_caching() and not fetcher.evict():
+        if (counting or self._epochs.blocked) and not fetcher.fills_cache and not fetcher.evict():
             self._fail(fetcher.too_small(counting=counting, expands=self._expands))
 
     # -- fetching --------------------------------------------------------------------------------------------------

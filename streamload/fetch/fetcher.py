@@ -417,9 +417,10 @@ class Fetcher:
             self.notify()
         return unkept
 
-    def stop_caching(self) -> bool:
-        """Keep nothing for the disk cache, for somebody waits; whether what is being written there may make room."""
-        return self._part_fetcher is not None and self._part_fetcher.release_parts()
+    @property
+    def fills_cache(self) -> bool:
+        """Whether what is written to the disk cache may make room."""
+        return self._part_fetcher is not None and self._part_fetcher.fills_cache
 
     def evict(self) -> bool:
         """Stop decompressions that wait for room, for a part of another shard; whether there were any."""

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Protocol
 
 from streamload.errors import DatasetIndexError, StreamloadError
@@ -159,10 +158,6 @@ class CompressedBodies:
             file.close()
 
 
-SLOW_WRITE_S = 1.0
-"""A disk that takes longer for a part of 8 MiB is not waited for."""
-
-
 @dataclass(slots=True, eq=False)
 class _Filling:
     """A shard whose file is being filled.
@@ -198,8 +193,7 @@ class _Job:
 class CacheFilling:
     """Writes parts to the files of their shards, on a thread, and makes files durable, on another one.
 
-    A part that has come stays until it is written. If that takes too long, `release_parts`: what is evicted then is
-    missing in the cache.
+    A part that has come stays until it is written, so a slow disk holds up what finds no room.
 
     Args:
         cache: the cache.
@@ -219,7 +213,6 @@ class CacheFilling:
         self._fillings: dict[FetchedShard, _Filling] = {}
         self._writing = _Worker(self._write)
         self._publishing = _Worker(self._publish)
-        self._timer: asyncio.TimerHandle | None = None
         self._closing = False
 
     @property
@@ -236,20 +229,6 @@ class CacheFilling:
         filling = self._fillings.get(state)
         if filling is not None and number in filling.file.missing and self._events.hold(state, number):
             self._writing.add(_Job(filling, number, holds=True))
-
-    def release_parts(self) -> None:
-        """Somebody waits for room: where a part takes long to be written, no other is kept for the cache any more."""
-        waited_s = self._writing.spent_s()
-        if self._writing.busy and waited_s < SLOW_WRITE_S:
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(SLOW_WRITE_S - waited_s, self._look_again)
-            return
-        for job in self._writing.jobs:
-            self._release(job)
-
-    def _look_again(self) -> None:
-        self._timer = None
-        self._events.cache_changed()
 
     def finish(self, state: FetchedShard) -> None:
         """Nothing more is needed of a shard: if half of it or more has come, the rest is fetched for later epochs."""
@@ -280,8 +259,6 @@ class CacheFilling:
         What a crash of the machine leaves of such a file is found by its checksums.
         """
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
         for job in [job for job in self._writing.jobs if job.part is None]:
             self._writing.jobs.remove(job)
             job.filling.users -= 1
@@ -397,11 +374,6 @@ class _Worker:
         self.in_hand: _Job | None = None
         self._work = work
         self._task: asyncio.Task[None] | None = None
-        self._began_s = 0.0
-
-    def spent_s(self) -> float:
-        """How long the job in hand has taken so far."""
-        return 0.0 if self.in_hand is None else monotonic() - self._began_s
 
     @property
     def busy(self) -> bool:
@@ -427,7 +399,7 @@ class _Worker:
 
     async def _run(self) -> None:
         while self.jobs:
-            self.in_hand, self._began_s = self.jobs.popleft(), monotonic()
+            self.in_hand = self.jobs.popleft()
             try:
                 await self._work(self.in_hand)
             finally:
@@ -615,12 +587,10 @@ class PartFetcher:
         """Whether decompressions go on, or are ending; when one waits for room or has ended, `has_room` is called."""
         return any(not each.over and (each.ends or not each.waits_for_room) for _, each in self._decompressions)
 
-    def release_parts(self) -> bool:
-        """Keep nothing for the disk cache, for somebody waits for room; whether there may be room because of it."""
-        if self._filling is None:
-            return False
-        self._filling.release_parts()
-        return self.writes_to_disk or self._transfers.in_flight > 0  # after which `make_room` is called
+    @property
+    def fills_cache(self) -> bool:
+        """Whether what is written to the disk cache, or comes for it, may make room."""
+        return self._filling is not None and (self.writes_to_disk or self._transfers.in_flight > 0)
 
     def make_room(self, needed: FetchedShard, others: Iterable[FetchedShard]) -> None:
         """Have a shard written to the disk cache as a whole, so that it takes no memory: the needed one, or another."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -185,38 +184,3 @@ def test_a_cache_that_has_room_for_no_shard_says_so_once(
     assert f"{tmp_path}/streamload-shards may take {cache_size or nearly_full * 9 // 10:,} bytes" in warning
     assert "free space on that disk, or give another cache_dir, or a larger cache_size" in warning
     assert files_in(tmp_path) == (0, 0)
-
-
-# -- a disk that is slow ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stopped_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Nothing is written to the cache before the event."""
-    event, real = threading.Event(), os.pwrite
-
-    def pwrite(*arguments: Any) -> int:
-        assert event.wait(60)
-        return real(*arguments)
-
-    class Stopped:
-        def __getattr__(self, wanted: str) -> Any:
-            return pwrite if wanted == "pwrite" else getattr(os, wanted)
-
-    monkeypatch.setattr(cache_file, "os", Stopped())
-    yield event
-    event.set()
-
-
-@pytest.mark.parametrize("budget", ["200MB", "700kB"])
-def test_nobody_waits_for_the_disk(
-    server: FaultServer, tmp_path: Path, stopped_disk: threading.Event, budget: str
-) -> None:
-    """Though the second budget holds half of the shards; what could not wait for the disk is not in the cache."""
-    with loader_of(server, tmp_path, memory_budget=budget) as loader:
-        assert labels_of(loader) == LABELS
-        assert files_in(tmp_path)[0] == 0
-        stopped_disk.set()
-    whole, partial = files_in(tmp_path)
-    assert partial == 0
-    assert (whole == N_SHARDS) == (budget == "200MB")
