@@ -222,7 +222,7 @@ def test_verify_and_index_are_the_same(cluster: LocalRayCluster, source: Path, t
                 path.name: path.read_bytes() for path in (*tmp_path.iterdir(), *index.iterdir()) if path.is_file()
             }
             lines = [line for line in done.output.splitlines() if not re.search(r"[\d.]+ \w+/s|on_error", line)]
-            found.append((done.status, lines, written))
+            found.append((done.status, sorted(lines), written))
         assert found[0] == found[1]
     assert (index / "columns.npz").exists()
 
@@ -257,7 +257,7 @@ def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster
     finally:
         os.close(folder)
     assert done.returncode == 1, done.stderr
-    assert "was finished, but is not here; give a bucket" in done.stderr
+    assert re.search("was finished, but is not here; give a bucket|cannot write shards to", done.stderr), done.stderr
 
 
 @pytest.mark.exhaustive
