@@ -586,8 +586,12 @@ def _undecodable(
         world_size=1,
         storage_options=storage_options,
     ) as loader:
-        for batch in loader:
-            advance(len(batch), 0)
+        try:
+            for batch in loader:
+                advance(len(batch), 0)
+        except SampleError as error:
+            if error.__cause__ not in loader.skipped:  # it is, where every sample was left out
+                yield error
         skipped, errors = loader.statistics().skipped_samples, loader.skipped
         advance(skipped, 0)
         yield from errors

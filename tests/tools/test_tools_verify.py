@@ -49,6 +49,15 @@ def test_no_more_shards_are_read_when_a_command_ends_early() -> None:
     assert len(read) < 50
 
 
+def test_a_dataset_of_which_no_sample_can_be_decoded(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "data") as writer:
+        for key in "ab":
+            writer.write({"__key__": key, "npy": b"no array"})
+    status, out, err = run(main.app, "verify", tmp_path / "data", "--decode", "--workers", 1)
+    assert (status, out.count("cannot decode the bytes of field 'npy'")) == (1, 2)
+    assert "2 faults in 1 shard" in err
+
+
 @pytest.mark.exhaustive
 def test_a_damaged_shard_is_not_decoded_and_the_others_are(folder: Path) -> None:
     with (folder / "shard-000000.tar").open("r+b") as file:
