@@ -21,6 +21,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module
 
 
+@pytest.mark.exhaustive
 def test_segmentation_finds_the_disc(example: Any, tmp_path: Path) -> None:
     """With masks cropped apart from their images, three quarters of the pixels would be right."""
     assert example("segmentation").main(str(tmp_path), num_workers=0) > 0.97

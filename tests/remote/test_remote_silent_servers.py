@@ -122,7 +122,7 @@ def test_a_server_that_is_killed_and_started_again(
     """The outage is told of once, in the training process, however many parts wait for its end."""
     have_policy(monkeypatch, RetryPolicy(warn_after_s=0.5))
     write_datasets(tmp_path, SIZES, [])
-    with FaultServer(tmp_path, Script(bytes_per_s=1e6)) as server:
+    with FaultServer(tmp_path, Script(bytes_per_s=2e6)) as server:
         s3 = {"key": "k", "secret": "s", "endpoint_url": server.url, "client_kwargs": {"region_name": "us-east-1"}}
         root, options = {
             "http": (server.url, {}),
