@@ -29,7 +29,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from matrix import exhaustive
 from PIL import Image
 from preloaded import Preloaded
 from servers.rclone import free_port
@@ -155,13 +154,8 @@ def test_the_readmes_blocks_run_in_an_empty_folder(
     assert "of the validation images right" in ended.output
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        page if page in ("docs/packing.md", "docs/batches.md") else exhaustive((page,))
-        for page in sorted({*PAGES} - PROSE - {*EXCERPTS, "README.md"})
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("page", sorted({*PAGES} - PROSE - {*EXCERPTS, "README.md"}))
 def test_a_pages_blocks_run(page: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = ("photos",) if page == "docs/coming-from.md" else ("photos", "shards")  # it packs them in its own way
     for name in copied:

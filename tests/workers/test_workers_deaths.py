@@ -21,6 +21,7 @@ def source(tmp_path: Path) -> str:
     return write_numbers(tmp_path / "shards", [15, 15])
 
 
+@pytest.mark.exhaustive
 def test_two_samples_of_a_batch_that_each_kill_two_workers_are_left_out(source: str) -> None:
     def deadly(value: int) -> int:
         if value in (16, 18):
