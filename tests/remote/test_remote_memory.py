@@ -78,7 +78,7 @@ def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
         options: dict[str, Any] = {"num_workers": 1, "memory_budget": budget, "shuffle": 2}
         with StreamLoader(url, 1, fields=("bin", "cls"), **options) as loader:
             before_bytes = anonymous_bytes_after(loader, epochs)
-            assert anonymous_bytes_after(loader, again) - before_bytes < 3 * MIB
+            assert anonymous_bytes_after(loader, again) - before_bytes < 8 * MIB
 
 
 @pytest.mark.parametrize(
