@@ -211,13 +211,13 @@ class Options:
         """What one field may become beyond its own bytes.
 
         A worker holds those of its rows, and of the last one what is decompressed beside the value that it becomes.
-        Where user code gets whole samples or batches, that is a batch; elsewhere the scheduler sees to the rows.
+        Where user code gets whole samples or batches, that is a batch; elsewhere values go to their batch one by one.
         """
         room_bytes = self._expansion_room_bytes(existing)
         if room_bytes is None:
             return DECOMPRESSED_LIMIT_BYTES
         transforms = (self.transform, *(own for _, own in own_transforms))
-        rows = self.batch_size if self._whole_batches or any(map(callable, transforms)) else 1
+        rows = self.batch_size if self.collate_fn is not None or any(map(callable, transforms)) else 1
         return min(DECOMPRESSED_LIMIT_BYTES, room_bytes // (rows * self._expanding(existing) + 1))
 
     def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> tuple[bytes, list[str]]:
@@ -245,11 +245,6 @@ class Options:
         """Whether the batch before comes again for one whose samples all failed; with pad=False it is left out."""
         return self.pad and self.on_error != "raise"
 
-    @property
-    def _whole_batches(self) -> bool:
-        # In the caller's own thread there is nobody to share a batch with, and a debugger sees each sample once.
-        return self.collate_fn is not None or self.workers == 0
-
     def pipeline(self, lanes: int, existing: Sequence[str] = ()) -> PipelineSettings:
         """The part that concerns the order and how batches are made, of the `existing` fields, if known."""
         return PipelineSettings(
@@ -264,7 +259,6 @@ class Options:
             ),
             fields=self.field_names,
             verify=self.verify,
-            whole_batches=self._whole_batches,
             prefetch_batches=self.prefetch_batches,
             expansion_room_bytes=self._expansion_room_bytes(existing),
         )

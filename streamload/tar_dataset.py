@@ -485,8 +485,8 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         values = made.rows.as_list()
         if not made.failures:
             return values, None
-        first = made.failures[min(made.failures)]
-        return values[: first.row], access.error(first, self._job.fields)
+        first = min(made.failures)
+        return values[:first], access.error(made.failures[first], self._job.fields)
 
     def _maker(self) -> RowMaker:
         if not hasattr(self._makers, "maker"):

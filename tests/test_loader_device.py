@@ -107,7 +107,8 @@ def test_the_end_waits_for_copies_before_it_unlocks(source: str, cuda: LateCuda,
     if device is None:
         labels = labels.to("cuda", non_blocking=True)
     del batches
-    assert (cuda.queued(), cuda.waits) == (2 if device else 1, 0), "it was left without waiting"
+    assert cuda.queued() >= (2 if device else 1), "it was left without waiting"
+    assert cuda.waits == 0
     loader.close()
     gc.collect()
     assert cuda.locked == {}

@@ -1,9 +1,8 @@
-"""Run tasks: make rows, and write them to the slots of their batches or pass them to the user's `collate_fn`."""
+"""Run tasks: make the rows of whole batches, collate them, and write them to their slots."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import resource
 from collections.abc import Collection, Mapping, Sequence
@@ -37,17 +36,17 @@ from streamload.decode.collate import (
 from streamload.decode.columns import Rows, UnreadableError
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.field_reader import Progress, ShardReader
-from streamload.decode.rows import RowMaker
-from streamload.decode.seeding import RowRandomness, UnseededError
+from streamload.decode.rows import MadeRows, RowMaker
+from streamload.decode.seeding import UnseededError
 from streamload.decode.tasks import (
+    BatchDone,
+    BatchSlot,
     Failure,
     Job,
-    Piece,
-    PieceDone,
     RowFailure,
     RowsDone,
     RowTask,
-    StoredValues,
+    StoredColumn,
     TaskCosts,
 )
 from streamload.memory.slots import SlotMemory
@@ -259,7 +258,10 @@ _COLLATE_STREAM = 1 << 40
 
 
 class BatchMaker:
-    """Does the tasks of one process, one at a time: makes their rows and writes them to the slots of their batches.
+    """Does the tasks of one process, one at a time: makes batches and writes them to their slots.
+
+    Most batches of a job have one layout. So the rows of a batch are written in place as they are made, by the layout
+    of the batch before; where they turn out not to fit it, the batch gets a layout of its own.
 
     Args:
         job: what the user wants of a sample and of a batch.
@@ -273,12 +275,9 @@ class BatchMaker:
         self._failure_of = failure_here if in_callers_process else failure_of
         self._job = job
         self._slots = slots
-        self._layout: Layout | None = None
+        self._last_layout: Layout | None = None
+        self._layouts: dict[int, tuple[Layout, bytes]] = {}  # the last one by capacity, also pickled
         self._randomness: tuple[int, SampleRandomness] | None = None
-
-    def fix_layout(self, layout: bytes) -> None:
-        """Set the layout of all later batches of rows."""
-        self._layout = pickle.loads(layout)
 
     def run(self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock | None = None) -> RowsDone:
         """Do one task. What fails is in the answer; only interrupts are raised, and in the caller's process exits."""
@@ -295,108 +294,81 @@ class BatchMaker:
     def _run(
         self, task: RowTask, shards: ShardReader, progress: Progress, clock: TaskClock, *, may_stay_stored: bool
     ) -> RowsDone:
-        random = self._random(task.epoch)
+        placed = self._last_layout
         with self.rows.seeds.whole_task():
             made = self.rows.make(
                 task.table,
                 shards,
-                random,
+                self._random(task.epoch),
                 keys=task.keys,
                 untried=task.untried,
                 progress=progress,
-                places=None if task.whole or self._layout is None else partial(self._places, task, self._layout),
+                places=None if placed is None else partial(self._places, task, placed.tree),
                 may_stay_stored=may_stay_stored,
             )
             started = perf_counter()
-            pieces = self._collate(task, made.rows, made.failures, random)
+            done, start = [], 0
+            for batch in task.batches:
+                done.append(self._batch(task, batch, start, made, placed))
+                start += batch.rows
         collate_s = perf_counter() - started
         costs = clock.costs(decode=made.decode_s, transform=made.transform_s, collate=collate_s, named=made.named_s)
-        return RowsDone(task.number, pieces, len(task.table), made.payload_bytes, costs)
+        return RowsDone(task.number, tuple(done), len(task.table), made.payload_bytes, costs)
 
     def _random(self, epoch: int) -> SampleRandomness:
         if self._randomness is None or self._randomness[0] != epoch:
             self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
         return self._randomness[1]
 
-    def _places(self, task: RowTask, layout: Layout, child: int | str) -> list[NDArray[Any]] | None:
+    def _places(self, task: RowTask, tree: Node, child: int | str) -> list[NDArray[Any]] | None:
         """Where one value of each row will lie in the slots; see `Places`."""
-        leaf = _child(layout.tree, child)
+        leaf = _child(tree, child)
         if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None or not leaf.shape:
             return None
         blocks: list[NDArray[Any]] = []
-        for piece in task.pieces:
-            memory = self._slots.at_least(piece.slot, layout.offsets()[1])
-            view = slot_views(layout, memory, layout.capacity)[leaf.number]
-            blocks.append(view[piece.first_row : piece.first_row + piece.rows])
+        for batch in task.batches:
+            layout, _ = self._layout(batch.rows)
+            memory = self._slots.at_least(batch.slot, layout.offsets()[1])
+            blocks.append(slot_views(layout, memory, batch.rows)[leaf.number])
         return blocks
 
-    def _collate(
-        self, task: RowTask, rows: Rows, failures: Mapping[int, RowFailure], randomness: RowRandomness
-    ) -> tuple[PieceDone, ...]:
-        """Write a task's rows; returns what became of each piece."""
-        done, start = [], 0
-        for piece in task.pieces:
-            end = start + piece.rows
-            failed = {row - start: each for row, each in failures.items() if start <= row < end} if failures else {}
-            part = rows.slice(start, end)
-            if task.whole:
-                done.append(self._whole_batch(task, start, piece, part, failed, randomness=randomness))
-            else:
-                done.append(self._rows_of_batch(piece, part, failed, task.capacity))
-            start = end
-        return tuple(done)
+    def _layout(self, capacity: int) -> tuple[Layout, bytes]:
+        """The last layout with this capacity, and the same pickled."""
+        found = self._layouts.get(capacity)
+        if found is None:
+            assert self._last_layout is not None
+            layout = self._last_layout.with_capacity(capacity)
+            found = self._layouts[capacity] = layout, dump_values(layout)
+        return found
 
-    def _rows_of_batch(self, piece: Piece, rows: Rows, failed: Mapping[int, RowFailure], capacity: int) -> PieceDone:
-        """Write rows in place by the fixed layout; the place of a failed row gets a copy of another row."""
-        failures = _in_batch(failed, piece) if failed else ()
-        good = next((row for row in range(rows.count) if row not in failed), None) if failed else 0
-        if good is None:
-            return PieceDone(piece, failures=failures)
-        try:
-            layout = self._layout or describe_rows(rows.row_alike(good)).with_capacity(capacity)
-            if failed:
-                rows = rows.take([row if row not in failed else good for row in range(rows.count)])
-            size_bytes = layout.offsets()[1]
-            columns = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), piece.first_row)
-            values, size_bytes = self._store(piece, columns, size_bytes)
-            return PieceDone(
-                piece,
-                layout=None if self._layout else dump_values(layout),
-                size_bytes=size_bytes,
-                values=values,
-                failures=failures,
-            )
-        except _RAGGED:
-            return PieceDone(piece, layout_mismatch=True)
-
-    def _whole_batch(
+    def _batch(
         self,
         task: RowTask,
+        batch: BatchSlot,
         start: int,
-        piece: Piece,
-        rows: Rows,
-        failed: Mapping[int, RowFailure],
-        *,
-        randomness: RowRandomness,
-    ) -> PieceDone:
-        """Collate a batch whose rows begin at row `start` of the task."""
-        failures = _in_batch(failed, piece)
+        made: MadeRows,
+        placed: Layout | None,
+    ) -> BatchDone:
+        """Collate a batch, whose rows begin at row `start` of the task, where some values may lie in place already."""
+        end, failed = start + batch.rows, made.failures
+        failures = tuple([failed[row] for row in range(start, end) if row in failed]) if failed else ()
+        rows = made.rows.slice(start, end)
         chosen: Sequence[int] = range(rows.count)
-        if failed:
-            chosen = choose_rows(rows.count, failed, self._job.on_error)
+        if failures:
+            chosen = choose_rows(rows.count, {row - start for row in failed}, self._job.on_error)
             if not chosen or self._job.on_error == "raise" or any(failure.fatal for failure in failures):
-                return PieceDone(piece, whole=True, failures=failures)
+                return BatchDone(failures=failures)
             rows = rows.take(chosen)
         returned = False
         with Attempt(exits=not self._in_callers_process) as attempt:
             if self._job.collate_fn is None:
-                return self._regular_batch(piece, rows, failures)
+                return self._collate(batch, rows, failures, placed)
             table = task.table
             first = int(table.samples[start]), int(table.repeats[start])
-            self.rows.seeds.seed(randomness, int(table.shards[start]) + _COLLATE_STREAM, *first)
-            batch = self._job.collate_fn(rows.as_list())
+            self.rows.seeds.seed(self._random(task.epoch), int(table.shards[start]) + _COLLATE_STREAM, *first)
+            collated = self._job.collate_fn(rows.as_list())
             returned = True
-            return self._write_batch(piece, batch, failures)
+            return self._write(batch, collated, rows.count, failures)
         assert attempt.error is not None
         if isinstance(attempt.error, UnreadableError):
             raise attempt.error
@@ -406,7 +378,7 @@ class BatchMaker:
             happened = "returned what cannot be sent to the training process:" if returned else "raised"
             said = f"collate_fn {happened} {in_words(attempt.error)} (for the batch that begins with this sample)"
             failure = _batch_failure(task, start, said, cause=self._failure_of(attempt.error))
-        return PieceDone(piece, whole=True, failures=(*failures, failure._replace(row=piece.first_row)))
+        return BatchDone(failures=(*failures, failure))
 
     def _why_not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
         """The failure of rows that cannot be a batch: of the row that lacks a key, or the first; `error` is torch's."""
@@ -420,57 +392,56 @@ class BatchMaker:
         # torch's message says less, in a page of frames
         return _batch_failure(task, task_rows[0], said, cause=None if difference else self._failure_of(error))
 
-    def _regular_batch(self, piece: Piece, rows: Rows, failures: tuple[RowFailure, ...]) -> PieceDone:
-        """Write a batch whose rows are alike, even if unlike other batches; otherwise torch collates or refuses it."""
+    def _collate(
+        self, batch: BatchSlot, rows: Rows, failures: tuple[RowFailure, ...], placed: Layout | None
+    ) -> BatchDone:
+        """Write rows that are alike by their layout; others are collated, or refused, by torch."""
+        if placed is not None and placed is self._last_layout:
+            layout, _ = self._layout(batch.rows)
+            with suppress(LayoutMismatchError):
+                columns = write_rows(layout, rows, self._slots.at_least(batch.slot, layout.offsets()[1]))
+                return self._stored(batch, rows, columns, failures)
         try:
-            layout = describe_rows(rows.row_alike(0)).with_capacity(rows.count)
+            layout = describe_rows(rows.row_alike(0)).with_capacity(batch.rows)
             size_bytes = layout.offsets()[1]
-            columns = write_rows(layout, rows, self._slots.at_least(piece.slot, size_bytes), 0)
-            values, size_bytes = self._store(piece, columns, size_bytes)
-            return PieceDone(
-                piece,
-                whole=True,
-                layout=dump_values(layout),
-                size_bytes=size_bytes,
-                rows=rows.count,
-                values=values,
-                failures=failures,
-            )
+            memory = np.empty(size_bytes, np.uint8)  # values may lie in the slot, where another layout has them
+            columns = write_rows(layout, rows, memory)
         except _RAGGED:
             if find_missing_key(rows) is not None:  # torch would drop the keys that the first row lacks
                 raise
-        return self._write_batch(piece, torch_collate(rows), failures)
+            return self._write(batch, torch_collate(rows), rows.count, failures)
+        self._last_layout, self._layouts = layout, {}
+        self._slots.at_least(batch.slot, size_bytes)[:size_bytes] = memory
+        return self._stored(batch, rows, columns, failures)
 
-    def _write_batch(self, piece: Piece, batch: Any, failures: tuple[RowFailure, ...]) -> PieceDone:
-        """Write to the slot whatever a `collate_fn` has returned."""
-        layout, arrays, columns = describe_batch(batch)
+    def _stored(
+        self, batch: BatchSlot, rows: Rows, columns: Sequence[Sequence[Any]], failures: tuple[RowFailure, ...]
+    ) -> BatchDone:
+        """Write values of unlike sizes behind the arrays of the last layout."""
+        layout, pickled = self._layout(batch.rows)
+        values, size_bytes = self._store(batch.slot, columns, layout.offsets()[1])
+        return BatchDone(pickled, size_bytes, rows.count, values, failures)
+
+    def _write(self, batch: BatchSlot, collated: Any, rows: int, failures: tuple[RowFailure, ...]) -> BatchDone:
+        """Write whatever a `collate_fn` has returned of so many rows."""
+        layout, arrays, columns = describe_batch(collated)
         size_bytes = layout.offsets()[1]
         if arrays:
-            memory = self._slots.at_least(piece.slot, size_bytes)
+            memory = self._slots.at_least(batch.slot, size_bytes)
             for view, array in zip(slot_views(layout, memory, None), arrays, strict=True):
                 view[...] = array
-        values, size_bytes = self._store(piece, columns, size_bytes)
-        return PieceDone(
-            piece,
-            whole=True,
-            layout=dump_values(layout),
-            size_bytes=size_bytes,
-            values=values,
-            failures=failures,
-        )
+        values, size_bytes = self._store(batch.slot, columns, size_bytes)
+        return BatchDone(dump_values(layout), size_bytes, rows, values, failures)
 
     def _store(
-        self, piece: Piece, columns: Sequence[Sequence[Any]], arrays_end: int
-    ) -> tuple[StoredValues | None, int]:
-        """Write values of unlike sizes behind the arrays, if there is room; returns them and the slot's used bytes."""
+        self, slot: int, columns: Sequence[Sequence[Any]], arrays_end: int
+    ) -> tuple[tuple[StoredColumn, ...], int]:
+        """Write values of unlike sizes behind the arrays; returns where they lie, and the slot's used bytes."""
         if not columns:
-            return None, arrays_end
+            return (), arrays_end
         block = ValueBlock(columns)
-        if piece.room_bytes is not None and block.size_bytes > piece.room_bytes:
-            return StoredValues(block.copied_bytes, ()), arrays_end
-        start = arrays_end + piece.values_start
-        end = start + block.size_bytes
-        return block.write(self._slots.at_least(piece.slot, end), start), end
+        end = arrays_end + block.size_bytes
+        return block.write(self._slots.at_least(slot, end), arrays_end), end
 
 
 def _child(tree: Node, child: int | str) -> Node | None:
@@ -499,7 +470,6 @@ def _batch_failure(
 ) -> RowFailure:
     """A failure of a whole batch, for one of its rows."""
     return RowFailure(
-        row=task_row,
         kind="CollateError",
         message=message,
         field=field,
@@ -509,7 +479,3 @@ def _batch_failure(
         sample=int(task.table.samples[task_row]),
         offset=MISSING,
     )
-
-
-def _in_batch(failed: Mapping[int, RowFailure], piece: Piece) -> tuple[RowFailure, ...]:
-    return tuple(failure._replace(row=piece.first_row + row) for row, failure in sorted(failed.items()))

@@ -31,7 +31,7 @@ from streamload.decode.batch_layout import (
     slot_views,
 )
 from streamload.decode.columns import PlacedRows, Rows, StoredBytes, StoredRows, copied_together
-from streamload.decode.tasks import StoredColumn, StoredValues, ValueKind
+from streamload.decode.tasks import StoredColumn, ValueKind
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
@@ -51,15 +51,13 @@ class ValueBlock:
 
     Attributes:
         size_bytes: of all; a multiple of 64.
-        copied_bytes: of all but arrays, which the trainer does not copy.
     """
 
     def __init__(self, columns: Iterable[Sequence[Any]]) -> None:
         self._columns = [_column(values) for values in columns]
         self.size_bytes = sum(column.size_bytes for column in self._columns)
-        self.copied_bytes = sum(column.size_bytes for column in self._columns if not column.is_array)
 
-    def write(self, memory: Bytes, start: int) -> StoredValues:
+    def write(self, memory: Bytes, start: int) -> tuple[StoredColumn, ...]:
         """Write all columns from `start` on, a multiple of 64; returns where they lie.
 
         Raises:
@@ -69,13 +67,11 @@ class ValueBlock:
         for column in self._columns:
             stored.append(column.write(memory, start))
             start += column.size_bytes
-        return StoredValues(self.copied_bytes, tuple(stored))
+        return tuple(stored)
 
 
 class _PickledColumn:
     """All values of a column as one pickle."""
-
-    is_array = False
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._chunks = _pickled(list(values))
@@ -108,7 +104,6 @@ class _Column:
         self._offsets = list(accumulate(sizes, initial=0))
         self._stored = StoredColumn(kind, 0, len(self._offsets) - 1, dtype, len(shapes[0]) if shapes else 0)
         self._shapes = shapes
-        self.is_array = kind == "array"
         self._write = write
         self.size_bytes = round_up(_data_start(self._stored) + self._offsets[-1], ALIGNMENT_BYTES)
 
@@ -168,9 +163,9 @@ def _copy_arrays(values: Sequence[NDArray[Any]], data: memoryview, offsets: Sequ
         np.ndarray(value.shape, value.dtype, data, start)[...] = value
 
 
-def load_values(stored: StoredValues, memory: Bytes) -> list[list[Any]]:
+def load_values(columns: Sequence[StoredColumn], memory: Bytes) -> list[list[Any]]:
     """The columns of values in a slot's memory; arrays view it, all else is copied to this process's heap."""
-    return [_load(column, memory) for column in stored.columns]
+    return [_load(column, memory) for column in columns]
 
 
 def _load(column: StoredColumn, memory: Bytes) -> list[Any]:
@@ -216,26 +211,24 @@ def _pickled(values: Any) -> list[bytes]:
 
 
 class LayoutMismatchError(Exception):
-    """A row does not fit the layout; its batch must be collated as a whole."""
+    """A row does not fit the layout."""
 
 
-def write_rows(layout: Layout, rows: Rows, memory: Bytes, first_row: int) -> list[Sequence[Any]]:
-    """Write the arrays of rows to their places in a slot.
+def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]:
+    """Write the arrays of a batch to their places in its slot.
 
     Args:
-        layout: of rows; its capacity is the slot's.
-        rows: to write.
+        layout: of rows.
+        rows: to write, as many as its capacity or fewer.
         memory: of the slot.
-        first_row: where in the batch they begin.
 
     Returns:
         For each column of values of unlike sizes these rows' values; `StoredBytes` have not been read yet.
 
     Raises:
-        LayoutMismatchError: a row has another structure, dtype or shape; these rows of the slot are then undefined.
+        LayoutMismatchError: a row has another structure, dtype or shape; the slot is then undefined.
     """
-    end = first_row + rows.count
-    places = [view[first_row:end] for view in slot_views(layout, memory, layout.capacity)]
+    places = slot_views(layout, memory, rows.count)
     values: list[Sequence[Any]] = [()] * layout.value_columns
     tree = layout.tree
     if rows.columns is None:
@@ -273,8 +266,8 @@ def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]
     kinds = set(map(type, column))
     if isinstance(node, MappingNode):
         keys = set(node.keys)
-        if kinds != {node.kind} or not all(value.keys() == keys for value in column):
-            raise LayoutMismatchError
+        if kinds != {node.kind} or not all(value.keys() == keys for value in column) or tuple(column[0]) != node.keys:
+            raise LayoutMismatchError  # the first row sets the order of the keys
         return [[value[key] for value in column] for key in node.keys]
     length = len(node.children)
     if not kinds <= ({list, tuple} if node.kind is list else {node.kind}):
@@ -342,26 +335,16 @@ def _tensor_memory(leaf: ArrayLeaf, value: Any) -> NDArray[Any]:
     return memory
 
 
-def build_batch(
-    layout: Layout,
-    memory: Bytes,
-    rows: int | None,
-    columns: Sequence[list[Any]],
-    chosen: Sequence[int] | None = None,
-) -> Any:
+def build_batch(layout: Layout, memory: Bytes, rows: int, columns: Sequence[list[Any]]) -> Any:
     """The batch that the user gets, viewing the slot's memory without a copy.
 
     Args:
         layout: of the batch.
         memory: of its slot.
-        rows: how many rows it has; None where the layout has none.
+        rows: how many rows it has.
         columns: its values of unlike sizes.
-        chosen: the rows to return, in order, where some failed; these are copied.
     """
-    arrays: list[Any] = slot_views(layout, memory, rows)
-    if chosen is not None:
-        arrays = [array[list(chosen)] for array in arrays]
-        columns = [[values[number] for number in chosen] for values in columns]
+    arrays = slot_views(layout, memory, None if layout.capacity is None else rows)
     return assemble(layout, arrays, columns, _finish)
 
 

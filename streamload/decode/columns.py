@@ -157,6 +157,13 @@ class StoredBytes:
             raise UnreadableError
 
 
+class OwnValues(list[Any]):
+    """A column whose arrays are copied as they are made: a function may return the same one every time."""
+
+    def __setitem__(self, row: Any, value: Any) -> None:
+        super().__setitem__(row, value.copy() if type(value) is np.ndarray else value)
+
+
 class PlacedRows:
     """A column whose values are copied to their batches' memory as they are made, so that none piles up.
 
@@ -334,4 +341,6 @@ class Rows:
 def _chosen(column: Any, numbers: Sequence[int]) -> Any:
     if isinstance(column, StoredRows | StoredBytes):
         return column.take(numbers)
+    if isinstance(column, PlacedRows):  # which are written over, one after the other
+        return [value.copy() if isinstance(value, np.ndarray) else value for value in map(column.__getitem__, numbers)]
     return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]

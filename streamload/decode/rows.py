@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
-from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows
+from streamload.decode.columns import OwnValues, PlacedBlocks, PlacedRows, Rows
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Values, Work, field_of
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
@@ -162,12 +162,12 @@ class RowMaker:
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
         self._transforms = DatasetTransforms(job.transform, job.own_transforms)
-        single = one_by_one or self._transforms.any_on_sample or job.collate_fn is not None
+        self._single = one_by_one or self._transforms.any_on_sample or job.collate_fn is not None
         self._reader = FieldReader(
             job.decode,
             optional=None if job.fields is None else job.optional_fields,
             limit_bytes=job.expansion_limit_bytes,
-            single=single,
+            single=self._single,
         )
         functions = self._transforms.functions
         self.seeds = GlobalSeeds(
@@ -225,7 +225,7 @@ class RowMaker:
             if any(functions):
                 found = self._places(work, number, places)
                 each = None if found is None else _rows_in(found)
-                columns.append([None] * work.count if each is None else PlacedRows(each))
+                columns.append(self._values(work.count) if each is None else PlacedRows(each))
                 transformed.append(_Transformed(column, functions, columns[-1], each))
                 continue
             started = perf_counter()
@@ -268,10 +268,14 @@ class RowMaker:
         """What takes the values of a column as they are made."""
         blocks = self._places(work, number, places)
         if blocks is None:
-            return [None] * work.count
+            return self._values(work.count)
         if blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
             return PlacedBlocks(blocks)
         return PlacedRows(_rows_in(blocks))
+
+    def _values(self, count: int) -> list[Any]:
+        """What takes values that have no place yet; samples that go to the user are not copied."""
+        return [None] * count if self._single else OwnValues([None] * count)
 
     def _places(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
         """Where the values of a column are wanted; see `Places`."""
@@ -398,7 +402,6 @@ class RowMaker:
         is_raised = fatal or self._job.on_error == "raise"
         make_failure = failure_here if self._in_callers_process and is_raised else failure_of
         return RowFailure(
-            row=row,
             kind=kind,
             message=message,
             field=column.name if column else None,

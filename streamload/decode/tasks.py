@@ -259,44 +259,27 @@ class ForgetSlots(NamedTuple):
     slots: tuple[int, ...]
 
 
-class LayoutFixed(NamedTuple):
-    """Carries the layout of all later batches of rows, as a cloudpickle."""
-
-    layout: bytes
-
-
-class Piece(NamedTuple):
-    """Consecutive rows of a task that belong to one batch.
+class BatchSlot(NamedTuple):
+    """A batch of a task: the next rows of its table.
 
     Attributes:
-        batch: the batch's number.
-        slot: where to write them.
-        first_row: where in the batch they begin.
-        rows: how many they are.
-        values_start: where behind the arrays their values of unlike sizes may be written, in bytes.
-        room_bytes: how many bytes these may take; None where no other task writes to the slot.
+        slot: where to write it.
+        rows: how many rows it has.
     """
 
-    batch: int
     slot: int
-    first_row: int
     rows: int
-    values_start: int = 0
-    room_bytes: int | None = None
 
 
 class RowTask(NamedTuple):
-    """Make rows and write them to their slots.
+    """Make whole batches and write them to their slots.
 
     Attributes:
         number: unique within a pool.
         epoch: part of what keys the randomness.
         table: the rows, and where their wanted fields lie.
         keys: the rows' keys where the user's samples hold them.
-        pieces: how the rows divide into batches, in order.
-        capacity: the rows that a slot has room for, where the layout is not fixed yet and the task's first good row
-            sets it.
-        whole: every piece is a whole batch, collated on its own (by `collate_fn`, or because there is no layout).
+        batches: how the rows divide into batches, in order.
         untried: rows that are not tried and count as failed, and why: they have killed workers, or follow such a row
             where that ends the pass.
         pass_number: of the pass that it is for, as in `EpochStart`.
@@ -306,18 +289,9 @@ class RowTask(NamedTuple):
     epoch: int
     table: RowTable
     keys: tuple[str, ...] | None
-    pieces: tuple[Piece, ...]
-    capacity: int
-    whole: bool
+    batches: tuple[BatchSlot, ...]
     untried: Mapping[int, str] = {}
     pass_number: int = 0
-
-    def pieces_and_starts(self) -> Iterator[tuple[Piece, int]]:
-        """Each piece, and its first row's number in the task."""
-        start = 0
-        for piece in self.pieces:
-            yield piece, start
-            start += piece.rows
 
 
 class ScanTask(NamedTuple):
@@ -390,7 +364,7 @@ class Failure(NamedTuple):
 
 Task = RowTask | ScanTask
 
-WorkerMessage = RowTask | ScanTask | ShardsOpened | SlotOpened | LayoutFixed | ForgetShards | ForgetSlots
+WorkerMessage = RowTask | ScanTask | ShardsOpened | SlotOpened | ForgetShards | ForgetSlots
 """What a pool sends to a worker that has started."""
 
 
@@ -398,7 +372,6 @@ class RowFailure(NamedTuple):
     """What went wrong with one row.
 
     Attributes:
-        row: its number in the batch.
         kind: the name of the error's class in `streamload.errors`.
         message: of the error.
         field: the field concerned, where there is one.
@@ -411,7 +384,6 @@ class RowFailure(NamedTuple):
         sidecar: the number of the sidecar in which the field lies; None where it is the shard.
     """
 
-    row: int
     kind: str
     message: str
     field: str | None
@@ -450,39 +422,21 @@ class StoredColumn(NamedTuple):
     ndim: int = 0
 
 
-class StoredValues(NamedTuple):
-    """The values of unlike sizes of a piece.
+class BatchDone(NamedTuple):
+    """The result of one batch.
 
     Attributes:
-        copied_bytes: what they take of the slot, without arrays: the trainer copies it to its heap.
-        columns: where they lie; none if they need more room than the piece has, and were not written.
+        layout: its pickled layout; None where nothing was written, because samples failed.
+        size_bytes: the bytes of the slot that it uses.
+        rows: how many rows it has, without those that were left out.
+        values: where its columns of values of unlike sizes lie.
+        failures: of its samples, in order.
     """
 
-    copied_bytes: int
-    columns: tuple[StoredColumn, ...]
-
-
-class PieceDone(NamedTuple):
-    """The result of one piece.
-
-    Attributes:
-        piece: the piece.
-        whole: it was collated as a whole batch.
-        layout_mismatch: some row did not fit the layout; the batch must be made again as a whole.
-        layout: a cloudpickle of the layout, for whole batches and for the first rows of all.
-        size_bytes: the bytes of the slot that the batch uses.
-        rows: the number of rows; None where the layout has none (a `collate_fn` made the batch).
-        values: of unlike sizes, if the layout has any. Where they were not written, the batch must be made again.
-        failures: the rows that failed.
-    """
-
-    piece: Piece
-    whole: bool = False
-    layout_mismatch: bool = False
     layout: bytes | None = None
     size_bytes: int = 0
-    rows: int | None = None
-    values: StoredValues | None = None
+    rows: int = 0
+    values: tuple[StoredColumn, ...] = ()
     failures: tuple[RowFailure, ...] = ()
 
 
@@ -517,7 +471,7 @@ class RowsDone(NamedTuple):
     """The answer to a `RowTask`."""
 
     number: int
-    pieces: tuple[PieceDone, ...]
+    batches: tuple[BatchDone, ...]
     rows: int
     payload_bytes: int
     costs: TaskCosts

@@ -1,4 +1,4 @@
-"""The epochs of one rank, from scheduling to batches in order: the current epoch, and the next one ahead of time.
+"""A running epoch: its rows are cut into tasks, and its batches wait in one deque until the trainer's turn.
 
 Nothing here waits or does I/O. The owner calls `pump` after every event (a task done, a batch taken, a worker ready),
 and `pump` schedules whatever can be scheduled now. So the same code runs in the feeder's event loop and in the
@@ -16,18 +16,28 @@ What happens when something fails:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from streamload.decode.failure import Attempt
 from streamload.decode.missing_field import with_fields
-from streamload.decode.tasks import PieceDone, RowFailure, RowsDone, RowTask
-from streamload.feeder.messages import FailedRow, Part, PipelineSettings, ReadyBatch
-from streamload.feeder.scheduler import Resources, RowBatch, RowBatcher, Scheduler
-from streamload.fetch.fetcher import Fetcher
-from streamload.fetch.parts import parts_of_rows, shard_and_number
+from streamload.decode.tasks import BatchDone, BatchSlot, RowFailure, RowsDone, RowTask, ScanTask
+from streamload.feeder.lookahead import MAX_RUN_ROWS, Lookahead
+from streamload.feeder.messages import FailedRow, PipelineSettings, ReadyBatch
+from streamload.feeder.planned import PlannedRows
+from streamload.feeder.scans import Scans
+from streamload.fetch.prerequisites import Prerequisites
+from streamload.fetch.window import Turns
+from streamload.index.dataset import Dataset
+from streamload.limits import SCHEDULED_SHARDS_SHARE
+from streamload.memory.slots import Slots
+from streamload.memory.unnamed import descriptor_limit
+from streamload.order.mixture_plan import MixturePlan
+from streamload.order.options import OrderOptions
+from streamload.order.plan import EpochPlan, RankPlan
+from streamload.order.sampling import Mixed
 from streamload.order.share import EpochStart
 from streamload.totals import Totals
+from streamload.workers.protocol import Pool
 
 # How often the trainer acknowledges, while it takes as many batches as may be outstanding.
 _MESSAGES_PER_WINDOW = 5
@@ -35,39 +45,88 @@ _MESSAGES_PER_WINDOW = 5
 # Half of the slots kept for a trainer that has not released them yet.
 _MOST_UNACKNOWLEDGED = 64
 
+# A shorter task costs more than it saves: a message wakes a worker and the feeder, with cold caches.
+_RUN_S = 0.030
+_RUN_BYTES = 20 << 20
+_BATCHES_IN_FLIGHT = 512
 
-class OrphanedTasks:
-    """Tasks in flight whose result is unwanted: another task makes their batch again, or their epoch was abandoned.
 
-    A worker that holds such a task still does it. If its bytes were freed meanwhile, it would read zeros and run the
-    user's code on them; so they are held until the task is done.
+@dataclass(slots=True)
+class Pace:
+    """What all epochs of a feeder share: how large tasks are to be, and how many batches there are.
 
-    Args:
-        fetcher: holds the bytes; None where nothing is fetched.
+    Attributes:
+        row_s: seconds that a worker takes for a row; None while that is unknown.
+        slot_bytes: what the largest batch until now has taken of its slot.
+        outstanding: batches of all epochs that have a task, and that the trainer has not taken.
     """
 
-    def __init__(self, fetcher: Fetcher | None) -> None:
-        self._fetcher = fetcher
-        self._parts: dict[int, list[int]] = {}
+    row_s: float | None = None
+    slot_bytes: int = 1
+    outstanding: int = 0
 
-    def __len__(self) -> int:
-        return len(self._parts)
+    def measure(self, done: RowsDone) -> None:
+        """Learn from a task."""
+        costs = done.costs
+        row_s = (costs.decode + costs.transform + costs.collate) / max(1, done.rows)
+        self.row_s = row_s if self.row_s is None else 0.7 * self.row_s + 0.3 * row_s
+        self.slot_bytes = max(self.slot_bytes, *(batch.size_bytes for batch in done.batches))
 
-    def add(self, task: RowTask) -> None:
-        """Take over from its batch the parts that a task reads. Idempotent."""
-        if self._fetcher is None or task.number in self._parts:
-            return
-        keys = parts_of_rows(task.table.places())
-        held = [key for key in keys if shard_and_number(key)[0] in self._fetcher.fetched]
-        self._fetcher.window.hold(held)
-        self._parts[task.number] = held
+    def run(self, batch_rows: int, tasks: int) -> int:
+        """How many batches make a task of about thirty milliseconds; one if a batch takes longer.
 
-    def release(self, number: int) -> None:
-        """Release the parts of a task that is no longer in flight; other tasks are ignored."""
-        held = self._parts.pop(number, None)
-        if held is not None and self._fetcher is not None:
-            self._fetcher.window.release(held)
-            self._fetcher.notify()
+        Args:
+            batch_rows: rows of a batch.
+            tasks: how many may be in flight or wait for the loop. A run is limited to 20 MiB, and so are they together
+                to 20 MiB each.
+        """
+        if not self.row_s:
+            return 1
+        by_time = int(min(_RUN_S / (self.row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
+        return max(1, min(by_time, _RUN_BYTES // self.slot_bytes, MAX_RUN_ROWS // batch_rows))
+
+
+class Resources(NamedTuple):
+    """What all epochs of a feeder share.
+
+    Attributes:
+        tables: where samples lie.
+        scans: scans the shards that have no table, before they can be planned.
+        pool: does the tasks, and is notified of finished shards.
+        slots: where batches are written.
+        pace: of all epochs.
+        totals: statistics to add to.
+        prerequisites: fetches remote parts and tables; None where everything is local.
+        turns: of the rank's batches in the order of need.
+    """
+
+    tables: Dataset
+    scans: Scans
+    pool: Pool
+    slots: Slots
+    pace: Pace
+    totals: Totals
+    prerequisites: Prerequisites | None
+    turns: Turns
+
+
+Source = tuple[PlannedRows, int]
+"""A batch's rows: their block, and the number of the batch in it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """A batch from its task until it is announced.
+
+    Attributes:
+        source: where its rows come from.
+        slot: where they are written.
+        done: what the worker has answered.
+    """
+
+    source: Source
+    slot: int
+    done: BatchDone | None = None
 
 
 class Epoch:
@@ -77,47 +136,48 @@ class Epoch:
         settings: the loader's.
         start: which epoch, which position in it, which rank.
         resources: of the feeder.
-        totals: statistics to add to.
-        orphaned: gets its tasks in flight whose result is no longer wanted.
-        before: the previous epoch's batcher, whose batches count as outstanding too.
 
     Attributes:
         start: which epoch this is.
-        batcher: its batches from their first task until the trainer takes them.
     """
 
-    def __init__(
-        self,
-        settings: PipelineSettings,
-        start: EpochStart,
-        resources: Resources,
-        *,
-        totals: Totals,
-        orphaned: OrphanedTasks,
-        before: RowBatcher | None = None,
-    ) -> None:
+    def __init__(self, settings: PipelineSettings, start: EpochStart, resources: Resources) -> None:
         self.start = start
-        self.batcher = RowBatcher(before=before, numbers=resources.batch_numbers)
-        self._fields = settings.fields
-        self._tables = resources.tables
+        self._settings = settings
+        self._tables = tables = resources.tables
         self._scans = resources.scans
         self._pool = resources.pool
         self._slots = resources.slots
-        self._learned = resources.learned
-        self._totals = totals
-        self._orphaned = orphaned
-        self._tasks: dict[int, RowTask] = {}
-        self._scheduler = Scheduler(settings, start, resources, self.batcher, self._note_orphaned)
+        self._pace = resources.pace
+        self._totals = resources.totals
+        self._batch_rows = settings.order.batch_size
+        plan = _plan(settings.order, tables, start)
+        self._ahead = Lookahead(
+            plan,
+            plan.shards_ahead(),
+            settings.fields,
+            verify=settings.verify,
+            tables=tables,
+            scans=resources.scans,
+            pool=resources.pool,
+            prerequisites=resources.prerequisites,
+            turns=resources.turns,
+        )
+        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
+        shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
+        self._most_run_rows = shards_at_once if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
+        self._batches: deque[_Batch] = deque()
+        self._tasks: dict[int, list[_Batch]] = {}
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been scheduled; see `Scheduler.exhausted`."""
-        return self._scheduler.exhausted
+        """Whether every batch has been scheduled."""
+        return self._ahead.exhausted
 
     @property
     def ended(self) -> bool:
-        """Whether every batch has been released."""
-        return self.exhausted and self.batcher.empty
+        """Whether every batch has been announced."""
+        return self.exhausted and not self._batches
 
     @property
     def blocked(self) -> bool:
@@ -126,17 +186,21 @@ class Epoch:
         Raises:
             StreamloadError: they cannot be fetched.
         """
-        return not self.busy and self._scheduler.blocked
+        return not self.busy and self._ahead.blocked
 
     @property
     def full(self) -> bool:
         """Whether as many batches are in flight, or wait for the loop, as may."""
-        return self._scheduler.full
+        return self._pace.outstanding >= self._size()[1]
 
     @property
     def busy(self) -> bool:
         """Whether any task is in flight."""
         return bool(self._tasks)
+
+    def has_task(self, number: int) -> bool:
+        """Whether a task in flight is one of this epoch's."""
+        return number in self._tasks
 
     def pump(self) -> None:
         """Schedule all that can be scheduled now.
@@ -145,276 +209,125 @@ class Epoch:
             StreamloadError: a shard cannot be read, and every batch that does not need it has been made.
         """
         while self._pool.has_room():
-            task = self._scheduler.next_task()
+            task = self._scans.next_task() or self._next_run() or self._scans.next_task()
             if task is None:
                 break
-            if isinstance(task, RowTask):
-                self._tasks[task.number] = task
-                self._pool.submit(task)
-            else:
+            if isinstance(task, ScanTask):
                 self._scans.submit(task, self._pool)
-        self._totals["plan_s"] += self._scheduler.take_plan_s()
-        if self._scheduler.error is not None and not self.busy:
-            raise self._scheduler.error
+            else:
+                self._pool.submit(task)
+        self._totals["plan_s"] += self._ahead.plan_s
+        self._ahead.plan_s = 0.0
+        if self._ahead.error is not None and not self.busy:
+            raise self._ahead.error
 
-    def waits_for(self, number: int) -> bool:
-        """Whether a task in flight makes batches of this epoch, none of which another task makes again."""
-        task = self._tasks.get(number)
-        return task is not None and all(self.batcher.find(each.batch, each.slot) for each in task.pieces)
-
-    def take_result(self, done: RowsDone) -> bool:
-        """Take the result of a task; False if the task belongs to another epoch."""
-        if done.number not in self._tasks:
-            return False
-        del self._tasks[done.number]
-        self._scheduler.measure(done)
-        for part in done.pieces:
-            batch = self.batcher.find(part.piece.batch, part.piece.slot)
-            if part.layout_mismatch:
-                self._learned.ragged = True
-                if batch is not None:
-                    self._scheduler.make_again(batch)
-            elif batch is not None:
-                self._note_layout(part)
-                if part.values is not None:
-                    self._scheduler.note_values(batch, part.piece, part.values.copied_bytes)
-                    if not part.values.columns:
-                        self._scheduler.make_again(batch)
-                        continue
-                batch.parts.append(part)
-                batch.rows_done += part.piece.rows
-        return True
+    def end_task(self, number: int, done: RowsDone | None) -> None:
+        """Take the result of a task, if it has one; what its batches needed is released."""
+        batches = self._tasks.pop(number)
+        for batch in batches:
+            self._ahead.release(batch.source)
+        if done is not None and done.batches:
+            self._pace.measure(done)
+            for batch, made in zip(batches, done.batches, strict=True):
+                batch.done = made
 
     def take_ready(self) -> tuple[list[ReadyBatch], int]:
         """The batches that are ready, in order, and how many the trainer may take before it acknowledges."""
-        complete = self.batcher.take_complete()
-        for batch in complete:
-            self._scheduler.release(batch)
-        ready = [self._ready(batch) for batch in complete]
-        return ready, min(
-            max(1, self._scheduler.outstanding // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED
-        ) if ready else 1
-
-    def drop(self, number: int) -> None:
-        """Forget a task that will have no result; tasks of other epochs are ignored."""
-        self._tasks.pop(number, None)
+        ready = []
+        while self._batches and (done := self._batches[0].done) is not None:
+            ready.append(self._ready(self._batches.popleft(), done))
+        if not ready:
+            return [], 1
+        return ready, min(max(1, self._size()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
 
     def abandon(self) -> None:
-        """Drop all batches that have not been released. Their slots are discarded: tasks may still write to them."""
-        for task in self._tasks.values():
-            self._orphaned.add(task)
-        for batch in self.batcher.take_all():
-            self._scheduler.release(batch)
+        """Drop all batches that have not been announced. Their slots are discarded: tasks may still write to them."""
+        for batch in self._batches:
             self._slots.discard(batch.slot)
+        self._pace.outstanding -= len(self._batches)
+        self._batches.clear()
         self.close()
 
     def close(self) -> None:
         """Stop fetching for this epoch. Idempotent."""
-        self._scheduler.close()
+        self._ahead.close()
 
-    def _note_orphaned(self) -> None:
-        """A batch was restarted: its tasks in flight are orphaned."""
-        for task in self._tasks.values():
-            if not self.waits_for(task.number):
-                self._orphaned.add(task)
+    def _next_run(self) -> RowTask | None:
+        """A task of consecutive batches of one block; None where nothing can be scheduled now."""
+        run, most_outstanding = self._size()
+        if self._pace.outstanding + run > most_outstanding:
+            return None
+        batches: list[_Batch] = []
+        while len(batches) < run and (not batches or self._ahead.in_block):
+            source = self._ahead.take()
+            if source is None:
+                break
+            batches.append(_Batch(source, self._slots.take()))
+            if len(batches) == 1:
+                run = _even(run, source)
+        if not batches:
+            return None
+        self._batches += batches
+        self._pace.outstanding += len(batches)
+        number = next(self._scans.numbers)
+        self._tasks[number] = batches
+        planned = batches[0].source[0]
+        edges = [planned.edges(batch.source[1]) for batch in batches]
+        start, end = edges[0][0], edges[-1][1]
+        return RowTask(
+            number=number,
+            epoch=self.start.epoch,
+            table=planned.table.rows(start, end),
+            keys=None if planned.keys is None else planned.keys[start:end],
+            batches=tuple(
+                [BatchSlot(batch.slot, last - first) for batch, (first, last) in zip(batches, edges, strict=True)]
+            ),
+            pass_number=self.start.number,
+        )
 
-    def _note_layout(self, part: PieceDone) -> None:
-        learned = self._learned
-        learned.size_bytes = max(learned.size_bytes, part.size_bytes)
-        if part.layout is not None and not part.whole:
-            learned.layout = part.layout
-            self._pool.fix_layout(part.layout)
+    def _size(self) -> tuple[int, int]:
+        """How many batches make a task, and how many may be in flight or wait for the loop.
 
-    def _ready(self, batch: RowBatch) -> ReadyBatch:
-        parts = batch.parts
-        if len(parts) > 1:
-            parts = sorted(parts, key=lambda part: part.piece.first_row)
-        whole = parts[0].whole
-        failures = [failure for part in parts for failure in part.failures]
+        No worker may be idle: each has a current task and one waiting, however many batches that is. So more than
+        `prefetch_batches` are in flight where batches are small, or workers many.
+        """
+        tasks, most = self._pool.capacity + 2, self._slots.most_in_flight
+        run = min(self._pace.run(self._batch_rows, tasks), max(1, self._most_run_rows // self._batch_rows))
+        room_bytes = self._settings.expansion_room_bytes
+        if room_bytes is not None:  # of the last row there is a copy while it is made
+            rows = room_bytes // -(-self._pace.slot_bytes // self._batch_rows) - 1
+            run = min(run, max(1, rows // self._batch_rows))
+        # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
+        return min(run, max(1, most // 2)), min(max(self._settings.prefetch_batches, run * tasks), most)
+
+    def _ready(self, batch: _Batch, done: BatchDone) -> ReadyBatch:
+        planned, number = batch.source
         return ReadyBatch(
             slot=batch.slot,
-            size_bytes=max([part.size_bytes for part in parts]),
-            layout=parts[0].layout if whole else self._learned.layout,
-            rows=parts[0].rows if whole else batch.rows,
-            parts=tuple([Part(part.piece.rows, part.values) for part in parts]),
-            failed=tuple([self._located(failure) for failure in failures]),
-            dropped_already=whole,
-            end=batch.end,
+            size_bytes=done.size_bytes,
+            layout=done.layout,
+            rows=done.rows,
+            values=done.values,
+            failed=tuple([self._located(failure) for failure in done.failures]),
+            end=int(planned.block.ends[number]),
         )
 
     def _located(self, failure: RowFailure) -> FailedRow:
         table = self._tables.find_joined(failure.shard)
         assert table is not None
-        failure = with_fields(failure, table, self._fields, frozenset(self._tables.listing.sidecar_fields))
+        failure = with_fields(failure, table, self._settings.fields, frozenset(self._tables.listing.sidecar_fields))
         return FailedRow(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
 
 
-Begin = Callable[[EpochStart, RowBatcher | None], Epoch]
-SendReady = Callable[[EpochStart, list[ReadyBatch], bool, int], None]
+def _even(run: int, source: Source) -> int:
+    """The length of runs, at most `run`, that cuts the rest of a block evenly: a short one costs as much."""
+    planned, number = source
+    left = planned.batches - number
+    return -(-left // -(-left // run))
 
 
-class Epochs:
-    """At most two epochs: the one that the trainer requested, and the one that it will probably request next.
-
-    The first batches of the next epoch are made while the last ones of the current one are used, so that there is no
-    gap between them. They are announced as soon as the current epoch has ended, requested or not. A trainer that
-    starts elsewhere discards them; then nothing is made ahead until one epoch follows another again. A failure in the
-    next epoch takes effect when that epoch is requested, unless it is forgiven before.
-
-    A trainer may leave its epoch, or just request another one: the old one is abandoned. The trainer still takes what
-    was announced of it, the rest is not made, and no epoch is begun ahead of time.
-
-    Args:
-        begin: makes an epoch, given the batcher of the previous one.
-        send_ready: announces batches: their epoch, the batches, whether they end the requested epoch, and how many the
-            trainer may take before it acknowledges.
-        works_ahead: False never begins an epoch before it is requested.
-    """
-
-    def __init__(self, begin: Begin, send_ready: SendReady, *, works_ahead: bool) -> None:
-        self._begin = begin
-        self._send_ready = send_ready
-        self._works_ahead = works_ahead
-        self._in_step = True
-        self._last: Epoch | None = None
-        self._requested: Epoch | None = None
-        self._next: Epoch | None = None
-        self._next_error: Exception | None = None
-        self._untaken: deque[tuple[RowBatcher, int]] = deque()
-        self._acknowledge_after = 1
-
-    @property
-    def trainer_is_busy(self) -> bool:
-        """Whether it has batches left, and will acknowledge some of them."""
-        untaken = sum(announced for _, announced in self._untaken)
-        return untaken > self._acknowledge_after
-
-    @property
-    def blocked(self) -> bool:
-        """Whether nothing can be done of the requested epoch before more bytes are resident; see `Epoch.blocked`."""
-        return self._requested is not None and self._requested.blocked
-
-    @property
-    def awaited(self) -> bool:
-        """Whether the trainer waits, as far as that is known here: it acknowledges some batches late."""
-        return self._requested is not None and not self.trainer_is_busy
-
-    @property
-    def full(self) -> bool:
-        """Whether the requested epoch is `Epoch.full`, or has no task left."""
-        epoch = self._requested
-        return epoch is not None and (epoch.exhausted or epoch.full)
-
-    @property
-    def busy(self) -> bool:
-        """Whether any batch is being made; when it is done, its parts can be freed."""
-        return any(epoch is not None and epoch.busy for epoch in (self._requested, self._next))
-
-    @property
-    def newest(self) -> tuple[int, int, int] | None:
-        """The identity of the newest epoch in progress: nothing of an older one is announced any more."""
-        newest = self._next if self._requested is None and self._next is not None else self._last
-        return None if newest is None else newest.start.identity
-
-    def request(self, start: EpochStart) -> None:
-        """Start the epoch that the trainer requests, or go on with it if it was begun ahead.
-
-        Raises:
-            StreamloadError: it was begun ahead and has failed.
-        """
-        if self._requested is not None:
-            self.abandon(self._requested.start.number)
-        self._in_step = self._last is None or start == _after(self._last.start)
-        following, error = self._next, self._next_error
-        self._next = self._next_error = None
-        if following is not None and following.start != start:
-            following.abandon()
-            following = None
-        before = None if self._last is None else self._last.batcher
-        self._requested = self._last = following or self._begin(start, before)
-        if following is not None and error is not None:
-            raise error
-
-    def abandon(self, number: int) -> None:
-        """Abandon the epoch that was requested as this pass, if it has not ended."""
-        if self._requested is not None and self._requested.start.number == number:
-            self._requested.abandon()
-            self._requested = None
-            self._in_step = False
-
-    def stop(self) -> None:
-        """Forget all epochs."""
-        self._requested = self._next = self._next_error = None
-
-    def forgive(self, errors: Iterable[Exception]) -> None:
-        """Let the next epoch go on if it failed with one of these errors, whose cause is being retried."""
-        if any(error is self._next_error for error in errors):
-            self._next_error = None
-
-    def note_taken(self, batches: int) -> None:
-        """Note that the trainer has taken so many of the announced batches."""
-        while batches:
-            batcher, announced = self._untaken.popleft()
-            count = min(batches, announced)
-            batcher.note_taken(count)
-            batches -= count
-            if count < announced:
-                self._untaken.appendleft((batcher, announced - count))
-
-    def waits_for(self, task: int) -> bool:
-        """Whether a task in flight makes batches that are still wanted."""
-        return any(epoch is not None and epoch.waits_for(task) for epoch in (self._requested, self._next))
-
-    def drop(self, task: int) -> None:
-        """Forget an unwanted task that will have no result."""
-        for epoch in (self._requested, self._next):
-            if epoch is not None:
-                epoch.drop(task)
-
-    def on_done(self, done: RowsDone) -> None:
-        """Take the result of a task; that of an abandoned epoch is dropped."""
-        for epoch in (self._requested, self._next):
-            if epoch is not None and epoch.take_result(done):
-                return
-
-    def pump(self) -> None:
-        """Announce what is ready, and schedule what can be scheduled.
-
-        Raises:
-            StreamloadError: the requested epoch cannot go on.
-        """
-        if self._requested is not None:
-            self._announce(self._requested)
-        if self._requested is not None:
-            self._requested.pump()
-            if self._requested.ended:  # it had no batch left
-                self._announce(self._requested)
-        if self._next_error is None:
-            with Attempt() as attempt:
-                self._pump_next()
-            self._next_error = attempt.error
-
-    def _pump_next(self) -> None:
-        last = self._last
-        if self._next is None and self._works_ahead and self._in_step and last is not None and last.exhausted:
-            self._next = self._begin(_after(last.start), last.batcher)
-        if self._next is not None:
-            self._next.pump()
-            if self._requested is None:
-                self._announce(self._next)
-
-    def _announce(self, epoch: Epoch) -> None:
-        ready, acknowledge_after = epoch.take_ready()
-        last = epoch is self._requested and epoch.ended
-        if ready:
-            self._untaken.append((epoch.batcher, len(ready)))
-            self._acknowledge_after = acknowledge_after
-        if ready or last:
-            self._send_ready(epoch.start, ready, last, acknowledge_after)
-        if last:
-            epoch.close()
-            self._requested = None
-
-
-def _after(start: EpochStart) -> EpochStart:
-    return replace(start, epoch=start.epoch + 1, position=0, number=start.number + 1)
+def _plan(order: OrderOptions, tables: Dataset, start: EpochStart) -> EpochPlan:
+    where = start.epoch, start.rank, start.world_size
+    if isinstance(order.sampling, Mixed):
+        return MixturePlan(order, tables.counts, *where, start=start.position, share=start.share)
+    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers, share=start.share)

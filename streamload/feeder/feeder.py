@@ -7,7 +7,6 @@ it need a running event loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from typing import Any, Literal
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import without_secrets
-from streamload.feeder.epoch import Epoch, Epochs, OrphanedTasks
+from streamload.feeder.epoch import Epoch, Pace, Resources
+from streamload.feeder.epochs import Epochs
 from streamload.feeder.messages import (
     COUNT_SAMPLES,
     AbandonEpoch,
@@ -33,7 +33,6 @@ from streamload.feeder.messages import (
     Tracing,
 )
 from streamload.feeder.scans import Scans
-from streamload.feeder.scheduler import Learned, Resources, RowBatcher
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
@@ -441,7 +440,7 @@ class Feeder:
         self._send = send
         self._owns_process = shards is None
         self._expands = configure.fetching.expands
-        self._learned = Learned()
+        self._pace = Pace()
         self._turn_is_due = False
         self._totals = Totals()
         self._counting: int | None = None  # the number of the call that waits for all counts
@@ -455,7 +454,6 @@ class Feeder:
         self.prerequisites = self._make_prerequisites(configure.fetching, listing) if shards is None else None
         self.scans = Scans(self.tables, fetcher=self.fetcher)
         self._feed = None if self.fetcher is None else ScanFeed(self.scans, self.fetcher)
-        self._orphaned = OrphanedTasks(self.fetcher)
         self._epochs = Epochs(
             self._begin,
             self._send_ready,
@@ -468,9 +466,9 @@ class Feeder:
             self.scans,
             self.pool,
             slots,
-            self._learned,
+            self._pace,
+            self._totals,
             self.prerequisites,
-            itertools.count(),
             Turns(),
         )
 
@@ -510,6 +508,7 @@ class Feeder:
                 self._slots.note_taken(message.batches)
                 self._slots.note_released(message.released)
                 self._epochs.note_taken(message.batches)
+                self._pace.outstanding -= message.batches
             case Call() if message.function == COUNT_SAMPLES:
                 self._counting = message.number
                 self.scans.request(range(len(self.tables.counts)))
@@ -545,10 +544,8 @@ class Feeder:
         values = self.tables.counts.values
         self._send(Scanning(int((values >= 0).sum()), len(values)), ())
 
-    def _begin(self, start: EpochStart, before: RowBatcher | None) -> Epoch:
-        return Epoch(
-            self._settings, start, self._resources, totals=self._totals, orphaned=self._orphaned, before=before
-        )
+    def _begin(self, start: EpochStart) -> Epoch:
+        return Epoch(self._settings, start, self._resources)
 
     def _send_ready(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
@@ -593,7 +590,6 @@ class Feeder:
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task has come back from the pool."""
         with self._failing():
-            self._orphaned.release(done.number)
             self._meter.add(done)
             if isinstance(done, RowsDone):
                 self._epochs.on_done(done)
@@ -609,7 +605,6 @@ class Feeder:
     def on_dropped(self, task: Task) -> None:
         """A task is not in flight any more."""
         self._epochs.drop(task.number)
-        self._orphaned.release(task.number)
 
     def on_room(self) -> None:
         """The pool takes tasks again."""
@@ -648,9 +643,9 @@ class Feeder:
         fetcher = self.fetcher
         if not fetcher.stalled or self.scans.in_flight or self._epochs.busy:
             return
-        if self._orphaned:
+        if self._epochs.has_orphans:
             self.pool.drop_unwanted()
-        if self._orphaned or not fetcher.stalled:
+        if self._epochs.has_orphans or not fetcher.stalled:
             return
         counting = self._counting is not None
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile

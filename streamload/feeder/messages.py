@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamload.decode.tasks import Failure, RowFailure, StoredValues
+from streamload.decode.tasks import Failure, RowFailure, StoredColumn
 from streamload.fetch.range_reader import ByteRange, RangeReader
 from streamload.index.columns import read_class_names, read_columns, read_labels
 from streamload.index.listing import Listing, list_shards, shard_sizes
@@ -32,7 +32,6 @@ class PipelineSettings(NamedTuple):
         order: the order and its division into batches.
         fields: the wanted fields, or None for all.
         verify: check the bytes against the index's checksums.
-        whole_batches: every batch is made by one task, as a `collate_fn` needs it.
         prefetch_batches: at least so many batches may be in flight or waiting for the loop.
         expansion_room_bytes: what one worker may hold of values that have expanded; None without a bound.
     """
@@ -40,7 +39,6 @@ class PipelineSettings(NamedTuple):
     order: OrderOptions
     fields: tuple[str, ...] | None
     verify: bool
-    whole_batches: bool
     prefetch_batches: int
     expansion_room_bytes: int | None = None
 
@@ -53,34 +51,25 @@ class FailedRow(NamedTuple):
     key: str
 
 
-class Part(NamedTuple):
-    """Rows of a batch that one task made, and their values of unlike sizes; see `PieceDone`."""
-
-    rows: int
-    values: StoredValues | None
-
-
 class ReadyBatch(NamedTuple):
     """A batch for the trainer.
 
     Attributes:
         slot: where it lies.
         size_bytes: how much of the slot it uses.
-        layout: a cloudpickle of its layout.
-        rows: how many rows it has; None where a `collate_fn` made it and its layout has none.
-        parts: in the order of their rows.
-        failed: the rows that failed, in order. In a batch of rows their places hold copies of other rows.
-        dropped_already: the failed rows have been removed from the batch.
+        layout: its pickled layout; None where nothing is in the slot, because samples failed.
+        rows: how many it has, without those that were left out.
+        values: where its columns of values of unlike sizes lie.
+        failed: the rows that failed, in order.
         end: the position in the epoch's order after its last sample.
     """
 
     slot: int
     size_bytes: int
     layout: bytes | None
-    rows: int | None
-    parts: tuple[Part, ...]
+    rows: int
+    values: tuple[StoredColumn, ...]
     failed: tuple[FailedRow, ...]
-    dropped_already: bool
     end: int
 
 

@@ -6,7 +6,6 @@ taken from the pool, filled, announced, read, and freed when the last array or t
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import weakref
@@ -57,7 +56,7 @@ class MappedSlots:
         return slot in self._descriptors
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory; it is mapped at the first use, and grown for everyone where it is too small."""
+        """The slot's memory; it is mapped at the first use, and made larger where it is too small."""
         memory = self._memory.get(slot)
         if memory is None or len(memory) < size_bytes:
             descriptor = self._descriptors[slot]
@@ -78,16 +77,12 @@ class MappedSlots:
 
 
 def _grown(descriptor: int, size_bytes: int) -> int:
-    """Make memory as large as that, unless it is larger; returns its size. Other processes may do the same."""
-    fcntl.lockf(descriptor, fcntl.LOCK_EX)
-    try:
-        current_bytes = os.fstat(descriptor).st_size
-        if current_bytes < size_bytes:
-            current_bytes = round_up(size_bytes)
-            os.ftruncate(descriptor, current_bytes)
-        return current_bytes
-    finally:
-        fcntl.lockf(descriptor, fcntl.LOCK_UN)
+    """Make memory as large as that, unless it is larger; returns its size."""
+    current_bytes = os.fstat(descriptor).st_size
+    if current_bytes < size_bytes:
+        current_bytes = round_up(size_bytes)
+        os.ftruncate(descriptor, current_bytes)
+    return current_bytes
 
 
 class SlotPool:
@@ -121,20 +116,14 @@ class SlotPool:
         self._numbers = itertools.count()
         self._retired: list[int] = []
 
-    def take(self, size_bytes: int) -> int:
-        """A free slot, or a new one of at least this size."""
+    def take(self) -> int:
+        """A free slot, or a new one of a single page: its worker makes it as large as it needs."""
         if self._free:
-            slot = self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
-        else:
-            slot = next(self._numbers)
-            self._descriptors[slot] = new_memory(round_up(size_bytes))
-            self._sizes[slot] = 0
-        self._note_size(slot, size_bytes)
+            return self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
+        slot = next(self._numbers)
+        self._descriptors[slot] = new_memory(_PAGE_BYTES)
+        self._sizes[slot] = 0
         return slot
-
-    def _note_size(self, slot: int, size_bytes: int) -> None:
-        """A batch of this size is, or will be, in a slot: whoever fills it makes it larger where it is too small."""
-        self._sizes[slot] = max(self._sizes[slot], round_up(size_bytes))
 
     def descriptor(self, slot: int) -> int:
         """The slot's descriptor; it stays the pool's."""
@@ -147,7 +136,7 @@ class SlotPool:
             Whether the slot's descriptor must go with it: the trainer has not mapped the slot, or not enough of it.
         """
         self._announced.append(slot)
-        self._note_size(slot, size_bytes)
+        self._sizes[slot] = max(self._sizes[slot], round_up(size_bytes))
         if size_bytes <= self._mapped.get(slot, -1):
             return False
         self._mapped[slot] = round_up(size_bytes)  # at least: it maps all there is
@@ -216,10 +205,10 @@ class HeapSlots:
         self._memory: dict[int, Bytes] = {}
         self._made = 0
 
-    def take(self, size_bytes: int) -> int:
-        """A new slot."""
+    def take(self) -> int:
+        """A new slot, which has no size yet."""
         slot, self._made = self._made, self._made + 1
-        self._memory[slot] = np.empty(size_bytes, np.uint8)
+        self._memory[slot] = np.empty(0, np.uint8)
         return slot
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from streamload.decode.batch_layout import Layout
-from streamload.decode.collate import build_batch, choose_rows, load_values
+from streamload.decode.collate import build_batch, load_values
 from streamload.decode.failure import sample_error
-from streamload.decode.tasks import OnError, RowFailure
+from streamload.decode.tasks import OnError
 from streamload.errors import SampleError
-from streamload.feeder.messages import Part, ReadyBatch
+from streamload.feeder.messages import ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.trainer.skipped_members import SkippedMembers
 
@@ -46,40 +45,31 @@ class BatchBuilder:
         self.n_skipped = 0
         self.skipped_members = SkippedMembers()
 
-    def judge(self, batch: ReadyBatch) -> Sequence[int]:
-        """The rows of a batch that the loop gets; none where every one of its samples has failed.
-
-        Those that failed are noted.
+    def check(self, batch: ReadyBatch) -> None:
+        """Note the samples of a batch that failed.
 
         Raises:
             SampleError: a sample failed, and `on_error` says that this is the end.
             ShardChangedError: the shard of a sample became shorter while it was in use.
         """
-        rows = range(sum(part.rows for part in batch.parts))
-        if not batch.failed:
-            return rows if batch.layout is not None else ()
-        errors: list[tuple[RowFailure, SampleError]] = []
+        errors: list[SampleError] = []
         for row in batch.failed:
             error = sample_error(row.failure, row.url, row.key)
             if self._on_error == "raise" or row.failure.fatal or not isinstance(error, SampleError):
                 raise error
-            errors.append((row.failure, error))
-        for _, error in errors:
+            errors.append(error)
+        for error in errors:
             self._note(error)
-        return choose_rows(len(rows), {failure.row for failure, _ in errors}, self._on_error)
 
-    def build(self, batch: ReadyBatch, memory: Bytes, chosen: Sequence[int]) -> Any:
+    def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
         """A batch for the loop, once or more often.
 
         Args:
-            batch: as announced.
+            batch: as announced; it has rows.
             memory: of its slot.
-            chosen: the rows that it has, at least one, as `judge` has said.
         """
         assert batch.layout is not None
-        layout = self._layout(batch.layout)
-        dropped = batch.failed and not batch.dropped_already
-        return build_batch(layout, memory, batch.rows, _merge(batch.parts, layout, memory), chosen if dropped else None)
+        return build_batch(self._layout(batch.layout), memory, batch.rows, load_values(batch.values, memory))
 
     def _note(self, error: SampleError) -> None:
         self.skipped.append(error)
@@ -99,14 +89,3 @@ class BatchBuilder:
                 self._layouts.clear()
             layout = self._layouts[pickled] = pickle.loads(pickled)
         return layout
-
-
-def _merge(parts: tuple[Part, ...], layout: Layout, memory: Bytes) -> list[list[Any]]:
-    """The columns of values of unlike sizes, of all parts one after the other; None for rows that have all failed."""
-    merged: list[list[Any]] = [[] for _ in range(layout.value_columns)]
-    for part in parts:
-        nothing = [[None] * part.rows] * layout.value_columns
-        columns = nothing if part.values is None else load_values(part.values, memory)
-        for column, values in zip(merged, columns, strict=True):
-            column.extend(values)
-    return merged

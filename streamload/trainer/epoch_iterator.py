@@ -92,14 +92,6 @@ class Cursor:
         return self.finished and (epoch, position) == (self.epoch, 0)
 
 
-class _Good(NamedTuple):
-    """A batch with samples for the loop: as announced, the memory of its slot, and the rows that have not failed."""
-
-    batch: ReadyBatch
-    memory: Bytes
-    rows: Sequence[int]
-
-
 class _Made(NamedTuple):
     """A batch that the loop has not been given yet: itself, or what moves it to a device."""
 
@@ -157,7 +149,7 @@ class EpochIterator(Iterator[Any]):
         self._on_nothing = on_nothing
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
-        self._last_good: _Good | None = None
+        self._last_good: tuple[ReadyBatch, Bytes] | None = None
         self._owed: deque[int] = deque()  # the ends of batches to give next
         self._ahead: _Made | Exception | None = None
         self._feeder_died = False
@@ -323,25 +315,25 @@ class EpochIterator(Iterator[Any]):
             ready = self._pending.popleft()
             self.connection.note_taken(1, self._acknowledge_after)
             memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
-            rows = self._batch_builder.judge(ready)
-            if rows or self._batch_builder.repeats:
+            self._batch_builder.check(ready)
+            if ready.layout is not None or self._batch_builder.repeats:
                 self._owed.append(ready.end)
             else:
                 self._cursor.position = ready.end
-            if rows:
-                self._last_good = _Good(ready, memory, rows)
+            if ready.layout is not None:
+                self._last_good = ready, memory
         if not self._owed or self._last_good is None:
             return None
-        good, end = self._last_good, self._owed.popleft()
+        (good, memory), end = self._last_good, self._owed.popleft()
         if not self._batch_builder.repeats:
             self._last_good = None
-        batch = self._batch_builder.build(*good)
-        return _Made(batch if self._move is None else self._move(batch), len(good.rows), end)
+        batch = self._batch_builder.build(good, memory)
+        return _Made(batch if self._move is None else self._move(batch), good.rows, end)
 
     def _look_ahead(self) -> None:
         """Begin to move the batch after the one that is given now, if it is here. What fails is raised at its turn.
 
-        A batch with samples that failed is left alone, because to build it is to judge them.
+        A batch with samples that failed is left alone: to make it may raise their errors.
         """
         with Attempt() as attempt:
             while not self._pending and not self._all_came and (message := self.connection.receive_now()) is not None:

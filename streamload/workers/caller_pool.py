@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from streamload.decode.tasks import Job, LayoutFixed, RowsDone, RowTask, ScanDone, ScanTask, Task, TaskCosts
+from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, Task, TaskCosts
 from streamload.fetch.resident import ResidentShards
 from streamload.limits import CALLER_SHARDS_SHARE
 from streamload.memory.slots import HeapSlots, SlotPool
@@ -63,7 +63,7 @@ class CallerWorker:
         if isinstance(task, RowTask) and task.pass_number != self._pass_number:
             return RowsDone(task.number, (), 0, 0, TaskCosts())
         done = self._runner.handle(task, (), [-1, -1])
-        if isinstance(done, RowsDone) and any(piece.failures for piece in done.pieces):
+        if isinstance(done, RowsDone) and any(batch.failures for batch in done.batches):
             self._failed.append(done)  # exceptions that stay here are found again only while they are referred to
         return done
 
@@ -97,7 +97,6 @@ class CallerPool:
         events: PoolEvents,
         descriptors: int,
     ) -> None:
-        self._send = send
         self._shards = shards
         self._events = events
         self._link = WorkerLink(send, shards=shards, slots=slots, most_open=max(1, descriptors // CALLER_SHARDS_SHARE))
@@ -124,10 +123,6 @@ class CallerPool:
 
     def abandon_unwanted(self) -> None:
         """Do nothing: the caller answers a task of an abandoned epoch without doing it."""
-
-    def fix_layout(self, layout: bytes) -> None:
-        """Set the layout of all later tasks."""
-        self._send(LayoutFixed(layout), ())
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Close shards, except those worth keeping."""

@@ -19,7 +19,6 @@ from typing import Any
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import (
-    LayoutFixed,
     RowsDone,
     RowTask,
     ScanDone,
@@ -54,40 +53,6 @@ _GRACE_S = 0.3
 _GRACE_OF_THE_LOST_S = 2.0
 # A task takes a tenth of that; a new worker takes as long to start, or longer where the user's code imports much.
 _GRACE_OF_THE_UNWANTED_S = 1.0
-
-
-class FatalRows:
-    """Remembers rows that killed two workers and are not tried again.
-
-    Args:
-        ends_pass: the first of them ends the pass. Then the rows after it in its batch or task are not tried: each
-            might kill two workers more, and the error would come after minutes.
-    """
-
-    def __init__(self, *, ends_pass: bool) -> None:
-        self._ends_pass = ends_pass
-        self._first: dict[int, tuple[int, str]] = {}  # by batch
-
-    def note(self, task: RowTask, row: int, reason: str) -> RowTask:
-        """Note a row that has killed two workers; returns the task with the rows marked that are not tried again."""
-        last = row
-        if self._ends_pass:
-            last = len(task.table) - 1
-            for piece, start in task.pieces_and_starts():
-                if start <= row < start + piece.rows:
-                    self._first.setdefault(piece.batch, (piece.first_row + row - start, reason))
-        return task._replace(untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
-
-    def known(self, task: RowTask) -> RowTask:
-        """The task, with its rows marked as not tried that follow a fatal row of another task in the same batch."""
-        if not self._first:
-            return task
-        behind: dict[int, str] = {}
-        for piece, start in task.pieces_and_starts():
-            fatal_row, reason = self._first.get(piece.batch, (piece.first_row + piece.rows, ""))
-            first = max(0, fatal_row + 1 - piece.first_row)
-            behind.update(dict.fromkeys(range(start + first, start + piece.rows), reason))
-        return task._replace(untried={**behind, **task.untried}) if behind else task
 
 
 class ReturnedTasks:
@@ -226,10 +191,9 @@ class ProcessPool:
         self._log_levels = log_levels
         self._shards = shards
         self._events = events
-        self._layout: bytes | None = None
         self._returned = ReturnedTasks(events)
         self._deaths: Counter[tuple[int, int]] = Counter()
-        self._fatal = FatalRows(ends_pass=ends_at_failure)
+        self._ends_at_failure = ends_at_failure
         self._deaths_in_a_row = 0
         self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
         self._failed_starts = 0
@@ -265,7 +229,7 @@ class ProcessPool:
         if worker is None:
             self._returned.tasks.append(task)
         else:
-            self._give(worker, task)
+            worker.link.give(task)
 
     def drop_unwanted(self) -> None:
         """See `Pool.drop_unwanted`."""
@@ -285,12 +249,6 @@ class ProcessPool:
             if next(iter(worker.link.tasks), None) in unwanted:
                 worker.end(0.0)
                 self._replace(worker, self._returned.wanted(worker.link.tasks.values()))
-
-    def fix_layout(self, layout: bytes) -> None:
-        """Send the layout of batches of rows to every worker, and to those that will replace them."""
-        self._layout = layout
-        for worker in self._workers:
-            worker.channel.send(LayoutFixed(layout))
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Have the workers close shards, except those worth keeping, after the tasks that they hold."""
@@ -327,22 +285,17 @@ class ProcessPool:
     def _start(self, number: int, launched: WorkerChild | None = None) -> PoolWorker:
         worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost, self._link)
         worker.channel.send(WorkerSetup(number, self._job, self._import_path, self._log_levels))
-        if self._layout is not None:
-            worker.channel.send(LayoutFixed(self._layout))
         return worker
 
     def _least_busy(self) -> PoolWorker | None:
         free = [worker for worker in self._workers if worker.started and len(worker.link.tasks) < _TASKS_AHEAD]
         return min(free, key=lambda worker: len(worker.link.tasks), default=None)
 
-    def _give(self, worker: PoolWorker, task: Task) -> None:
-        worker.link.give(self._fatal.known(task) if isinstance(task, RowTask) else task)
-
     def _give_returned(self) -> None:
         """Have the tasks that no worker holds done, as far as they are still wanted."""
         self.drop_unwanted()
         while self._returned.tasks and (worker := self._least_busy()) is not None:
-            self._give(worker, self._returned.tasks.popleft())
+            worker.link.give(self._returned.tasks.popleft())
 
     def _on_message(self, worker: PoolWorker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
         if isinstance(message, Logged):
@@ -422,7 +375,9 @@ class ProcessPool:
         deaths = self._deaths[task.number, row]
         if row >= 0 and deaths >= _DEATHS_OF_A_ROW and isinstance(task, RowTask):
             reason = f"two workers died while they made this sample; the second one {how}"
-            return self._fatal.note(task, row, reason)
+            # Where it ends the pass, the rows after it are not tried: each might kill two workers more.
+            last = len(task.table) - 1 if self._ends_at_failure else row
+            return task._replace(untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
             doing = "scanned shards" if isinstance(task, ScanTask) else "prepared or collated a batch"
             self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))

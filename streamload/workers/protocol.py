@@ -70,9 +70,6 @@ class Pool(Protocol):
     def abandon_unwanted(self) -> None:
         """Drop the tasks of an abandoned epoch, or bound the time for which they delay the next one's."""
 
-    def fix_layout(self, layout: bytes) -> None:
-        """Set the layout of all later tasks."""
-
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Close shards that no later task of this epoch reads."""
 

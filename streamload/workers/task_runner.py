@@ -12,7 +12,6 @@ from streamload.decode.tasks import (
     ForgetShards,
     ForgetSlots,
     Job,
-    LayoutFixed,
     RowsDone,
     RowTask,
     ScanDone,
@@ -95,8 +94,6 @@ class TaskRunner:
                     self._shards.add(opened, descriptor)
             case SlotOpened():
                 self._slots.add(message.slot, descriptors[0])
-            case LayoutFixed():
-                self.maker.fix_layout(message.layout)
             case ForgetShards():
                 self._shards.drop(message.shards)
             case ForgetSlots():

@@ -59,10 +59,10 @@ class WorkerLink:
         for shard in shards:
             self._open.move_to_end(shard)
         if self._slots is not None and not isinstance(task, ScanTask):
-            for piece in task.pieces:
-                if piece.slot not in self._mapped:
-                    self._mapped.add(piece.slot)
-                    self._send(SlotOpened(piece.slot), [os.dup(self._slots.descriptor(piece.slot))])
+            for slot, _ in task.batches:
+                if slot not in self._mapped:
+                    self._mapped.add(slot)
+                    self._send(SlotOpened(slot), [os.dup(self._slots.descriptor(slot))])
         self.tasks[task.number] = task
         self._send(task, ())
 

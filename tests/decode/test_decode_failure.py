@@ -142,7 +142,6 @@ def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
 
 def row_failure(**changes: Any) -> RowFailure:
     plain: dict[str, Any] = {
-        "row": 0,
         "kind": "DecodeError",
         "message": "cannot decode",
         "field": "jpg",

@@ -43,9 +43,9 @@ def hand_out(pool: SlotPool, slot: int, size_bytes: int = 10) -> bool:
     return to_map
 
 
-def give(pool: SlotPool, reader: SlotReader, size_bytes: int = 100) -> int:
+def give(pool: SlotPool, reader: SlotReader) -> int:
     """A delivered slot whose descriptor the reader has."""
-    slot = pool.take(size_bytes)
+    slot = pool.take()
     reader.add(slot, pool.descriptor(slot))
     hand_out(pool, slot)
     return slot
@@ -54,13 +54,13 @@ def give(pool: SlotPool, reader: SlotReader, size_bytes: int = 100) -> int:
 @pytest.mark.parametrize(("size_bytes", "kept"), [(10, MOST_KEPT_SLOTS), (64 << 20, 8), (6 << 20, 22)])
 def test_many_free_slots_are_not_hoarded(pool: SlotPool, size_bytes: int, kept: int) -> None:
     """Those that a user releases after keeping them."""
-    slots = [pool.take(size_bytes) for _ in range(MOST_KEPT_SLOTS)]
+    slots = [pool.take() for _ in range(MOST_KEPT_SLOTS)]
     for slot in slots:
-        hand_out(pool, slot)
+        hand_out(pool, slot, size_bytes)
     pool.note_released(slots)
     retired = pool.take_retired()
     assert len(retired) == len(slots) - kept
-    again = [pool.take(size_bytes) for _ in range(kept)]
+    again = [pool.take() for _ in range(kept)]
     assert sorted(again + retired) == slots
 
 
@@ -118,7 +118,7 @@ class RoundTrips(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 9000))
     def make(self, size: int) -> None:
-        slot = self.pool.take(100)
+        slot = self.pool.take()
         if slot not in self.known:
             self.filler.add(slot, os.dup(self.pool.descriptor(slot)))
             self.known.add(slot)

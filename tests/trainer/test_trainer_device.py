@@ -107,7 +107,7 @@ def lease(pool: SlotPool, reader: SlotReader, slot: int) -> torch.Tensor:
 def test_a_slot_is_released_after_the_copies_from_it(cuda: LateCuda, pool: SlotPool, how: str) -> None:
     ours = Cuda(torch.device("cuda"))
     reader = SlotReader(ours.lock, ours.fence)
-    slots = [pool.take(64) for _ in range(3)]
+    slots = [pool.take() for _ in range(3)]
     copies = []
     for slot in slots:
         batch = lease(pool, reader, slot)
@@ -126,7 +126,7 @@ def test_copies_to_every_device_in_use_are_waited_for(monkeypatch: pytest.Monkey
     cuda = LateCuda(monkeypatch, devices=3)
     ours = Cuda()
     reader = SlotReader(ours.lock, ours.fence)
-    slot = pool.take(64)
+    slot = pool.take()
     lease(pool, reader, slot).to("cuda:2", non_blocking=True)
     assert reader.take_released() == ()
     torch.cuda.current_stream(0).run()  # type: ignore[attr-defined]
@@ -141,7 +141,7 @@ def test_a_batch_without_room_on_the_device_frees_its_slot(cuda: LateCuda, pool:
     cuda.fails_at = 2
     ours = Cuda(torch.device("cuda"))
     reader = SlotReader(ours.lock, ours.fence)
-    slot = pool.take(64)
+    slot = pool.take()
     batch = lease(pool, reader, slot)
     with pytest.raises(RuntimeError, match="out of memory"):
         ours.move([batch, batch])
@@ -156,13 +156,13 @@ def test_a_batch_without_room_on_the_device_frees_its_slot(cuda: LateCuda, pool:
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="looks at /proc")
 def test_a_slot_is_locked_once_and_unlocked_before_it_is_unmapped(cuda: LateCuda, pool: SlotPool) -> None:
     reader = SlotReader(Cuda().lock)
-    slots = [pool.take(100), pool.take(5000)]
+    slots = [pool.take(), pool.take()]
     for _ in range(3):
         for slot in slots:
             assert lease(pool, reader, slot).data_ptr() in cuda.locked
         pool.note_released(reader.take_released())
-        slots = [pool.take(100), pool.take(100)]
-    assert sorted(cuda.locked.values()) == [4096, 8192]
+        slots = [pool.take(), pool.take()]
+    assert list(cuda.locked.values()) == [4096, 4096]
     assert cuda.ever_locked == 2
     kept = lease(pool, reader, slots[0])
     copy = kept.to("cuda", non_blocking=True)
@@ -176,7 +176,7 @@ def test_a_slot_is_locked_once_and_unlocked_before_it_is_unmapped(cuda: LateCuda
 
 def test_a_slot_that_grows_is_locked_again(cuda: LateCuda, pool: SlotPool) -> None:
     reader = SlotReader(Cuda().lock)
-    slot = pool.take(100)
+    slot = pool.take()
     kept = lease(pool, reader, slot)
     os.ftruncate(pool.descriptor(slot), 12_288)
     reader.add(slot, pool.descriptor(slot))
@@ -191,7 +191,7 @@ def test_a_slot_that_grows_is_locked_again(cuda: LateCuda, pool: SlotPool) -> No
 def test_memory_that_cuda_refuses_is_never_unlocked(cuda: LateCuda, pool: SlotPool) -> None:
     cuda.refuses = 2
     reader = SlotReader(Cuda().lock)
-    lease(pool, reader, pool.take(100))
+    lease(pool, reader, pool.take())
     reader.close()
     assert cuda.ever_locked == 0
 
