@@ -8,13 +8,11 @@ BENCH_INSTALLED := $(VENV)/installed-bench
 FLOORS := .venv-floors
 FLOORS_INSTALLED := $(FLOORS)/installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-MYPY := $(BIN)/mypy
 # Three tests beside each other, also on two processors: a test waits a fifth of its time for what it has started.
 # `make test BESIDE=` runs one after the other. Each process starts with a third in the order of the files, so what a
 # file's tests share is mostly made once, and takes from the others' when it has done its own: whole files, shared out by
 # their number of tests, leave those of few long tests to the end.
 BESIDE := -n 3 --dist worksteal
-EXAMPLES := $(wildcard examples/*.py examples/*/*.py)
 # Else each process compiles anew what it imports: a feeder starts 0.2 s later, and pytest 8 s.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,8 +53,7 @@ demo: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MYPY)
-	$(MYPY) $(EXAMPLES)
+	$(BIN)/mypy
 
 test: check
 	$(BIN)/python -m pytest $(BESIDE)

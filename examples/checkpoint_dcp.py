@@ -53,7 +53,7 @@ def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
     """Linear regression of a sample's number, from the checkpoint if there is one."""
     training = Training()
     if complete := complete_checkpoints(settings.run):
-        dcp.load({"training": training, "loader": loader}, checkpoint_id=complete[-1])  # type: ignore[attr-defined]
+        dcp.load({"training": training, "loader": loader}, checkpoint_id=complete[-1])
     while (epoch := loader.state_dict()["epoch"]) < settings.epochs:
         for values, numbers in loader:
             loss = nn.functional.mse_loss(training.model(values)[:, 0], numbers / SAMPLES)
@@ -71,7 +71,7 @@ def train(settings: argparse.Namespace, loader: StreamLoader) -> None:
 def save(state: dict[str, Any], folder: str, step: int) -> None:
     """Save a checkpoint, and only then remove those before: whenever the run is killed, one is complete."""
     checkpoint = os.path.join(folder, f"checkpoint-{step:012d}")
-    dcp.save(state, checkpoint_id=checkpoint)  # type: ignore[attr-defined]
+    dcp.save(state, checkpoint_id=checkpoint)
     if dist.get_rank() == 0:
         for before in set(complete_checkpoints(folder)) - {checkpoint}:
             shutil.rmtree(before)

@@ -449,7 +449,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
     def __setstate__(self, pickled: bytes) -> None:
         *given, own = cloudpickle.loads(pickled)
         self._start(*given)
-        vars(self).update(own)
+        self.__dict__.update(own)
 
     @property
     def _has_own_samples(self) -> bool:

@@ -128,7 +128,7 @@ class Cuda:
 def _devices_in_use() -> list[int]:
     """Return the devices with a CUDA context in this process: no other one can be copied to."""
     # Private, but all that is public makes a context where there is none.
-    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # noqa: SLF001
+    has_context = torch._C._cuda_hasPrimaryContext  # noqa: SLF001
     return [device for device in range(torch.cuda.device_count()) if has_context(device)]
 
 
