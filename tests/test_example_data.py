@@ -17,7 +17,7 @@ _EXAMPLES = Path(__file__).parent.parent / "examples"
     [
         exhaustive(("clip.py", "169 pairs selected, 10 full batches, 2 broken images")),
         exhaustive(("embeddings.py", "400 of 400 labels right")),
-        ("sound.py", "12 of 12 recordings right"),
+        exhaustive(("sound.py", "12 of 12 recordings right")),
     ],
 )
 def test_an_example_does_what_it_says(

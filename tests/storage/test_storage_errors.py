@@ -7,6 +7,7 @@ import pickle
 from email.utils import formatdate
 
 import pytest
+from matrix import exhaustive
 from scripted_server import CONTENT, Script, serve
 from scripted_storage import Answer, ScriptedStorage
 from servers.faults import FaultServer
@@ -32,7 +33,7 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import expand_urls
 
 OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
-KINDS = ["s3", "http", "s3fs", "fsspec-http"]
+KINDS = ["s3", "http", "fsspec-http", exhaustive(("s3fs",))]
 
 
 def storages_of(kind: str, script: Script, retries: Retries | None = None) -> tuple[Storages, str]:
