@@ -323,6 +323,10 @@ class ScanFeed:
             How many are missing, at most `most`. Where the end is unknown, as many as the last shard has whose size
             became known: the answer states the size, and the rest is requested before later shards.
         """
+        if shard in self._fetcher.compressed:
+            self._request(shard, range(1))
+            self._fetcher.are_present([part_key(shard, 0)])  # raises why it cannot be decompressed
+            return 1
         missing = max(first, missing)
         end = missing + 1 if total is None else max(missing, min(missing + most, -(-total // PART_BYTES)))
         now = min(end, missing + 1) if self._first_is_unknown else end
@@ -650,7 +654,7 @@ class Feeder:
         counting = self._counting is not None
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
             return
-        if (counting or self._epochs.blocked) and not fetcher.fills_cache and not fetcher.evict():
+        if (counting or self._epochs.blocked) and not fetcher.fills_cache:
             self._fail(fetcher.too_small(counting=counting, expands=self._expands))
 
     # -- fetching --------------------------------------------------------------------------------------------------

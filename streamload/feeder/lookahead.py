@@ -67,7 +67,7 @@ class EpochNeeds:
         self._guessed: list[int] = []
         self._turns = turns or Turns()
         self._planned: deque[int] = deque()
-        fetcher.begin_epoch(self)
+        fetcher.begin_epoch(self.on_arrival)
 
     def guess(self, block: RowBlock) -> None:
         """Fetch parts in which rows probably lie, while the tables that locate them are still being fetched.
@@ -133,7 +133,7 @@ class EpochNeeds:
 
     def close(self) -> None:
         """Release everything but what batches hold. Idempotent."""
-        self._fetcher.end_epoch(self)
+        self._fetcher.end_epoch(self.on_arrival)
         for shard in {**self._held, **self._kept}:
             self._release(shard, self._parts_of(shard))
         self._scans.clear()
@@ -146,10 +146,6 @@ class EpochNeeds:
             self._kept.setdefault(shard, set()).add(key)
             self._passed.pop(shard, None)
             self._window.keep(key, self._scans[shard])
-
-    def is_behind(self, shard: int, number: int) -> bool:
-        """Whether the epoch is in the middle of a shard, and has passed a part of it."""
-        return bool(self._unpassed(shard)) and self.is_passed(shard, number)
 
     def _parts_of(self, shard: int) -> set[int]:
         return self._held.get(shard, set()) | self._kept.get(shard, set())
@@ -183,7 +179,7 @@ class EpochNeeds:
         """Whether no row that is yet to be planned needs a part, as far as is known."""
         unpassed = self._unpassed(shard)
         table = self._tables.at_hand(shard)
-        if not unpassed or table is None:
+        if not unpassed or table is None or shard in self._fetcher.compressed:
             return not unpassed
         extent = self._extents.get(shard)
         if extent is None or extent.table is not table:
@@ -451,8 +447,8 @@ class Lookahead:
             if self._needs is not None and not self._located:  # fetch parts beside the table for the first batch
                 self._needs.guess(block)
             return False
-        fetched = None if self._prerequisites is None else self._prerequisites.fetcher.fetched
-        planned = locate(block, self._tables, self._fields, verify=self._verify, fetched=fetched)
+        fetcher = None if self._prerequisites is None else self._prerequisites.fetcher
+        planned = locate(block, self._tables, self._fields, verify=self._verify, fetcher=fetcher)
         self._blocks.popleft()  # only now: what has failed must fail again on the next call
         self._located.append((planned, finished))
         if self._needs is not None:

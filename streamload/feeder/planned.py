@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.tasks import SAMPLE_NAMES, Column, ColumnKind, RowTable, by_shard
 from streamload.errors import DatasetIndexError
+from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_batches
 from streamload.index.dataset import Dataset
 from streamload.order.plan import RowBlock
@@ -50,7 +51,7 @@ def locate(
     fields: tuple[str, ...] | None,
     *,
     verify: bool,
-    fetched: Collection[int] | None = None,
+    fetcher: Fetcher | None = None,
 ) -> PlannedRows:
     """Look up where the fields of planned rows lie.
 
@@ -60,7 +61,7 @@ def locate(
         fields: the wanted ones, with or without `SAMPLE_NAMES`; None for all that the samples have, in alphabetical
             order, and the keys.
         verify: look up the checksums too.
-        fetched: the shards that are fetched part by part; the others can be read anywhere.
+        fetcher: fetches the parts of some shards; the others can be read anywhere.
 
     Raises:
         DatasetIndexError: `verify` is set, and a shard's table has no checksums.
@@ -87,7 +88,7 @@ def locate(
         if keys is not None:
             for row, key in zip(group.rows.tolist(), group.table.keys(group.samples), strict=True):
                 keys[row] = key
-    parts = () if fetched is None else _parts(block, located, fetched)
+    parts = () if fetcher is None else _parts(block, located, fetcher)
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 
 
@@ -140,14 +141,16 @@ def _joined(groups: Sequence[_Group]) -> _Group:
     )
 
 
-def _parts(block: RowBlock, located: RowTable, fetched: Collection[int]) -> tuple[list[int], ...]:
+def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[int], ...]:
     """The parts that each batch needs, in the order of its rows."""
-    here = [shard for shard in located.read_shards() if shard not in fetched]
-    places = located.places()
-    if here:
-        places = [
-            (shards, np.where(np.isin(shards, here), MISSING, offsets), sizes) for shards, offsets, sizes in places
-        ]
+    read = located.read_shards()
+    here = [shard for shard in read if shard not in fetcher.fetched]
+    whole = [shard for shard in read if shard in fetcher.compressed]
+    places = []
+    for shards, offsets, sizes in located.places():
+        starts = np.where(np.isin(shards, here), MISSING, offsets) if here else offsets
+        is_whole = np.isin(shards, whole) & (starts >= 0) if whole else np.zeros(len(starts), np.bool_)
+        places.append((shards, np.where(is_whole, 0, starts), np.where(is_whole, np.minimum(sizes, 1), sizes)))
     return parts_of_batches(places, block.batch_edges)
 
 

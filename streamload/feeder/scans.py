@@ -11,15 +11,14 @@ from streamload.decode.failure import Attempt, error_from
 from streamload.decode.tasks import ScanDone, ScannedShard, ScanTask
 from streamload.errors import StreamloadError
 from streamload.fetch.fetcher import Failures, Fetcher
-from streamload.fetch.parts import PART_BYTES, part_key
+from streamload.fetch.parts import PART_BYTES
 from streamload.index.dataset import Dataset
 from streamload.workers.protocol import Pool
 
 SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 """The most shards of one task, and their bytes: some milliseconds, so that all workers share what is waiting."""
 
-# So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own. Of
-# a compressed one, whose size is not known, what has come is scanned at once, so that it can be freed.
+# So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own.
 _ARRIVING_BYTES = 4 * PART_BYTES
 
 
@@ -198,8 +197,7 @@ class Scans:
         task = ScanTask(next(self.numbers), shards, start, available, total)
         self._started[task.number] = []
         if self._fetcher is not None and available is not None:
-            numbers = range(start // PART_BYTES, -(-available // PART_BYTES))
-            self._started[task.number] = keys = [part_key(shards[0], number) for number in numbers]
+            self._started[task.number] = keys = self._fetcher.keys_between(shards[0], start, available)
             self._fetcher.window.hold(keys)
         return task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,14 +208,8 @@ class Foresight:
             self._next_use.advance(number)
 
 
-class EpochOfParts(Protocol):
-    """An epoch that is running."""
-
-    def on_arrival(self, shard: int, key: int, /) -> None:
-        """A part has come."""
-
-    def is_behind(self, shard: int, number: int, /) -> bool:
-        """Whether the epoch is in the middle of a shard, and has passed a part of it."""
+def _open_local(listing: Listing, shard: int) -> int:
+    return open_listed(listing.shard(shard))
 
 
 class Fetcher:
@@ -236,6 +230,7 @@ class Fetcher:
 
     Attributes:
         fetched: as given.
+        compressed: those of them that are compressed: each has a single part.
         window: which parts are there or come.
         foresight: tells the disk cache what will be needed when.
     """
@@ -253,6 +248,7 @@ class Fetcher:
         most_requests: int = MOST_REQUESTS,
     ) -> None:
         self.fetched = fetched
+        self.compressed = frozenset(each for each in fetched if compression_of(listing.shard(each).url) is not None)
         self.window = PartWindow(budget_bytes)
         self.foresight = Foresight(cache, listing)
         self._missing: tuple[int, int] | None = None
@@ -260,19 +256,18 @@ class Fetcher:
         self._storages = storages
         self._wake = wake
         self._progress = progress
-        self._cache = cache
-        self._most_requests = most_requests
-        self._part_fetcher: PartFetcher | None = None
+        open_local = partial(_open_local, listing)
+        self._part_fetcher = PartFetcher(storages, cache, open_local, self, most_requests)
         self._shards = FetchedShards(listing, cached=cache is not None)
         self._failures = Failures()
-        self._epochs: list[EpochOfParts] = []
+        self._on_arrival: list[Callable[[int, int], None]] = []
 
     # -- what is needed --------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
         """The window has changed: something may have to be fetched, or to be freed."""
         self._missing = None
-        if self.window.waiting or self.window.has_free:
+        if self.window.waiting or self.window.has_free or self._waiting:
             self._wake()
 
     def are_present(self, keys: Collection[int]) -> bool:
@@ -293,21 +288,21 @@ class Fetcher:
 
     def below_watermark(self) -> bool:
         """Whether more could be fetched at once than is wanted."""
-        return self.window.waiting < (1 if self._part_fetcher is None else self._part_fetcher.at_once)
+        return self.window.waiting < self._part_fetcher.at_once
 
-    def begin_epoch(self, epoch: EpochOfParts) -> None:
-        """Tell an epoch what comes, until `end_epoch`."""
-        self._epochs.append(epoch)
+    def begin_epoch(self, on_arrival: Callable[[int, int], None]) -> None:
+        """Call a function with the shard and the key of each part that comes, until `end_epoch`."""
+        self._on_arrival.append(on_arrival)
 
-    def end_epoch(self, epoch: EpochOfParts) -> None:
+    def end_epoch(self, on_arrival: Callable[[int, int], None]) -> None:
         """Undo `begin_epoch`, or do nothing."""
-        if epoch in self._epochs:
-            self._epochs.remove(epoch)
+        if on_arrival in self._on_arrival:
+            self._on_arrival.remove(on_arrival)
 
     def finish(self, shards: Iterable[int]) -> None:
         """Nothing of these shards will be wanted soon: they are closed when their last part is given up."""
         for shard in shards:
-            if self._part_fetcher is not None and shard in self._shards:
+            if shard in self._shards:
                 self._part_fetcher.finish(self._shards[shard])
             self._shards.finish(shard)
             self._close_if_unused(shard)
@@ -327,20 +322,29 @@ class Fetcher:
     def arrived_from(self, shard: int, start: int) -> tuple[int, int | None]:
         """The end of what is there without a gap from a place on, and the shard's size where that is known."""
         number, total_bytes = start // PART_BYTES, self.state_of(shard).total_bytes
+        if shard in self.compressed:
+            is_present = total_bytes is not None and self.window.is_present(part_key(shard, 0))
+            return (total_bytes or 0, total_bytes) if is_present else (0, None)
         while self.window.is_present(part_key(shard, number)):
             number += 1
         end = number * PART_BYTES
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
+    def keys_between(self, shard: int, start: int, end: int) -> list[int]:
+        """The keys of the parts that hold some bytes of a shard."""
+        if shard in self.compressed:
+            return [part_key(shard, 0)]
+        return [part_key(shard, number) for number in range(start // PART_BYTES, -(-end // PART_BYTES))]
+
     def size_by_index(self, shard: int) -> int:
         """The bytes of a fetched shard that has been listed with them and lies there as it is; -1 for any other."""
         listed = self._listing.shard(shard)
-        return listed.bytes if shard in self.fetched and compression_of(listed.url) is None else -1
+        return listed.bytes if shard in self.fetched and shard not in self.compressed else -1
 
     @property
     def lacks_room(self) -> bool:
         """Whether what is wanted next waits for room in the budget."""
-        return self._missing is not None
+        return self._missing is not None or bool(self._waiting)
 
     @property
     def used_bytes(self) -> int:
@@ -350,15 +354,15 @@ class Fetcher:
     @property
     def counts(self) -> TransferCounts:
         """What has happened to requests so far."""
-        return TransferCounts() if self._part_fetcher is None else self._part_fetcher.counts
+        return self._part_fetcher.counts
 
     def slowest(self) -> Waiting | None:
         """The part that has been in flight for the longest time; None where there is none."""
-        return None if self._part_fetcher is None else self._part_fetcher.slowest()
+        return self._part_fetcher.slowest()
 
     def asked_version(self) -> str | None:
         """The shard whose version has been requested for the longest time; None where none is."""
-        return None if self._part_fetcher is None else self._part_fetcher.asked_version()
+        return self._part_fetcher.asked_version()
 
     def take_closed(self) -> list[int]:
         """The shards whose memory has been closed since the last call, and that have no other one now."""
@@ -368,14 +372,11 @@ class Fetcher:
 
     def pump(self) -> None:
         """Start all that there is room for."""
-        if self._part_fetcher is None:
-            listed = self._listing.numbered
-            self._part_fetcher = PartFetcher(
-                self._storages, self._cache, lambda n: open_listed(listed[n]), self, self._most_requests
-            )
         for free in self.window.take_free():
             self._drop(free)
         self._missing = None
+        for state in self._waiting:
+            self.grow(state)
         while (key := self.window.next_missing()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)
@@ -385,15 +386,10 @@ class Fetcher:
                 continue
             if not self._part_fetcher.takes(state):
                 return
-            if state.compression is not None:
-                if self._part_fetcher.would_begin_again(state, number) and self.in_flight(state):
-                    return  # what it is about to fetch comes first, and may make room
-                if self.window.need_before(self._parts_before(state, number), key):
-                    continue  # decompressing goes through these first, so they are next now
             size_bytes = end - start if self._part_fetcher.takes_memory(state) else 0
             needed_bytes = size_bytes + self._part_fetcher.opening_bytes(state)
-            if not self._make_room(shard, needed_bytes):
-                self._missing = shard, needed_bytes
+            if not self._make_room(key, needed_bytes):
+                self._missing = key, needed_bytes
                 if self._shards.to_close(shard, self.window) is not None:
                     self._part_fetcher.make_room(state, self._shards.in_memory())
                 return
@@ -404,11 +400,11 @@ class Fetcher:
     @property
     def stalled(self) -> bool:
         """Whether what is wanted next does not fit, and nothing is in flight whose arrival could change that."""
-        if self._missing is None or self._has_room(*self._missing):
+        waiting = dict.fromkeys([part_key(state.number, 0) for state in self._waiting], PART_BYTES)
+        needs = [*waiting.items(), *([] if self._missing is None else [self._missing])]
+        if not needs or self._part_fetcher.is_ending or self.window.in_flight() - waiting.keys():
             return False
-        in_flight = {shard_and_number(key)[0] for key in self.window.in_flight()}
-        goes_on = self._part_fetcher is not None and self._part_fetcher.is_decompressing
-        return not goes_on and all(self.state_of(shard).waits_for_room for shard in in_flight)
+        return not any(self._has_room(*need) for need in needs)
 
     def unkeep(self) -> bool:
         """Keep nothing for rows that scans will find, for somebody waits for the counts; whether it may make room."""
@@ -420,12 +416,7 @@ class Fetcher:
     @property
     def fills_cache(self) -> bool:
         """Whether what is written to the disk cache may make room."""
-        return self._part_fetcher is not None and self._part_fetcher.fills_cache
-
-    def evict(self) -> bool:
-        """Stop decompressions that wait for room, for a part of another shard; whether there were any."""
-        needed = None if self._missing is None else self._missing[0]
-        return self._part_fetcher is not None and self._part_fetcher.evict(needed)
+        return self._part_fetcher.fills_cache
 
     def too_small(self, *, counting: bool, expands: bool = False) -> StorageError:
         """The error to raise for a budget within which nothing goes on.
@@ -434,7 +425,13 @@ class Fetcher:
             counting: `len()` waits for all shards.
             expands: a share of the budget is kept for what fields expand to.
         """
-        shard, missing_bytes = self._missing or (0, 0)
+        key, missing_bytes = self._missing or (0, 0)
+        for state in self._waiting[:1]:
+            compressed_bytes, decompression = state.pin.total_bytes or 0, state.decompression
+            assert decompression is not None
+            left_bytes = decompression.expected_bytes(compressed_bytes) - decompression.room_bytes
+            key, missing_bytes = part_key(state.number, 0), max(PART_BYTES, left_bytes)
+        shard = shard_and_number(key)[0]
         if self._shards.to_close(shard, self.window) is None:
             return self._shards.too_many()
         needs = missing_bytes, self.window.bytes_kept_from_next(), self._other_bytes
@@ -444,61 +441,59 @@ class Fetcher:
 
     async def close(self) -> None:
         """Stop everything and release all memory. Idempotent."""
-        if self._part_fetcher is not None:
-            await self._part_fetcher.close()
+        await self._part_fetcher.close()
         self._shards.close()
         await self._storages.aclose()
 
-    def _has_room(self, shard: int, size_bytes: int) -> bool:
-        """Whether a part of a shard can come, in bytes and in open shards."""
-        closing = self._shards.to_close(shard, self.window)
-        return closing is not None and self._room_for(size_bytes) is not None
+    def _has_room(self, key: int, size_bytes: int) -> bool:
+        """Whether a part can come, in bytes and in open shards."""
+        closing = self._shards.to_close(shard_and_number(key)[0], self.window)
+        return closing is not None and self._room_for(key, size_bytes) is not None
 
-    def _make_room(self, shard: int, size_bytes: int) -> bool:
-        """See to it that a part can come; False where that is not possible now."""
-        if not self._has_room(shard, size_bytes):
-            return False
+    def _make_room(self, key: int, size_bytes: int) -> bool:
+        """See to it that a part, or more of it, can come; False where that is not possible now."""
+        while not self._has_room(key, size_bytes):
+            in_flight = self.window.in_flight() if self.compressed else ()
+            whole = [each for each in in_flight if shard_and_number(each)[0] in self.compressed]
+            last = max(whole, key=self.window.turn_of, default=key)
+            if self.window.turn_of(last) <= self.window.turn_of(key):
+                return False
+            self._part_fetcher.forget(self.state_of(shard_and_number(last)[0]))  # begins again when its turn comes
+            self._drop(last)
+        shard = shard_and_number(key)[0]
         for other in self._shards.to_close(shard, self.window) or ():
-            for key in list(self.window.parts_of(other)):
-                self.window.drop(key)
-            if self._part_fetcher is not None:
-                self._part_fetcher.forget(self._shards[other])
+            for each in list(self.window.parts_of(other)):
+                self.window.drop(each)
+            self._part_fetcher.forget(self._shards[other])
             self._shards.release(other)
-        for key in self._room_for(size_bytes) or ():
-            self._drop(key)
+        for each in self._room_for(key, size_bytes) or ():
+            self._drop(each)
         return True
 
-    def _room_for(self, size_bytes: int) -> list[int] | None:
-        return self.window.room_for(size_bytes, self._other_bytes) if size_bytes else []
+    def _room_for(self, key: int, size_bytes: int) -> list[int] | None:
+        return self.window.room_for(size_bytes, self._other_bytes, key) if size_bytes else []
 
-    def _parts_before(self, state: FetchedShard, number: int) -> list[int]:
-        """The parts that come on the way to a part of a compressed shard, but those that nobody needs any more."""
-        assert self._part_fetcher is not None
-        numbers = self._part_fetcher.parts_before(state, number)
-        keys = {part_key(state.number, each): each for each in numbers}
-        return [
-            key
-            for key, each in keys.items()
-            if self.window.is_needed(key) or not any(epoch.is_behind(state.number, each) for epoch in self._epochs)
-        ]
+    @property
+    def _waiting(self) -> list[FetchedShard]:
+        """The shards whose decompression waits for room, first those that are needed first."""
+        return sorted(self._part_fetcher.waiting, key=lambda state: self.window.turn_of(part_key(state.number, 0)))
 
     @property
     def _other_bytes(self) -> int:
         """What decompression takes of the budget."""
-        return 0 if self._part_fetcher is None else self._part_fetcher.held_bytes
+        return self._part_fetcher.held_bytes
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
-        state.free(*part_edges(number, state.total_bytes))
+        state.free(number)
         self.window.drop(key)
         self._close_if_unused(shard)
 
     def _close_if_unused(self, shard: int) -> None:
         state = None if self.window.uses(shard) else self._shards.take_if_finished(shard)
         if state is not None:
-            if self._part_fetcher is not None:
-                self._part_fetcher.forget(state)
+            self._part_fetcher.forget(state)
             state.close()
 
     # -- events of the part fetcher ------------------------------------------------------------------------------------
@@ -506,10 +501,6 @@ class Fetcher:
     def state_of(self, shard: int) -> FetchedShard:
         """Implement `PartFetcherEvents`."""
         return self._shards[shard]
-
-    def has(self, state: FetchedShard, number: int) -> bool:
-        """Implement `PartFetcherEvents`."""
-        return self.window.is_present(part_key(state.number, number))
 
     def in_flight(self, state: FetchedShard) -> set[int]:
         """Implement `PartFetcherEvents`."""
@@ -525,8 +516,8 @@ class Fetcher:
         key = part_key(state.number, number)
         if key in self.window.parts_of(state.number):
             self.window.arrive(key, size_bytes)
-            for epoch in self._epochs:
-                epoch.on_arrival(state.number, key)
+            for on_arrival in self._on_arrival:
+                on_arrival(state.number, key)
             self._progress()
             self._wake()
 
@@ -534,7 +525,7 @@ class Fetcher:
         """Implement `PartFetcherEvents`."""
         key = part_key(state.number, number)
         self._failures.note(key, error)
-        state.free(*part_edges(number, state.total_bytes))
+        state.free(number)
         self.window.fail(key)
         self._progress()
 
@@ -563,13 +554,20 @@ class Fetcher:
         self.window.release([part_key(state.number, number)])
         self.notify()
 
-    def is_wanted(self, state: FetchedShard, number: int) -> bool:
-        """Implement `PartFetcherEvents`."""
-        return self.window.is_expected(part_key(state.number, number))
-
     def has_room(self) -> None:
         """Implement `PartFetcherEvents`."""
         self._wake()
+
+    def grow(self, state: FetchedShard) -> bool:
+        """Implement `PartFetcherEvents`."""
+        key = part_key(state.number, 0)
+        if not self._make_room(key, PART_BYTES):
+            self._wake()  # nothing may be left that makes room
+            return False
+        self.window.grow(key, PART_BYTES)
+        assert state.decompression is not None
+        state.decompression.add_room()
+        return True
 
     def cache_changed(self) -> None:
         """Implement `PartFetcherEvents`."""

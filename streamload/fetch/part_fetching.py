@@ -1,122 +1,85 @@
-"""Fetching single parts: by a download, from the disk cache, or by decompressing what comes before them."""
+"""Fetching single parts, by a download or from the disk cache, and whole compressed shards."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from streamload.errors import DatasetIndexError, StreamloadError
+from streamload.errors import StreamloadError
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import CacheOpenings, DiskCache, on_thread
-from streamload.fetch.fetched_shard import (
-    COMPRESSED_BYTES_HELD,
-    DecompressedParts,
-    FetchedShard,
-    RemoteBody,
-    local_body,
-)
+from streamload.fetch.fetched_shard import Decompression, FetchedShard
 from streamload.fetch.parts import part_edges
 from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers, Waiting
-from streamload.limits import MOST_REQUESTS, SMALL_REQUESTS
+from streamload.limits import DECOMPRESSED_AT_ONCE, MOST_REQUESTS, SMALL_REQUESTS
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import Decompressor
+from streamload.tar.decompression import Compression, Decompressor
+
+_PIECE_BYTES = 2 << 20
+_PIECES_AHEAD = 3
+# About how much memory a shard takes besides its part while it is decompressed.
+_HELD_BYTES = (_PIECES_AHEAD + 2) * _PIECE_BYTES
 
 
-class CompressedBodies:
-    """Opens compressed shards for reading from their start, and takes in what is fetched for them.
+async def _file_body(descriptor: int, end: int | None = None) -> AsyncIterator[bytes]:
+    """What is in a file, which stays the caller's, up to a place or to its end."""
+    offset, end = 0, sys.maxsize if end is None else end
+    while data := await asyncio.to_thread(os.pread, descriptor, min(_PIECE_BYTES, end - offset), offset):
+        yield data
+        offset += len(data)
 
-    Each body that is fetched has a negative number of its own, which its parts bear as that of their shard. So what
-    still comes for an earlier body of a shard is not taken for a later one's.
+
+class ShardBodies:
+    """Opens shards for reading them as they are stored, from their start.
 
     Args:
-        storages: where shards lie.
-        cache: the disk cache, which keeps them as they are, compressed; or None.
+        transfers: fetches their pieces.
+        source: where a shard lies.
+        cache: the disk cache, which keeps compressed shards as they are; or None.
         openings: of that.
-        open_local: opens a local shard by its number; gives a descriptor.
-        start: begins to fetch a part.
     """
 
     def __init__(
         self,
-        storages: Storages,
+        transfers: Transfers,
+        source: Callable[[FetchedShard], Source],
         cache: DiskCache | None,
         openings: CacheOpenings,
-        open_local: Callable[[int], int],
-        start: Callable[[Part], None],
     ) -> None:
-        self._storages = storages
+        self._transfers = transfers
+        self._source = source
         self._cache = cache
         self._openings = openings
-        self._open_local = open_local
-        self._start = start
-        self._bodies: dict[int, tuple[FetchedShard, RemoteBody]] = {}
-        self._numbers = itertools.count(-1, -1)
 
-    def held_bytes(self, begun: Iterable[FetchedShard]) -> int:
-        """What they take of memory.
-
-        Args:
-            begun: shards whose body has been opened; one of which nothing has been read yet is about to take its share.
-        """
-        fetched = {state.number for state, _ in self._bodies.values()}
-        to_come = [state for state in begun if state.number not in fetched and not self._storages.is_local(state.url)]
-        return (len(self._bodies) + len(to_come)) * COMPRESSED_BYTES_HELD
-
-    def open(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """The bytes of a shard.
-
-        Raises:
-            StorageError: they cannot be had.
-        """
-        return self._local(state) if self._storages.is_local(state.url) else self._remote(state)
-
-    # -- what is fetched -------------------------------------------------------------------------------------------
-
-    def shard_of(self, number: int) -> FetchedShard:
-        """The shard that a body is of."""
-        return self._bodies[number][0]
-
-    def write(self, part: Part, offset: int, data: bytes) -> None:
-        """Bytes of a part have come."""
-        if part.shard in self._bodies:
-            self._bodies[part.shard][1].write(part, offset, data)
-
-    def done(self, part: Part, done: Downloaded) -> None:
-        """All of a part has come."""
-        if part.shard in self._bodies:
-            self._bodies[part.shard][1].done(part, done)
-
-    def failed(self, part: Part, error: BaseException) -> None:
-        """A part cannot be fetched."""
-        if part.shard in self._bodies:
-            self._bodies[part.shard][1].failed(part, error)
-
-    # -- bodies ----------------------------------------------------------------------------------------------------
-
-    async def _local(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        descriptor = self._open_local(state.number)
+    async def local(self, descriptor: int) -> AsyncGenerator[bytes]:
+        """The bytes of a local shard, whose descriptor is closed here."""
         try:
-            async for piece in local_body(descriptor):
+            async for piece in _file_body(descriptor):
                 yield piece
         finally:
             os.close(descriptor)
 
-    async def _remote(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+    async def remote(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+        """The bytes of a remote shard, from the disk cache or into it.
+
+        Raises:
+            StorageError: they cannot be had.
+        """
         file = await self._openings.open(state.url, state.pin)
         position = 0
         try:
             if file is not None and file.whole:
                 with suppress(OSError):  # the disk cannot read it any more
-                    async for piece in local_body(file.descriptor, state.pin.total_bytes):
+                    async for piece in _file_body(file.descriptor, state.pin.total_bytes):
                         yield piece
                         position += len(piece)
             if position != state.pin.total_bytes:
@@ -131,20 +94,27 @@ class CompressedBodies:
                 file.close()
 
     async def fetch(self, state: FetchedShard, start: int, end: int | None = None) -> AsyncGenerator[bytes]:
-        """The bytes of a remote shard as it lies there, from one place to another or to its end, a few requests ahead.
+        """The bytes of a remote shard from one place to another or to its end, a few requests ahead.
 
         Raises:
             StorageError: they cannot be fetched.
         """
-        number = next(self._numbers)
-        body = RemoteBody(number, state.pin, self._start, start, end)
-        self._bodies[number] = state, body
+        ahead: deque[asyncio.Task[bytes]] = deque()
         try:
-            async with aclosing(body.chunks()) as pieces:
-                async for piece in pieces:
-                    yield piece
+            while True:
+                known_end = end if end is not None else state.pin.total_bytes  # the first answer states the size
+                while not ahead if known_end is None else len(ahead) <= _PIECES_AHEAD and start < known_end:
+                    piece_end = start // _PIECE_BYTES * _PIECE_BYTES + _PIECE_BYTES
+                    piece_end = piece_end if known_end is None else min(piece_end, known_end)
+                    ahead.append(asyncio.create_task(self._transfers.read(self._source(state), start, piece_end)))
+                    start = piece_end
+                if not ahead:
+                    return
+                yield await ahead.popleft()
         finally:
-            del self._bodies[number]
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
 
     async def _keep(self, file: CacheFile, offset: int, piece: bytes) -> None:
         """Write bytes to the disk cache, and publish the file with the last ones."""
@@ -413,9 +383,6 @@ def _raise_mistakes(task: asyncio.Task[None]) -> None:
         raise error
 
 
-_MOST_EVICTIONS = 8
-
-
 class PartFetcherEvents(Protocol):
     """What a `PartFetcher` notifies, in the loop, of the parts that it fetches and the files that it fills."""
 
@@ -437,12 +404,6 @@ class PartFetcherEvents(Protocol):
     def state_of(self, shard: int, /) -> FetchedShard:
         """A shard."""
 
-    def has(self, state: FetchedShard, number: int, /) -> bool:
-        """Whether a part is there."""
-
-    def is_wanted(self, state: FetchedShard, number: int, /) -> bool:
-        """Whether a part is there, in flight, or wanted."""
-
     def sized(self) -> None:
         """An answer has begun that states the size of a shard, which was not known."""
 
@@ -453,10 +414,13 @@ class PartFetcherEvents(Protocol):
         """A part cannot be fetched."""
 
     def not_coming(self, state: FetchedShard, /) -> None:
-        """What is in flight of a shard will not come: it is not in the disk cache, or its decompression was ended."""
+        """What is in flight of a shard will not come: it is not in the disk cache."""
 
     def has_room(self) -> None:
         """More parts can be fetched at once."""
+
+    def grow(self, state: FetchedShard, /) -> bool:
+        """Give a shard that is being decompressed room for a part more; return False where there is none."""
 
 
 class PartFetcher:
@@ -481,14 +445,16 @@ class PartFetcher:
         self._storages = storages
         self._cache = cache
         self._events = events
-        callbacks = self._source, self._write, self._on_done, self._on_failed
-        self._transfers = Transfers(*callbacks, retries=storages.retries, most=most_requests)
+        self._open_local = open_local
+        self._transfers = Transfers(
+            self._write, self._on_done, self._on_failed, events.has_room, retries=storages.retries, most=most_requests
+        )
         self._openings = CacheOpenings(cache, storages)
-        self._bodies = CompressedBodies(storages, cache, self._openings, open_local, self._transfers.start)
+        self._bodies = ShardBodies(self._transfers, self._source, cache, self._openings)
         self._filling = None if cache is None else CacheFilling(cache, events, self._bodies.fetch)
         self._lookups: dict[FetchedShard, asyncio.Task[None]] = {}
-        self._evictions_for: Counter[int | None] = Counter()
-        self._decompressions: list[tuple[FetchedShard, DecompressedParts]] = []
+        self._decompressions: list[tuple[FetchedShard, Decompression]] = []
+        self._largest_bytes = 0
         # One thread: the kernel clears pages no faster for several.
         self._allocator = ThreadPoolExecutor(1, "streamload-allocate")
         self._allocations: dict[Part, Future[None]] = {}
@@ -514,19 +480,20 @@ class PartFetcher:
     @property
     def held_bytes(self) -> int:
         """What fetching takes besides the parts."""
-        return self._bodies.held_bytes(state for state, each in self._decompressions if not each.over)
+        return _HELD_BYTES * len(self._running())
 
     def opening_bytes(self, state: FetchedShard) -> int:
-        """What fetching a part of this shard takes besides it, where a decompression begins beside another one."""
-        begins = state.compression is not None and state.decompressing is None
-        is_beside = any(not decompressing.over for _, decompressing in self._decompressions)
-        return COMPRESSED_BYTES_HELD if begins and is_beside else 0
+        """What else must be free to fetch a part of this shard, so that one decompression does not stop another."""
+        is_beside = state.compression is not None and bool(self._running())
+        return _HELD_BYTES + self._largest_bytes if is_beside else 0
 
     def takes(self, state: FetchedShard) -> bool:
         """Whether a part of this shard can be fetched now."""
         if self._is_unknown(state):
             return state in self._lookups or len(self._lookups) < SMALL_REQUESTS
-        return not self.takes_memory(state) or state.compression is not None or self._transfers.room() > 0
+        if state.compression is not None:
+            return len(self._running()) < DECOMPRESSED_AT_ONCE
+        return not self.takes_memory(state) or self._transfers.room() > 0
 
     def takes_memory(self, state: FetchedShard) -> bool:
         """Whether a part of this shard needs memory to be fetched: False where it is, or may be, in the disk cache."""
@@ -535,7 +502,7 @@ class PartFetcher:
     def fetch(self, state: FetchedShard, number: int) -> None:
         """Fetch a part."""
         if state.compression is not None:
-            self._decompressing(state).grant(number)
+            self._decompress(state, state.compression)
         elif state.file is not None:
             self._events.arrived(state, number, 0)
         elif not self._is_unknown(state):
@@ -543,49 +510,15 @@ class PartFetcher:
         elif state not in self._lookups:
             self._start_lookup(state)
 
-    def would_begin_again(self, state: FetchedShard, number: int) -> bool:
-        """Whether a running decompression is behind a part already, so that it would be restarted for that part."""
-        decompressing = state.decompressing
-        if decompressing is None or decompressing.ended or decompressing.over or decompressing.waits_for_room:
-            return False
-        return decompressing.next_number > number
-
-    def parts_before(self, state: FetchedShard, number: int) -> range:
-        """The parts of a compressed shard that decompressing goes through before it comes to this one."""
-        decompressing = state.decompressing
-        if decompressing is not None and (
-            decompressing.next_number > number or decompressing.ended or decompressing.over
-        ):
-            self.forget(state)  # it has been here before, or has failed: once more from the start
-        return range(0 if state.decompressing is None else state.decompressing.next_number, number)
-
-    def evict(self, needed: int | None) -> bool:
-        """End the decompressions that wait for room, but not that of the shard that is needed.
-
-        They begin again, from the start, when their turn comes. It is done some times only for a shard of which nothing
-        comes all the same, so that two of them cannot go on ending each other.
-
-        Returns:
-            Whether there were any; their memory is freed soon, and `has_room` is called then.
-        """
-        others = [
-            state
-            for state, decompressing in self._decompressions
-            if state.decompressing is decompressing and not decompressing.over
-        ]
-        waiting = [state for state in others if state.number != needed and state.waits_for_room]
-        if not waiting or self._evictions_for[needed] >= _MOST_EVICTIONS:
-            return False
-        self._evictions_for[needed] += 1
-        for state in waiting:
-            self._events.not_coming(state)
-            self.forget(state)
-        return True
+    @property
+    def waiting(self) -> list[FetchedShard]:
+        """The shards whose decompression waits for room."""
+        return [state for state, decompression in self._running() if decompression.waits]
 
     @property
-    def is_decompressing(self) -> bool:
-        """Whether decompressions go on, or are ending; when one waits for room or has ended, `has_room` is called."""
-        return any(not each.over and (each.ends or not each.waits_for_room) for _, each in self._decompressions)
+    def is_ending(self) -> bool:
+        """Whether a cancelled decompression still holds memory; `has_room` is called when it does not."""
+        return any(decompression.cancelled for _, decompression in self._running())
 
     @property
     def fills_cache(self) -> bool:
@@ -615,17 +548,17 @@ class PartFetcher:
         """Nothing more of this shard is wanted, and its memory is about to be closed. The loop need not be running."""
         if self._filling is not None:
             self._filling.abandon(state)
-        if state.decompressing is not None:
-            state.decompressing.cancel()
-            state.decompressing = None
+        if state.decompression is not None:
+            state.decompression.cancel()
+            state.decompression = None
 
     async def close(self) -> None:
         """Stop everything. Idempotent."""
         for lookup in self._lookups.values():
             lookup.cancel()
         await asyncio.gather(*self._lookups.values(), return_exceptions=True)
-        for _, decompressing in self._decompressions:  # also running ones: they request more
-            await decompressing.close()
+        for _, decompression in self._running():  # first, since they request more
+            await decompression.close()
         if self._filling is not None:
             await self._filling.close()
         await self._transfers.close()
@@ -635,7 +568,7 @@ class PartFetcher:
 
     def _download(self, state: FetchedShard, number: int) -> None:
         part = _part(state, number)
-        self._transfers.start(part)
+        self._transfers.start(part, self._source(state))
         self._allocate(state, part)
 
     def _allocate(self, state: FetchedShard, part: Part) -> None:
@@ -651,14 +584,11 @@ class PartFetcher:
         if allocation is not None and not allocation.cancel():
             allocation.result()  # it is nearly done: what was written is allocated
 
-    def _source(self, shard: int) -> Source:
-        state = self._events.state_of(shard) if shard >= 0 else self._bodies.shard_of(shard)
+    def _source(self, state: FetchedShard) -> Source:
         return Source(self._storages.for_url(state.url), state.url, state.pin)
 
     def _write(self, part: Part, offset: int, data: bytes) -> None:
-        if part.shard < 0:
-            self._bodies.write(part, offset, data)
-        elif (state := self._state_for(part)) is not None:
+        if (state := self._state_for(part)) is not None:
             if state.total_bytes is None:
                 self._note_size(state, part)
             state.write(offset, data)
@@ -671,26 +601,17 @@ class PartFetcher:
 
     def _on_done(self, part: Part, done: Downloaded) -> None:
         self._stop_allocating(part)
-        if part.shard < 0:
-            self._bodies.done(part, done)
-            self._events.has_room()
-            return
         state = self._state_for(part)
         if state is None:
             self._events.has_room()
             return
         state.total_bytes = state.pin.total_bytes
-        self._evictions_for.pop(state.number, None)
         self._events.arrived(state, part.number, done.end - done.start)
         if self._filling is not None:
             self._filling.arrived(state, part.number)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
         self._stop_allocating(part)
-        if part.shard < 0:
-            self._bodies.failed(part, error)
-            self._events.has_room()
-            return
         state = self._state_for(part)
         if state is None:
             self._events.has_room()
@@ -753,76 +674,31 @@ class PartFetcher:
 
     # -- compressed shards -----------------------------------------------------------------------------------------
 
-    def _decompressing(self, state: FetchedShard) -> DecompressedParts:
-        if state.decompressing is None:
-            assert state.compression is not None
-            granted = self._events.in_flight(state)
-            decompressor = Decompressor(state.compression, state.url)
-            state.decompressing = DecompressedParts(
-                self._bodies.open(state), decompressor, _Decompressed(self, state), granted
-            )
-            self._decompressions = [each for each in self._decompressions if not each[1].over]
-            self._decompressions.append((state, state.decompressing))
-        return state.decompressing
+    def _running(self) -> list[tuple[FetchedShard, Decompression]]:
+        self._decompressions = [each for each in self._decompressions if not each[1].over]
+        return self._decompressions
 
-    def decompressed(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        """Note that a part is there whole."""
-        self._evictions_for.pop(state.number, None)
-        self._events.arrived(state, number, size_bytes)
+    def _decompress(self, state: FetchedShard, compression: Compression) -> None:
+        is_local = self._storages.is_local(state.url)
+        state.decompression = Decompression(
+            self._bodies.local(self._open_local(state.number)) if is_local else self._bodies.remote(state),
+            Decompressor(compression, state.url),
+            state.write,
+            partial(self._events.grow, state),
+            partial(self._decompressed, state),
+        )
+        self._decompressions.append((state, state.decompression))
 
-    def has(self, state: FetchedShard, number: int) -> bool:
-        """Return True if a part is there already, so that it needs no room."""
-        return self._events.has(state, number)
-
-    def is_wanted(self, state: FetchedShard, number: int) -> bool:
-        """Return True if room was granted for a part that is not there, or will be."""
-        return self._events.is_wanted(state, number)
-
-    def decompressing_waits(self) -> None:
-        """Note that decompression waits for room, or has ended."""
+    def _decompressed(self, state: FetchedShard, result: int | Exception | None) -> None:
+        if isinstance(result, int):
+            state.total_bytes = result
+            self._largest_bytes = max(self._largest_bytes, result)
+            self._events.arrived(state, 0, result)
+        elif result is not None:
+            self._events.failed(state, 0, result)
+        if result is not None:
+            state.decompression = None
         self._events.has_room()
-
-    def decompressing_ended(self, state: FetchedShard, total_bytes: int) -> None:
-        """Note that the shard was decompressed whole."""
-        state.total_bytes = total_bytes
-        error = DatasetIndexError("the index points behind the end of the shard", url=state.url)
-        for number in sorted(self._events.in_flight(state)):
-            if part_edges(number, None)[0] >= total_bytes:
-                self._events.failed(state, number, error)
-
-    def decompressing_failed(self, state: FetchedShard, error: Exception) -> None:
-        """Note that the shard cannot be decompressed any further."""
-        for number in sorted(self._events.in_flight(state)):
-            self._events.failed(state, number, error)
-
-
-class _Decompressed:
-    """One shard's events, for the part fetcher."""
-
-    def __init__(self, part_fetcher: PartFetcher, state: FetchedShard) -> None:
-        self._part_fetcher = part_fetcher
-        self._state = state
-
-    def has(self, number: int, /) -> bool:
-        return self._part_fetcher.has(self._state, number)
-
-    def is_wanted(self, number: int, /) -> bool:
-        return self._part_fetcher.is_wanted(self._state, number)
-
-    def waits(self) -> None:
-        self._part_fetcher.decompressing_waits()
-
-    def write(self, offset: int, data: bytes, /) -> None:
-        self._state.write(offset, data)
-
-    def decompressed(self, number: int, size_bytes: int, /) -> None:
-        self._part_fetcher.decompressed(self._state, number, size_bytes)
-
-    def ended(self, total_bytes: int, /) -> None:
-        self._part_fetcher.decompressing_ended(self._state, total_bytes)
-
-    def failed(self, error: Exception, /) -> None:
-        self._part_fetcher.decompressing_failed(self._state, error)
 
 
 def _part(state: FetchedShard, number: int) -> Part:

@@ -34,21 +34,13 @@ def part_edges(number: int, shard_bytes: int | None) -> tuple[int, int]:
     return start, end if shard_bytes is None else min(end, shard_bytes)
 
 
-def parts_of_rows(places: Sequence[Places]) -> list[int]:
-    """The keys of all parts in which fields of some rows lie, each once, in the order in which rows need them.
+def parts_of_batches(places: Sequence[Places], edges: NDArray[np.int64]) -> tuple[list[int], ...]:
+    """For each of several batches the keys of all parts that its rows need, each once, in the order of the rows.
+
+    NumPy takes as long for one batch as for many together.
 
     Args:
         places: shards, offsets and sizes of each field, int64[rows]; a negative offset stands for no field.
-    """
-    rows = len(places[0][0]) if places else 0
-    return parts_of_batches(places, np.array([0, rows]))[0]
-
-
-def parts_of_batches(places: Sequence[Places], edges: NDArray[np.int64]) -> tuple[list[int], ...]:
-    """`parts_of_rows` for each of several batches: NumPy takes as long for one of them as for many together.
-
-    Args:
-        places: as there.
         edges: int64[batches + 1], ascending from 0: the first row of each batch, and the number of rows.
     """
     keys: list[NDArray[np.int64]] = []

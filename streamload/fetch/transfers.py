@@ -140,29 +140,29 @@ class Transfers:
     `close` comes first. Both may start other parts. `start` does not refuse a part beyond `room()`.
 
     Args:
-        source: where a shard's parts come from, by the shard's number.
         write: `write(part, offset, piece)` is called for each piece as it arrives, in order; offset is in the shard. It
             is never called after the part's `on_done`, `on_failed` or `close`.
         on_done: a part has been written whole.
         on_failed: it cannot be: a StorageError, or what `write` has raised.
+        on_read: a `read` has ended, so there may be room.
         retries: how requests are made again.
         most: an upper bound of the parts beside each other, at least 1.
     """
 
     def __init__(
         self,
-        source: Callable[[int], Source],
         write: Callable[[Part, int, bytes], None],
         on_done: Callable[[Part, Downloaded], None],
         on_failed: Callable[[Part, BaseException], None],
+        on_read: Callable[[], None],
         *,
         retries: Retries | None = None,
         most: int = MOST_REQUESTS,
     ) -> None:
-        self._source = source
         self._write = write
         self._on_done = on_done
         self._on_failed = on_failed
+        self._on_read = on_read
         self._retries = retries or Retries()
         self._steering = _Steering(asyncio.get_running_loop(), most)
         self._closed = False
@@ -186,26 +186,43 @@ class Transfers:
         """How many more may be started now; 0 or more. It grows when a part ends."""
         return max(0, self._steering.concurrency.limit - self.in_flight)
 
-    def start(self, part: Part) -> None:
+    def start(self, part: Part, source: Source) -> None:
         """Begin to fetch a part. Raises RuntimeError after `close`."""
+        task = self._begin(source, part.start, part.end, partial(self._write, part))
+        task.add_done_callback(partial(self._ended, part))
+
+    async def read(self, source: Source, start: int, end: int) -> bytes:
+        """Fetch some bytes, fewer where the shard ends before. Raises what `download` raises."""
+        content = bytearray()
+
+        def write(offset: int, piece: bytes) -> None:  # bytes may come twice
+            content[offset - start : offset - start + len(piece)] = piece
+
+        try:
+            await self._begin(source, start, end, write)
+        finally:
+            self._on_read()
+        return bytes(content)
+
+    def _begin(
+        self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]
+    ) -> asyncio.Task[Downloaded]:
         if self._closed:
             raise RuntimeError("these transfers are closed")
-        source, watch = self._source(part.shard), _ReportingWatch(self._steering)
-        write, watch.position = partial(self._receive, part), part.start
+        watch = _ReportingWatch(self._steering)
+        watch.position = start
+
+        def receive(offset: int, piece: bytes) -> None:
+            self._steering.counts.received_bytes += len(piece)
+            write(offset, piece)
+
+        storage, url, pin = source
         task = asyncio.create_task(
-            download(
-                source.storage,
-                source.url,
-                part.start,
-                part.end,
-                write,
-                pin=source.pin,
-                retries=self._retries,
-                watch=watch,
-            )
+            download(storage, url, start, end, receive, pin=pin, retries=self._retries, watch=watch)
         )
-        self._steering.add(task, _Running(part, source.url, self._steering.loop.time(), watch))
-        task.add_done_callback(partial(self._ended, part))
+        self._steering.add(task, _Running(start, url, self._steering.loop.time(), watch))
+        task.add_done_callback(lambda task: self._steering.remove(task, end - start))
+        return task
 
     async def close(self) -> None:
         """Give up what is in flight and wait until it has ended; neither callback is called again. Idempotent."""
@@ -215,12 +232,7 @@ class Transfers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _receive(self, part: Part, offset: int, piece: bytes) -> None:
-        self._steering.counts.received_bytes += len(piece)
-        self._write(part, offset, piece)
-
     def _ended(self, part: Part, task: asyncio.Task[Downloaded]) -> None:
-        self._steering.remove(task, part.end - part.start)
         error = None if task.cancelled() else task.exception()
         if self._closed or task.cancelled():
             return
@@ -271,15 +283,14 @@ class _Steering:
 class _Running(NamedTuple):
     """A part in flight, and the progress of its download."""
 
-    part: Part
+    start: int
     url: str
     started_s: float
     watch: Watch
 
     def waiting(self, now_s: float) -> Waiting:
         """Since when it is in flight, and how far it has come."""
-        start = self.part.start
-        return Waiting(now_s - self.started_s, self.url, start, self.watch.position - start)
+        return Waiting(now_s - self.started_s, self.url, self.start, self.watch.position - self.start)
 
 
 class _ReportingWatch(Watch):

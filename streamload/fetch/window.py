@@ -71,7 +71,6 @@ class PartWindow:
         self._holds: Counter[int] = Counter()
         self._planned: dict[int, deque[int]] = {}  # ascending
         self._requested: dict[int, int] = {}
-        self._prerequisites: dict[int, int] = {}
         self._kept: dict[int, int] = {}
         self._turns = Turns()
         # What follows from these, by `_update` alone; the heaps may also have what is not so any more.
@@ -113,13 +112,9 @@ class PartWindow:
         """Whether all of them are."""
         return self._present.issuperset(keys)
 
-    def is_expected(self, key: int) -> bool:
-        """Whether a part is present, in flight, or missing."""
-        return key in self._sizes or key in self._missing
-
-    def is_needed(self, key: int) -> bool:
-        """Whether a part must be fetched where it is missing."""
-        return self._turn_to_fetch(key) < _NEVER
+    def turn_of(self, key: int) -> int:
+        """When a part is needed next, to compare it with others."""
+        return self._turn_to_fetch(key)
 
     def parts_of(self, shard: int) -> set[int]:
         """The keys of a shard's parts that are present or in flight."""
@@ -204,20 +199,6 @@ class PartWindow:
             self.unkeep(key)
         return bool(kept)
 
-    def need_before(self, keys: Iterable[int], key: int) -> bool:
-        """Have earlier parts of a shard fetched in the turn of a missing one, which can only be had through them.
-
-        Returns:
-            Whether one of them is neither present nor in flight.
-        """
-        turn = self._missing[key]
-        missing = [each for each in keys if each not in self._sizes]
-        for each in missing:  # ascending numbers of one shard: before the part itself
-            self._failed.discard(each)
-            self._prerequisites[each] = min(turn, self._prerequisites.get(each, turn))
-            self._update(each)
-        return bool(missing)
-
     # -- what comes and goes ---------------------------------------------------------------------------------------
 
     def next_missing(self) -> int | None:
@@ -229,28 +210,29 @@ class PartWindow:
             heapq.heappop(self._queue)
         return None
 
-    def room_for(self, size_bytes: int, other_bytes: int) -> list[int] | None:
-        """What to evict so that there is room for the part that is fetched next; None where there cannot be.
+    def room_for(self, size_bytes: int, other_bytes: int, key: int | None = None) -> list[int] | None:
+        """What to evict so that there is room for a part, or more of it; None where there cannot be.
 
         Args:
-            size_bytes: of the part.
+            size_bytes: of the part, or of what more of it comes.
             other_bytes: what else counts against the budget now.
+            key: of the part; by default of the one that is fetched next.
         """
         lacking_bytes = self.used_bytes + size_bytes + other_bytes - self.budget_bytes
         if lacking_bytes <= 0:
             return []
         evicted = []
-        for key in self.evictable():
-            lacking_bytes -= self._sizes[key]
-            evicted.append(key)
+        for each in self.evictable(key):
+            lacking_bytes -= self._sizes[each]
+            evicted.append(each)
             if lacking_bytes <= 0:
                 return evicted
         return None
 
-    def evictable(self) -> Iterator[int]:
-        """What may be evicted for the part that is fetched next: what is needed later, the last of it first."""
-        following = self.next_missing()
-        turn = _HELD if following is None else self._missing[following]
+    def evictable(self, for_key: int | None = None) -> Iterator[int]:
+        """What may be evicted for a part, by default the next one: what is needed later, the last of it first."""
+        for_key = self.next_missing() if for_key is None else for_key
+        turn = _HELD if for_key is None else self._turn_to_fetch(for_key)
         self._discard_stale()
         seen: list[tuple[tuple[int, int], int]] = []
         try:
@@ -279,18 +261,21 @@ class PartWindow:
         self.used_bytes += size_bytes
         self._update(key)
 
+    def grow(self, key: int, size_bytes: int) -> None:
+        """A part in flight is larger than it was thought to be, by so many bytes."""
+        self._sizes[key] += size_bytes
+        self.used_bytes += size_bytes
+
     def arrive(self, key: int, size_bytes: int) -> None:
         """A part is present, with so many bytes that count; it may have been present with more."""
         self.used_bytes += size_bytes - self._sizes[key]
         self._sizes[key] = size_bytes
         self._present.add(key)
         self._changes[shard_and_number(key)[0]] += 1
-        self._prerequisites.pop(key, None)
         self._update(key)
 
     def drop(self, key: int) -> None:
         """A part is not present any more, or will not come. Where it is needed, it is fetched again in its turn."""
-        self._prerequisites.pop(key, None)
         self._kept.pop(key, None)
         self._present.discard(key)
         shard = shard_and_number(key)[0]
@@ -328,8 +313,7 @@ class PartWindow:
         if key in self._holds:
             return _HELD
         planned = self._planned.get(key)
-        turn = planned[0] if planned else self._requested.get(key, _NEVER)
-        return min(turn, self._prerequisites.get(key, _NEVER))
+        return planned[0] if planned else self._requested.get(key, _NEVER)
 
     def _update(self, key: int) -> None:
         """Note what follows from a part's needs and from where it is. Called whenever one of these has changed."""

@@ -72,7 +72,7 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
 
     def start_more() -> None:
         while transfers.room() and (part := next(todo, None)):
-            transfers.start(part)
+            transfers.start(part, sources[part.shard])
         if not transfers.in_flight:
             ended.set()
 
@@ -84,7 +84,7 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
         fetched.errors.append(error)
         ended.set()
 
-    transfers = Transfers(sources.__getitem__, write, on_done, on_failed, retries=Retries(limits), most=most)
+    transfers = Transfers(write, on_done, on_failed, start_more, retries=Retries(limits), most=most)
     start_more()
     async with asyncio.timeout(DEADLINE_S):
         await ended.wait()
