@@ -193,9 +193,6 @@ MOST_KEPT_SLOTS = 128
 FETCHED_SHARDS_SHARE = 6
 """Feeder: fetched shards, each with a descriptor or two."""
 
-CACHED_SHARDS_SHARE = 12
-"""The same with a disk cache: a shard has one for its memory and one for its file, and one more while it is copied."""
-
 SCHEDULED_SHARDS_SHARE = 8
 """Feeder: the shards of tasks that are scheduled at the same time."""
 

@@ -654,7 +654,7 @@ class Feeder:
         counting = self._counting is not None
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
             return
-        if (counting or self._epochs.blocked) and not fetcher.fills_cache:
+        if counting or self._epochs.blocked:
             self._fail(fetcher.too_small(counting=counting, expands=self._expands))
 
     # -- fetching --------------------------------------------------------------------------------------------------

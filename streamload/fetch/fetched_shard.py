@@ -193,9 +193,8 @@ class FetchedShard:
         generation: another one for every memory or file that the shard has had; workers need a new descriptor for each.
         total_bytes: its size, decompressed; None as long as it is not known.
         memory: where its parts arrive.
-        file: a whole file of the disk cache, in place of memory.
+        file: a file of the disk cache in place of memory, whole or being filled.
         looked_up: whether the disk cache was looked up for that.
-        refused: the disk cache does not take it.
         decompression: of a compressed shard, until it has ended.
     """
 
@@ -208,7 +207,6 @@ class FetchedShard:
     memory: SparseMemory | None = None
     file: CacheFile | None = None
     looked_up: bool = False
-    refused: bool = False
     decompression: Decompression | None = None
 
     @property
@@ -234,11 +232,6 @@ class FetchedShard:
             whole = 0, self.memory.size_bytes
             self.memory.free(*(whole if self.compression is not None else part_edges(part, self.total_bytes)))
 
-    def move_to(self, file: CacheFile, generation: int) -> None:
-        """Read all of it from a file; whoever has a copy of the memory's descriptor may go on with that."""
-        self.release(generation)
-        self.file, self.looked_up = file, True
-
     def release(self, generation: int) -> None:
         """Let go of the memory or the file; what comes from now on comes into another one."""
         self.generation = generation
@@ -246,7 +239,7 @@ class FetchedShard:
             if each is not None:
                 each.close()
         self.memory = self.file = None
-        self.looked_up = self.refused = False
+        self.looked_up = False
 
     def close(self) -> None:
         """Let go of everything."""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.fetch.budget import budget_error, budget_for
-from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.fetched_shard import FetchedShard
@@ -21,7 +20,7 @@ from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts, Waiting
 from streamload.fetch.window import PartWindow
 from streamload.index.listing import Listing
-from streamload.limits import CACHED_SHARDS_SHARE, FETCHED_SHARDS_SHARE, MOST_REQUESTS
+from streamload.limits import FETCHED_SHARDS_SHARE, MOST_REQUESTS
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.options import OrderOptions
 from streamload.storage.download import Pin
@@ -62,12 +61,10 @@ class FetchedShards:
     Args:
         listing: the shards.
         most_open: how many may be open at once; by default a sixth of what this process may have open.
-        cached: they may lie in the disk cache, so half as many may be open.
     """
 
-    def __init__(self, listing: Listing, most_open: int | None = None, *, cached: bool = False) -> None:
-        self._share = CACHED_SHARDS_SHARE if cached else FETCHED_SHARDS_SHARE
-        self.most_open = max(1, descriptor_limit() // self._share) if most_open is None else most_open
+    def __init__(self, listing: Listing, most_open: int | None = None) -> None:
+        self.most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE) if most_open is None else most_open
         self._listing = listing
         self._states: dict[int, FetchedShard] = {}
         self._pins: dict[int, Pin] = {}
@@ -75,7 +72,6 @@ class FetchedShards:
         self._finished: dict[int, None] = {}
         self._generations = 0
         self._closed: list[int] = []
-        self._moved: list[int] = []
 
     def __contains__(self, shard: int) -> bool:
         return shard in self._states
@@ -92,15 +88,6 @@ class FetchedShards:
             state = FetchedShard(shard, listed.url, pin, compression, self.new_generation(), total_bytes)
             self._states[shard] = state
         return state
-
-    def in_memory(self) -> list[FetchedShard]:
-        """The open shards of which something is in memory."""
-        return [self._states[shard] for shard in self._open if self._states[shard].memory is not None]
-
-    def moved(self, shard: int) -> int:
-        """A shard moves from its memory to a file; the file's generation."""
-        self._moved.append(shard)
-        return self.new_generation()
 
     def new_generation(self) -> int:
         """A number that no memory of a shard has had."""
@@ -156,10 +143,9 @@ class FetchedShards:
         return self._states.pop(shard)
 
     def take_closed(self) -> list[int]:
-        """The shards whose memory was released since the last call, and that have no other one now, or a file."""
+        """The shards whose memory was released since the last call, and that have no other one now."""
         closed, self._closed = self._closed, []
-        moved, self._moved = self._moved, []
-        return [*moved, *(shard for shard in closed if shard not in self._open)]
+        return [shard for shard in closed if shard not in self._open]
 
     def close(self) -> None:
         """Let go of all memory."""
@@ -170,10 +156,11 @@ class FetchedShards:
     def too_many(self) -> StorageError:
         """The error to raise where no shard can be closed, and another one is needed."""
         limit = descriptor_limit()
+        enough = FETCHED_SHARDS_SHARE * limit
         return StorageError(
             f"more than {self.most_open} shards are needed at once, because samples in them are yet to be drawn within "
             f"the shuffle window, and this process may have only {limit} files open. Raise that limit (`ulimit -n "
-            f"{self._share * limit}`, before the program is started), give a smaller window (shuffle=N), or pack "
+            f"{enough}`, before the program is started), give a smaller window (shuffle=N), or pack "
             "fewer and larger shards"
         )
 
@@ -258,7 +245,7 @@ class Fetcher:
         self._progress = progress
         open_local = partial(_open_local, listing)
         self._part_fetcher = PartFetcher(storages, cache, open_local, self, most_requests)
-        self._shards = FetchedShards(listing, cached=cache is not None)
+        self._shards = FetchedShards(listing)
         self._failures = Failures()
         self._on_arrival: list[Callable[[int, int], None]] = []
 
@@ -390,8 +377,6 @@ class Fetcher:
             needed_bytes = size_bytes + self._part_fetcher.opening_bytes(state)
             if not self._make_room(key, needed_bytes):
                 self._missing = key, needed_bytes
-                if self._shards.to_close(shard, self.window) is not None:
-                    self._part_fetcher.make_room(state, self._shards.in_memory())
                 return
             self.window.admit(key, size_bytes)
             self._shards.opened(shard)
@@ -412,11 +397,6 @@ class Fetcher:
         if unkept:
             self.notify()
         return unkept
-
-    @property
-    def fills_cache(self) -> bool:
-        """Whether what is written to the disk cache may make room."""
-        return self._part_fetcher.fills_cache
 
     def too_small(self, *, counting: bool, expands: bool = False) -> StorageError:
         """The error to raise for a budget within which nothing goes on.
@@ -462,10 +442,7 @@ class Fetcher:
             self._drop(last)
         shard = shard_and_number(key)[0]
         for other in self._shards.to_close(shard, self.window) or ():
-            for each in list(self.window.parts_of(other)):
-                self.window.drop(each)
-            self._part_fetcher.forget(self._shards[other])
-            self._shards.release(other)
+            self._release(other)
         for each in self._room_for(key, size_bytes) or ():
             self._drop(each)
         return True
@@ -482,6 +459,13 @@ class Fetcher:
     def _other_bytes(self) -> int:
         """What decompression takes of the budget."""
         return self._part_fetcher.held_bytes
+
+    def _release(self, shard: int) -> None:
+        """Let go of all that is there of a shard; what is needed of it is fetched again."""
+        for key in list(self.window.parts_of(shard)):
+            self.window.drop(key)
+        self._part_fetcher.forget(self._shards[shard])
+        self._shards.release(shard)
 
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
@@ -534,24 +518,14 @@ class Fetcher:
         for key in self.window.in_flight() & self.window.parts_of(state.number):
             self.window.drop(key)
 
-    def on_disk(self, state: FetchedShard, file: CacheFile) -> None:
-        """What workers have mapped of its memory is freed when they open the file in its place."""
-        state.move_to(file, self._shards.moved(state.number))
+    def on_disk(self, state: FetchedShard) -> None:
+        """Implement `PartFetcherEvents`."""
         for key in list(self.window.parts_of(state.number)):
             self.arrived(state, shard_and_number(key)[1], 0)
-        self.notify()
 
-    def hold(self, state: FetchedShard, number: int) -> bool:
+    def lost(self, state: FetchedShard) -> None:
         """Implement `PartFetcherEvents`."""
-        keys = [part_key(state.number, number)]
-        if not self.window.are_present(keys):
-            return False
-        self.window.hold(keys)
-        return True
-
-    def release(self, state: FetchedShard, number: int) -> None:
-        """Implement `PartFetcherEvents`."""
-        self.window.release([part_key(state.number, number)])
+        self._release(state.number)
         self.notify()
 
     def has_room(self) -> None:
@@ -568,8 +542,3 @@ class Fetcher:
         assert state.decompression is not None
         state.decompression.add_room()
         return True
-
-    def cache_changed(self) -> None:
-        """Implement `PartFetcherEvents`."""
-        self._missing = None  # what is missing now shows when more is fetched
-        self._wake()

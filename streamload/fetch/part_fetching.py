@@ -6,10 +6,9 @@ import asyncio
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -128,259 +127,120 @@ class ShardBodies:
             file.close()
 
 
-@dataclass(slots=True, eq=False)
-class _Filling:
-    """A shard whose file is being filled.
-
-    Attributes:
-        state: the shard.
-        file: its file.
-        users: the jobs that were begun on the file, or will be even if the shard is closed.
-        is_open: the shard has memory; if not, all that is missing has to be fetched.
-    """
-
-    state: FetchedShard
-    file: CacheFile
-    users: int = 0
-    is_open: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """Something to write.
-
-    Attributes:
-        filling: the shard.
-        part: the part; None for all that are missing, which are fetched if they are not there.
-        holds: the part is kept until it is written.
-    """
-
-    filling: _Filling
-    part: int | None
-    holds: bool = False
+# Parts that have come and are not written yet; more are not fetched before, which bounds what a slow disk holds up.
+_MOST_UNWRITTEN = 4
 
 
 class CacheFilling:
-    """Writes parts to the files of their shards, on a thread, and makes files durable, on another one.
+    """Writes parts to the files of their shards in the disk cache, from which workers read them.
 
-    A part that has come stays until it is written, so a slow disk holds up what finds no room.
+    All of that is done by one thread, one after the other.
 
     Args:
         cache: the cache.
+        bodies: reads what is missing of a shard.
         events: notified of what happens.
-        fetch: gives the bytes of a shard from one place to another, in pieces that lie within one part.
     """
 
-    def __init__(
-        self,
-        cache: DiskCache,
-        events: PartFetcherEvents,
-        fetch: Callable[[FetchedShard, int, int], AsyncGenerator[bytes]],
-    ) -> None:
+    def __init__(self, cache: DiskCache, bodies: ShardBodies, events: PartFetcherEvents) -> None:
         self._cache = cache
+        self._bodies = bodies
         self._events = events
-        self._fetch = fetch
-        self._fillings: dict[FetchedShard, _Filling] = {}
-        self._writing = _Worker(self._write)
-        self._publishing = _Worker(self._publish)
-        self._closing = False
+        self._thread = ThreadPoolExecutor(1, "streamload-cache")
+        self._filled: set[FetchedShard] = set()
+        self._writes: dict[Part, list[Future[None]]] = {}
+        self._written: set[asyncio.Task[None]] = set()
+        self._completed: dict[CacheFile, asyncio.Task[None]] = {}
 
     @property
-    def busy(self) -> bool:
-        """Whether there is anything to be written."""
-        return self._writing.busy or self._publishing.busy
+    def takes_parts(self) -> bool:
+        """Whether the disk keeps up."""
+        return len(self._written) < _MOST_UNWRITTEN
 
-    def begin(self, state: FetchedShard, file: CacheFile) -> None:
-        """Fill a file, which is owned here from now on, with what comes of a shard."""
-        self._fillings[state] = _Filling(state, file)
+    def begin(self, state: FetchedShard) -> None:
+        """Fill the file of a shard with what comes of it."""
+        self._filled.add(state)
 
-    def arrived(self, state: FetchedShard, number: int) -> None:
-        """A part has come."""
-        filling = self._fillings.get(state)
-        if filling is not None and number in filling.file.missing and self._events.hold(state, number):
-            self._writing.add(_Job(filling, number, holds=True))
+    def completes(self, state: FetchedShard) -> bool:
+        """Return True if all that is missing of a shard is being fetched."""
+        return state.file in self._completed
+
+    def write(self, file: CacheFile, part: Part, offset: int, data: bytes) -> None:
+        """Bytes of a part have come."""
+        self._writes.setdefault(part, []).append(self._thread.submit(file.write, offset, data))
+
+    def arrived(self, state: FetchedShard, part: Part) -> None:
+        """All of a part has come; it is there when it is written."""
+        task = asyncio.create_task(self._await_writes(state, part))
+        self._written.add(task)
+        task.add_done_callback(self._written.discard)
+
+    def failed(self, part: Part) -> None:
+        """A part cannot be fetched; what came of it is written again."""
+        self._writes.pop(part, None)
 
     def finish(self, state: FetchedShard) -> None:
         """Nothing more is needed of a shard: if half of it or more has come, the rest is fetched for later epochs."""
-        filling = self._fillings.get(state)
-        if filling is None or any(job.part is None for job in self._writing.jobs):
+        file = state.file
+        if state not in self._filled or file is None or file in self._completed:
             return
-        missing = filling.file.missing - self._queued(filling)
-        if missing and 2 * len(missing) <= filling.file.n_parts:
-            self._complete(filling)
+        if file.missing and 2 * len(file.missing) <= file.n_parts:
+            self._completed[file] = asyncio.create_task(self._complete(state, file))
 
-    def complete(self, states: Iterable[FetchedShard]) -> bool:
-        """Fetch what is missing of that shard of which least is, so that it takes no memory; False if there is none."""
-        fillings = [self._fillings[state] for state in states if state in self._fillings]
-        if fillings:
-            self._complete(min(fillings, key=lambda filling: len(filling.file.missing)))
-        return bool(fillings)
-
-    def abandon(self, state: FetchedShard) -> None:
-        """The memory of a shard is closed. The loop need not be running."""
-        filling = self._fillings.pop(state, None)
-        if filling is not None:
-            filling.is_open = False
-            self._close_unless_used(filling)
+    def forget(self, state: FetchedShard) -> None:
+        """Close the file of a shard, unless it is whole or being completed. The loop need not be running."""
+        if state in self._filled:
+            self._filled.remove(state)
+            file, state.file = state.file, None
+            if file is not None and file not in self._completed:
+                self._thread.submit(file.close)
 
     async def close(self) -> None:
-        """Write the shards of which all has come, without making them durable, and leave the others. Idempotent.
+        """Write what has come, and stop. Idempotent."""
+        for task in self._completed.values():
+            task.cancel()
+        await asyncio.gather(*self._completed.values(), *self._written, return_exceptions=True)
+        self._thread.shutdown()
 
-        What a crash of the machine leaves of such a file is found by its checksums.
-        """
-        self._closing = True
-        for job in [job for job in self._writing.jobs if job.part is None]:
-            self._writing.jobs.remove(job)
-            job.filling.users -= 1
-            self._close_unless_used(job.filling)
-        for filling in [*self._fillings.values()]:
-            if not filling.file.missing <= self._queued(filling):
-                self._give_up(filling)
-        await self._writing.finish(cancel=lambda job: job.part is None)
-        await self._publishing.finish()
-        for filling in [*self._fillings.values()]:
-            self._give_up(filling)
+    async def _await_writes(self, state: FetchedShard, part: Part) -> None:
+        file = state.file
+        with self._failing():
+            for write in self._writes.pop(part, []):
+                await asyncio.wrap_future(write)
+            if file is not None and state.file is file:
+                self._events.arrived(state, part.number, 0)
+                await self._publish(file)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    async def _publish(self, file: CacheFile) -> None:
+        if not file.missing and not file.whole:
+            await asyncio.wrap_future(self._thread.submit(self._cache.publish, file))
 
-    def _complete(self, filling: _Filling) -> None:
-        filling.users += 1
-        self._writing.add(_Job(filling, None))
-
-    def _queued(self, filling: _Filling) -> set[int]:
-        jobs = [self._writing.in_hand, *self._writing.jobs]
-        return {job.part for job in jobs if job is not None and job.filling is filling and job.part is not None}
-
-    def _release(self, job: _Job) -> None:
-        if job.holds and job.part is not None:
-            job.holds = False
-            self._events.release(job.filling.state, job.part)
-
-    async def _write(self, job: _Job) -> None:
-        filling = job.filling
-        filling.users += job.part is not None
-        missed = bool(filling.file.missing)
+    async def _complete(self, state: FetchedShard, file: CacheFile) -> None:
         try:
-            with self._failing(filling):
-                for part in sorted(filling.file.missing) if job.part is None else [job.part]:
-                    await self._write_part(job, part)
-                if missed and not filling.file.missing:
-                    self._publishing.add(_Job(filling, None))
-                    filling.users += 1
+            with self._failing(), suppress(StreamloadError):  # whoever needs the shard is told so
+                for part in sorted(file.missing - self._events.in_flight(state)):
+                    offset, end = file.edges(part)
+                    async with aclosing(self._bodies.fetch(state, offset, end)) as pieces:
+                        async for piece in pieces:
+                            await asyncio.wrap_future(self._thread.submit(file.write, offset, piece))
+                            offset += len(piece)
+                await self._publish(file)
         finally:
-            self._release(job)
-            self._done(filling)
-
-    async def _write_part(self, job: _Job, part: int) -> None:
-        state, file = job.filling.state, job.filling.file
-        if part not in file.missing:
-            return
-        if job.filling.is_open and (job.holds or self._events.hold(state, part)):
-            try:
-                await on_thread(partial(file.copy, part, state.descriptor()))
-            finally:
-                if not job.holds:
-                    self._events.release(state, part)
-        elif job.part is None and not (job.filling.is_open and part in self._events.in_flight(state)):
-            offset, end = file.edges(part)
-            async with aclosing(self._fetch(state, offset, end)) as pieces:
-                async for piece in pieces:
-                    await on_thread(partial(file.write, offset, piece))
-                    offset += len(piece)
-
-    async def _publish(self, job: _Job) -> None:
-        filling, state = job.filling, job.filling.state
-        publish = partial(self._cache.publish, filling.file, durable=not self._closing)
-        try:
-            with self._failing(filling):
-                await on_thread(publish)
-                if filling.is_open:
-                    del self._fillings[state]
-                    self._events.on_disk(state, filling.file)
-        finally:
-            self._done(filling)
+            del self._completed[file]
+            if state.file is file:
+                self._events.not_coming(state)  # what was needed meanwhile is fetched, or is there
+            else:
+                self._thread.submit(file.close)
 
     @contextmanager
-    def _failing(self, filling: _Filling) -> Iterator[None]:
+    def _failing(self) -> Iterator[None]:
+        """Go on without the cache where the disk refuses something."""
         try:
             yield
-        except StreamloadError:
-            self._give_up(filling)  # whoever needs the shard is told so
         except OSError as exc:
             self._cache.turn_off(exc)
-            for each in [*self._fillings.values(), filling]:
-                self._give_up(each)
-
-    def _done(self, filling: _Filling) -> None:
-        filling.users -= 1
-        self._close_unless_used(filling)
-        self._events.cache_changed()
-
-    def _give_up(self, filling: _Filling) -> None:
-        filling.state.refused = True
-        for job in [job for job in self._writing.jobs if job.filling is filling]:
-            self._writing.jobs.remove(job)
-            self._release(job)
-            filling.users -= job.part is None
-        self.abandon(filling.state)
-        self._close_unless_used(filling)
-
-    def _close_unless_used(self, filling: _Filling) -> None:
-        """Close a file that nobody fills any more; one that was published belongs to the shard's state."""
-        if not filling.is_open and not filling.users:
-            filling.file.close()
-
-
-class _Worker:
-    """Does jobs one after the other, in a running loop.
-
-    Attributes:
-        jobs: those that wait.
-        in_hand: the one that is being done.
-    """
-
-    def __init__(self, work: Callable[[_Job], Coroutine[None, None, None]]) -> None:
-        self.jobs: deque[_Job] = deque()
-        self.in_hand: _Job | None = None
-        self._work = work
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.jobs) or self.in_hand is not None
-
-    def add(self, job: _Job) -> None:
-        self.jobs.append(job)
-        self._start()
-
-    async def finish(self, cancel: Callable[[_Job], bool] = lambda _: False) -> None:
-        """Wait until nothing is left to do; the job in hand may be cancelled."""
-        if self.in_hand is not None and self._task is not None and cancel(self.in_hand):
-            self._task.cancel()
-        while self.busy:
-            self._start()
-            assert self._task is not None
-            await asyncio.wait((self._task,))
-
-    def _start(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-            self._task.add_done_callback(_raise_mistakes)
-
-    async def _run(self) -> None:
-        while self.jobs:
-            self.in_hand = self.jobs.popleft()
-            try:
-                await self._work(self.in_hand)
-            finally:
-                self.in_hand = None
-
-
-def _raise_mistakes(task: asyncio.Task[None]) -> None:
-    """Have the loop tell of a mistake of ours."""
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        raise error
+            for state in [*self._filled]:
+                self._events.lost(state)
 
 
 class PartFetcherEvents(Protocol):
@@ -389,17 +249,8 @@ class PartFetcherEvents(Protocol):
     def in_flight(self, state: FetchedShard, /) -> set[int]:
         """The parts of a shard that are to be fetched and have not come."""
 
-    def hold(self, state: FetchedShard, number: int, /) -> bool:
-        """Keep a part until it is released, if it is there; False if it is not."""
-
-    def release(self, state: FetchedShard, number: int, /) -> None:
-        """Undo `hold`."""
-
-    def on_disk(self, state: FetchedShard, file: CacheFile, /) -> None:
-        """All of a shard is in a file, which its state owns from now on."""
-
-    def cache_changed(self) -> None:
-        """Something was written, or cannot be, so more may fit."""
+    def on_disk(self, state: FetchedShard, /) -> None:
+        """All of a shard is in its file."""
 
     def state_of(self, shard: int, /) -> FetchedShard:
         """A shard."""
@@ -415,6 +266,9 @@ class PartFetcherEvents(Protocol):
 
     def not_coming(self, state: FetchedShard, /) -> None:
         """What is in flight of a shard will not come: it is not in the disk cache."""
+
+    def lost(self, state: FetchedShard, /) -> None:
+        """The file that a shard was written to is gone."""
 
     def has_room(self) -> None:
         """More parts can be fetched at once."""
@@ -451,7 +305,7 @@ class PartFetcher:
         )
         self._openings = CacheOpenings(cache, storages)
         self._bodies = ShardBodies(self._transfers, self._source, cache, self._openings)
-        self._filling = None if cache is None else CacheFilling(cache, events, self._bodies.fetch)
+        self._filling = None if cache is None else CacheFilling(cache, self._bodies, events)
         self._lookups: dict[FetchedShard, asyncio.Task[None]] = {}
         self._decompressions: list[tuple[FetchedShard, Decompression]] = []
         self._largest_bytes = 0
@@ -493,7 +347,9 @@ class PartFetcher:
             return state in self._lookups or len(self._lookups) < SMALL_REQUESTS
         if state.compression is not None:
             return len(self._running()) < DECOMPRESSED_AT_ONCE
-        return not self.takes_memory(state) or self._transfers.room() > 0
+        if state.file is not None and state.file.whole:
+            return True
+        return self._transfers.room() > 0 and (self._filling is None or self._filling.takes_parts)
 
     def takes_memory(self, state: FetchedShard) -> bool:
         """Whether a part of this shard needs memory to be fetched: False where it is, or may be, in the disk cache."""
@@ -503,8 +359,10 @@ class PartFetcher:
         """Fetch a part."""
         if state.compression is not None:
             self._decompress(state, state.compression)
-        elif state.file is not None:
+        elif state.file is not None and number not in state.file.missing:
             self._events.arrived(state, number, 0)
+        elif self._filling is not None and self._filling.completes(state):
+            return  # it comes with all that is missing
         elif not self._is_unknown(state):
             self._download(state, number)
         elif state not in self._lookups:
@@ -520,25 +378,6 @@ class PartFetcher:
         """Whether a cancelled decompression still holds memory; `has_room` is called when it does not."""
         return any(decompression.cancelled for _, decompression in self._running())
 
-    @property
-    def fills_cache(self) -> bool:
-        """Whether what is written to the disk cache, or comes for it, may make room."""
-        return self._filling is not None and (self.writes_to_disk or self._transfers.in_flight > 0)
-
-    def make_room(self, needed: FetchedShard, others: Iterable[FetchedShard]) -> None:
-        """Have a shard written to the disk cache as a whole, so that it takes no memory: the needed one, or another."""
-        if self._filling is None or self.writes_to_disk or self._transfers.in_flight:
-            return  # there may be room as soon as that is over
-        states = [each for each in (needed, *others) if self._may_be_cached(each)]
-        if not self._filling.complete(states):
-            for state in [each for each in states if not each.refused][:1]:
-                self._start_lookup(state, concurrently=True)
-
-    @property
-    def writes_to_disk(self) -> bool:
-        """Whether shards are being written to the disk cache, which may make room."""
-        return bool(self._lookups) or (self._filling is not None and self._filling.busy)
-
     def finish(self, state: FetchedShard) -> None:
         """Nothing more of this shard is needed soon."""
         if self._filling is not None:
@@ -547,7 +386,7 @@ class PartFetcher:
     def forget(self, state: FetchedShard) -> None:
         """Nothing more of this shard is wanted, and its memory is about to be closed. The loop need not be running."""
         if self._filling is not None:
-            self._filling.abandon(state)
+            self._filling.forget(state)
         if state.decompression is not None:
             state.decompression.cancel()
             state.decompression = None
@@ -588,9 +427,13 @@ class PartFetcher:
         return Source(self._storages.for_url(state.url), state.url, state.pin)
 
     def _write(self, part: Part, offset: int, data: bytes) -> None:
-        if (state := self._state_for(part)) is not None:
-            if state.total_bytes is None:
-                self._note_size(state, part)
+        if (state := self._state_for(part)) is None:
+            return
+        if state.total_bytes is None:
+            self._note_size(state, part)
+        if self._filling is not None and state.file is not None:
+            self._filling.write(state.file, part, offset, data)
+        else:
             state.write(offset, data)
 
     def _note_size(self, state: FetchedShard, part: Part) -> None:
@@ -606,12 +449,15 @@ class PartFetcher:
             self._events.has_room()
             return
         state.total_bytes = state.pin.total_bytes
-        self._events.arrived(state, part.number, done.end - done.start)
-        if self._filling is not None:
-            self._filling.arrived(state, part.number)
+        if self._filling is not None and state.file is not None:
+            self._filling.arrived(state, part)
+        else:
+            self._events.arrived(state, part.number, done.end - done.start)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
         self._stop_allocating(part)
+        if self._filling is not None:
+            self._filling.failed(part)
         state = self._state_for(part)
         if state is None:
             self._events.has_room()
@@ -634,31 +480,26 @@ class PartFetcher:
         """Whether a shard may be in the disk cache, and was not looked up."""
         return self._cache is not None and state.compression is None and not state.looked_up
 
-    def _may_be_cached(self, state: FetchedShard) -> bool:
-        return state.compression is None and state.looked_up and state.file is None
-
-    def _start_lookup(self, state: FetchedShard, *, concurrently: bool = False) -> None:
-        self._lookups[state] = lookup = asyncio.create_task(self._look_up(state, concurrently=concurrently))
+    def _start_lookup(self, state: FetchedShard) -> None:
+        self._lookups[state] = lookup = asyncio.create_task(self._look_up(state))
         lookup.add_done_callback(partial(self._looked_up, state, state.generation))
 
-    async def _look_up(self, state: FetchedShard, *, concurrently: bool) -> None:
+    async def _look_up(self, state: FetchedShard) -> None:
         generation = state.generation
-        file = await self._openings.open(state.url, state.pin, concurrently=concurrently)
+        file = await self._openings.open(state.url, state.pin)
         if state.generation != generation:  # it was closed meanwhile
             if file is not None:
                 file.close()
             return
         state.total_bytes = state.pin.total_bytes
-        state.looked_up = True
-        state.refused = concurrently and file is None
+        state.file, state.looked_up = file, True
         if file is not None and file.whole:
             self.counts.cached_bytes += state.total_bytes or 0
-            self._events.on_disk(state, file)
+            self._events.on_disk(state)
             return
         if file is not None and self._filling is not None:
-            self._filling.begin(state, file)
-        if not concurrently:
-            self._events.not_coming(state)
+            self._filling.begin(state)
+        self._events.not_coming(state)
 
     def _looked_up(self, state: FetchedShard, generation: int, lookup: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
@@ -666,11 +507,11 @@ class PartFetcher:
         error = None if lookup.cancelled() else lookup.exception()
         if state.generation != generation:
             if self._events.in_flight(state) and not lookup.cancelled():
-                self._start_lookup(state, concurrently=False)  # they waited for this one, of earlier memory
+                self._start_lookup(state)  # they waited for this one, of earlier memory
         elif isinstance(error, Exception):
             for number in sorted(self._events.in_flight(state)):
                 self._events.failed(state, number, error)
-        self._events.cache_changed()
+        self._events.has_room()
 
     # -- compressed shards -----------------------------------------------------------------------------------------
 

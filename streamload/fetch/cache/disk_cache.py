@@ -164,7 +164,7 @@ class DiskCache:
         """A new epoch began: files are evicted by these next uses from now on."""
         self._next_use = next_use
 
-    def open(self, identity: ShardIdentity, *, concurrently: bool = False) -> CacheFile | None:
+    def open(self, identity: ShardIdentity) -> CacheFile | None:
         """Open a shard to read it, or to fill it if it is not whole. The present use of the shard begins.
 
         A whole file is read and compared, unless this process has done that. It lists the folder when a file has to be
@@ -172,13 +172,12 @@ class DiskCache:
 
         Args:
             identity: the shard.
-            concurrently: fill it even if another one is filling it; the shard has been opened before, for the same use.
 
         Returns:
             The file, which the caller closes; None if it is not to be cached: another one is filling it, it would have
             to displace shards that are needed sooner, there is no room, or the cache is off.
         """
-        if not concurrently and self._next_use is not None:
+        if self._next_use is not None:
             self._next_use.begin(identity.file_name)
         try:
             file = self._open_whole(identity) if self._readable else None
@@ -188,7 +187,7 @@ class DiskCache:
                     files = list(self._files())
                     came = os.path.exists(self._path(identity))  # another process has filled it meanwhile
                     fills = any(file.name.startswith(f"{identity.file_name}.") for file in files)
-                    file = self._begin(identity, files) if not came and (concurrently or not fills) else None
+                    file = self._begin(identity, files) if not came and not fills else None
                 file = self._open_whole(identity) if came else file
         except LockBusyError:
             return None
@@ -197,9 +196,9 @@ class DiskCache:
             return None
         return file
 
-    def publish(self, file: CacheFile, *, durable: bool = True) -> None:
+    def publish(self, file: CacheFile) -> None:
         """Make a file that has been filled visible; see `CacheFile.publish`. Raises OSError: the disk refused it."""
-        file.publish(durable=durable)
+        file.publish()
         self._compared.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
@@ -366,7 +365,7 @@ class CacheOpenings:
         self._asking = asyncio.Semaphore(SMALL_REQUESTS)
         self._opening = asyncio.Semaphore(_AT_ONCE)
 
-    async def open(self, url: str, pin: Pin, *, concurrently: bool = False) -> CacheFile | None:
+    async def open(self, url: str, pin: Pin) -> CacheFile | None:
         """A shard's file in the cache, whole or to be filled, which the caller closes; see `DiskCache.open`.
 
         Cancelling it leaves nothing open; that takes as long as the thread needs to come back, mostly no time, and no
@@ -397,7 +396,7 @@ class CacheOpenings:
             return None
         identity = ShardIdentity(url, pin.etag, pin.total_bytes)
         async with self._opening:
-            return await on_thread(lambda: cache.open(identity, concurrently=concurrently), _close)
+            return await on_thread(lambda: cache.open(identity), _close)
 
     async def _note_version(self, url: str, pin: Pin) -> None:
         """Request the first byte of a shard whose version neither an index nor a listing has.
