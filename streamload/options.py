@@ -220,7 +220,7 @@ class Options:
         rows = self.batch_size if self.collate_fn is not None or any(map(callable, transforms)) else 1
         return min(DECOMPRESSED_LIMIT_BYTES, room_bytes // (rows * self._expanding(existing) + 1))
 
-    def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> tuple[bytes, list[str]]:
+    def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> bytes:
         """Pickle the same, see `pickle_job`.
 
         Raises:

@@ -234,57 +234,6 @@ def test_a_loader_that_is_used_in_a_worker_says_that_it_cannot_be(source: str) -
     assert [each.split(" cannot be used in a worker")[0] for each in told] == [f"a {name}" for name in names]
 
 
-GENERATORS = """
-import random
-import numpy as np
-import torch
-class Noise:
-    shared = random.Random(0)
-    def __init__(self): self.own = np.random.default_rng(0)
-    def __call__(self, value): return value + self.own.random() + self.shared.random()
-RNG = np.random.default_rng(0)
-MANY = [torch.Generator().manual_seed(0)]
-draw = random.Random(0).random
-def of_global(value): return value + RNG.random()
-def of_list(value): return value + float(torch.rand((), generator=MANY[0]))
-def of_bound(value): return value + draw()
-def of_default(value, random_state=np.random.RandomState(0)): return value + random_state.rand()
-def closure():
-    hidden = random.Random(0)
-    return lambda value: value + hidden.random()
-UNUSED = np.random.default_rng(1)
-def unused(value):
-    def never(): return UNUSED
-    return value
-ALL = [of_global, of_list, of_bound, of_default, closure(), Noise(), unused]
-def of_all(value): return sum(function(value) for function in ALL)
-secure = random.SystemRandom()
-def of_system(value): return value + secure.random() + np.random.rand() + random.random()
-"""
-
-
-def test_generators_of_the_users_own_are_warned_of_once(source: str, make_module: MakeModule) -> None:
-    module = make_module("user_generators", GENERATORS)
-    with loader_of(source, module.of_all) as loader:
-        with pytest.warns(UserWarning, match=": a random generator of your own.* rng ") as warned:
-            values(loader), values(loader)
-        (warning,) = warned
-    assert warning.filename == __file__
-    for name in (
-        *("'RNG' in of_global", "'MANY' in of_list", "'draw' in of_bound", "'random_state' in of_default"),
-        *("'hidden' in closure", "'own' in Noise", "'shared' in Noise", "'UNUSED' in unused"),
-    ):
-        assert name in str(warning.message)
-
-
-@pytest.mark.exhaustive
-def test_generators_that_workers_do_not_copy_are_not_warned_of(source: str, make_module: MakeModule) -> None:
-    module = make_module("user_generators", GENERATORS)
-    for function, workers in ((module.of_system, 1), (module.of_global, 0)):
-        with loader_of(source, function, num_workers=workers) as loader:
-            iter(loader)  # a warning would be an error
-
-
 # -- when a change takes effect ------------------------------------------------------------------------------------
 
 

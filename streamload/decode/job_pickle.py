@@ -13,7 +13,6 @@ import functools
 import io
 import logging
 import os
-import random
 import sys
 import threading
 from abc import ABCMeta
@@ -21,11 +20,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from itertools import accumulate
 from pkgutil import resolve_name
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NoReturn, TypeGuard
 
 import cloudpickle
-import numpy as np
 
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import names_of_generators
@@ -50,11 +48,8 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 _REGISTERING = threading.RLock()
 
 
-def pickle_job(job: Any) -> tuple[bytes, list[str]]:
-    """Pickle a job, or some of its functions, with the values that they refer to.
-
-    Returns:
-        The pickle, for `load_job`; and the variables that hold a random generator of the user's own.
+def pickle_job(job: Any) -> bytes:
+    """Pickle a job, or some of its functions, with the values that they refer to; for `load_job`.
 
     Raises:
         Exception: whatever pickling a function raises.
@@ -72,7 +67,7 @@ def pickle_job(job: Any) -> tuple[bytes, list[str]]:
                 _JobPickler(file := io.BytesIO(), found).dump((job, [loaded[name] for name in sorted(found.modules)]))
                 # Of a module those attributes travel that some function names, and each may bring further functions.
                 if not found.modules or (len(found.names), len(found.modules)) == known:
-                    return file.getvalue(), sorted(set(found.generators.values()))
+                    return file.getvalue()
         finally:
             for name in own:
                 cloudpickle.unregister_pickle_by_value(loaded[name])
@@ -139,7 +134,6 @@ class _Found:
         own: the user's modules.
         names: that the user's functions contain, as of globals and attributes.
         modules: the user's modules that functions refer to or import themselves.
-        generators: descriptions of the variables that hold generators, by the generators' `id`.
         tried: values, and whether they pickle, by their `id`.
     """
 
@@ -147,7 +141,6 @@ class _Found:
         self.own = own
         self.names: set[str] = set()
         self.modules: set[str] = set()
-        self.generators: dict[int, str] = {}
         self.tried: dict[int, tuple[Any, bool]] = {}
         self.global_generators = names_of_generators()
 
@@ -158,27 +151,6 @@ class _Found:
         packages = accumulate((function.__globals__.get("__package__") or "").split("."), "{}.{}".format)
         for prefix in ("", *(f"{package}." for package in packages)):
             self.modules |= {f"{prefix}{name}".removesuffix(".") for name in imports} & self.own
-
-    def record_generators(self, value: Any) -> None:
-        """Record the random generators among the variables of a function, class or instance of the user's."""
-        cls = value if isinstance(value, type) else type(value)
-        if isinstance(value, FunctionType):
-            owner, held = value.__qualname__, _variables(value)
-        elif isinstance(value, functools.partial):
-            owner, held = "partial", {**value.keywords, **{f"{at}": each for at, each in enumerate(value.args)}}
-        elif cls.__module__ == "__main__" or cls.__module__ in self.own:
-            owner, held = cls.__qualname__, getattr(value, "__dict__", {})
-        else:
-            return
-        for name, each in held.items():
-            inner = each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple) else (each,)
-            for one in inner:
-                generator = one.__self__ if isinstance(one, BuiltinMethodType | MethodType) else one
-                if _is_generator(generator) and not self._is_global(generator):
-                    self.generators[id(generator)] = f"{name!r} in {owner}"
-
-    def _is_global(self, generator: Any) -> bool:
-        return bool({id(generator), id(getattr(generator, "bit_generator", None))} & self.global_generators.keys())
 
 
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -209,8 +181,6 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return import_module, (value.__name__,), self._travelling(named), None, None, _set_values
         reduced = super().reducer_override(value)
         is_by_value = isinstance(reduced, tuple) and isinstance(value, FunctionType | type)
-        if is_by_value or not isinstance(value, FunctionType | type):
-            found.record_generators(value)
         if not is_by_value:
             return reduced
         if isinstance(value, FunctionType):
@@ -268,31 +238,6 @@ def _is_importable(value: FunctionType | type) -> bool:
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is value
-
-
-def _is_generator(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Generator):
-        return True
-    return isinstance(value, random.Random | np.random.Generator | np.random.RandomState) and not isinstance(
-        value, random.SystemRandom
-    )
-
-
-def _variables(function: FunctionType) -> dict[str, Any]:
-    """Return the values that a function refers to, by name: globals, default arguments and its closure."""
-    code, held = function.__code__, {}
-    for name in _names_in(code)[0]:
-        if name in function.__globals__:
-            held[name] = function.__globals__[name]
-    defaults = function.__defaults__ or ()
-    arguments = code.co_varnames[: code.co_argcount]
-    held.update(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
-    held.update(function.__kwdefaults__ or {})
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with Attempt():  # a cell may be empty yet
-            held[name] = cell.cell_contents
-    return held
 
 
 @functools.lru_cache(4096)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from streamload.decode.failure import Attempt
@@ -21,7 +21,7 @@ class Epochs:
     The first batches of the next epoch are made while the last ones of the current one are used, so that there is no
     gap between them. They are announced as soon as the current epoch has ended, requested or not. A trainer that
     starts elsewhere discards them; then nothing is made ahead until one epoch follows another again. A failure in the
-    next epoch takes effect when that epoch is requested, unless it is forgiven before.
+    next epoch is met again when that epoch is requested.
 
     A trainer may leave its epoch, or just request another one: the old one is abandoned. The trainer still takes what
     was announced of it, the rest is not made, and no epoch is begun ahead of time.
@@ -41,7 +41,7 @@ class Epochs:
         self._last: Epoch | None = None
         self._requested: Epoch | None = None
         self._next: Epoch | None = None
-        self._next_error: Exception | None = None
+        self._next_failed = False
         self._abandoned: list[Epoch] = []  # those with tasks in flight
         self._untaken = 0
         self._acknowledge_after = 1
@@ -84,22 +84,15 @@ class Epochs:
         return None if newest is None else newest.start.identity
 
     def request(self, start: EpochStart) -> None:
-        """Start the epoch that the trainer requests, or go on with it if it was begun ahead.
-
-        Raises:
-            StreamloadError: it was begun ahead and has failed.
-        """
+        """Start the epoch that the trainer requests, or go on with it if it was begun ahead."""
         if self._requested is not None:
             self.abandon(self._requested.start.number)
         self._in_step = self._last is None or start == _after(self._last.start)
-        following, error = self._next, self._next_error
-        self._next = self._next_error = None
+        following, self._next, self._next_failed = self._next, None, False
         if following is not None and following.start != start:
             self._drop(following)
             following = None
         self._requested = self._last = following or self._begin(start)
-        if following is not None and error is not None:
-            raise error
 
     def abandon(self, number: int) -> None:
         """Abandon the epoch that was requested as this pass, if it has not ended."""
@@ -115,12 +108,7 @@ class Epochs:
 
     def stop(self) -> None:
         """Forget all epochs."""
-        self._requested = self._next = self._next_error = None
-
-    def forgive(self, errors: Iterable[Exception]) -> None:
-        """Let the next epoch go on if it failed with one of these errors, whose cause is being retried."""
-        if any(error is self._next_error for error in errors):
-            self._next_error = None
+        self._requested = self._next = None
 
     def note_taken(self, batches: int) -> None:
         """Note that the trainer has taken so many of the announced batches."""
@@ -156,10 +144,10 @@ class Epochs:
             self._requested.pump()
             if self._requested.ended:  # it had no batch left
                 self._announce(self._requested)
-        if self._next_error is None:
+        if not self._next_failed:
             with Attempt() as attempt:
                 self._pump_next()
-            self._next_error = attempt.error
+            self._next_failed = attempt.error is not None
 
     def _pump_next(self) -> None:
         last = self._last

@@ -523,10 +523,9 @@ class Feeder:
 
     def _try_again(self) -> None:
         """Try once more what has failed: the storage may have come back."""
-        met = self.scans.try_again()
+        self.scans.try_again()
         if self.prerequisites is not None:
-            met += self.prerequisites.try_again()
-        self._epochs.forgive(met)
+            self.prerequisites.try_again()
 
     def _answer_count(self) -> None:
         """Answer the trainer that waits for the counts of all shards, once they are known."""

@@ -239,11 +239,9 @@ class Scans:
         """Raise why one of some shards cannot be scanned."""
         self._failures.check(shards)
 
-    def try_again(self) -> list[Exception]:
-        """Forget what has failed, so that it is scanned when it is requested again; gives the errors that were met."""
-        failed = self._failures.take()
-        self._requested -= failed.keys()
-        return list(failed.values())
+    def try_again(self) -> None:
+        """Forget what has failed, so that it is scanned when it is requested again."""
+        self._requested -= self._failures.take()
 
     def _is_known(self, shard: int) -> bool:
         """Whether a shard's count is known, or can be found without a scan."""

@@ -47,9 +47,9 @@ class Failures:
             if number in self._errors:
                 raise self._errors[number].with_traceback(None)  # it would grow each time
 
-    def take(self) -> dict[int, Exception]:
-        """All of them, which are not known any more then."""
-        taken, self._errors = self._errors, {}
+    def take(self) -> set[int]:
+        """Forget all of them; gives their numbers."""
+        taken, self._errors = set(self._errors), {}
         return taken
 
 
@@ -266,12 +266,10 @@ class Fetcher:
         self._failures.check(keys)
         return self.window.are_present(keys)
 
-    def try_again(self) -> Collection[Exception]:
-        """Have fetched once more what could not be, as far as it is still needed; gives the errors that were met."""
-        failed = self._failures.take()
-        self.window.try_again(failed)
+    def try_again(self) -> None:
+        """Have fetched once more what could not be, as far as it is still needed."""
+        self.window.try_again(self._failures.take())
         self.notify()
-        return failed.values()
 
     def below_watermark(self) -> bool:
         """Whether more could be fetched at once than is wanted."""

@@ -60,9 +60,10 @@ class Prerequisites:
         shard = next(iter(self._loading), None)
         return "" if shard is None else f"the index: where samples lie in {without_secrets(self._tables.url(shard))!r}"
 
-    def try_again(self) -> list[Exception]:
-        """Forget what has failed, so that it is tried once more when it is needed; gives the errors that were met."""
-        return [*self._failures.take().values(), *self.fetcher.try_again()]
+    def try_again(self) -> None:
+        """Forget what has failed, so that it is tried once more when it is needed."""
+        self._failures.take()
+        self.fetcher.try_again()
 
     def pump(self) -> None:
         """Start all that there is room for; in the running loop."""

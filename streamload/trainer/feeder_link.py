@@ -39,7 +39,6 @@ from streamload.trainer.connection import Connection, FeederProcess
 from streamload.trainer.device import Cuda
 from streamload.trainer.feeder_client import FeederClient, call_feeder, named_places
 from streamload.trainer.scan_progress import ScanProgress
-from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import found_rank
 
 _log = logging.getLogger("streamload")
@@ -87,7 +86,7 @@ class FeederLink:
         self._job: bytes | None = None
         self._given: tuple[Any, ...] = ()
         self._changed = False
-        self._changed_before = self._warned_of_changes = self._warned_of_generators = False
+        self._changed_before = self._warned_of_changes = False
         self._sizes: tuple[int, ...] | None = None
         self._listings = self._find()
         self._listed_by = self._client.process if len(portions) == 1 else None
@@ -188,15 +187,7 @@ class FeederLink:
             )
 
     def _pickled_job(self) -> bytes:
-        """Pickle the functions. Warn, once, of random generators of the user's own among what they refer to."""
-        job, generators = self._options.pickled_job(self._own_transforms, self._existing)
-        if generators and not self._warned_of_generators:
-            self._warned_of_generators = True
-            warn_at_caller(
-                f"{', '.join(generators)}: a random generator of your own. Each worker draws the same numbers from its "
-                "copy. Give the function a parameter rng instead, a generator that is seeded for each sample"
-            )
-        return job
+        return self._options.pickled_job(self._own_transforms, self._existing)
 
     def count(self, lanes: int, *, in_pass: bool) -> tuple[int, ...]:
         """The samples of each shard; waits until all have been scanned.
