@@ -10,10 +10,9 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,7 +38,6 @@ Pool = Processes | RayPool
 _MOST_BYTES = 1 << 30
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
-_RECORDS = re.compile(r"run\.json|[0-9a-f]{32}\.record|\..+\.[0-9a-f]{16}\.tmp")
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
@@ -151,7 +149,7 @@ class _Run:
         """Exclude other runs from a local destination, which is created. A bucket has no locks.
 
         Raises:
-            UsageError: another run is at work, or the folder of records was not made by a run of this user.
+            UsageError: another run is at work.
             OSError: the destination cannot be created.
         """
         if self._path is None:
@@ -369,24 +367,14 @@ def _is_same(one: ShardInfo, other: ShardInfo | None) -> bool:
 
 def _lock(folder: str, destination: str) -> int:
     """Create the folder of records and lock it; return its descriptor."""
-    with tempfile.TemporaryFile(dir=destination) as file:  # some mounts give all files to another user
-        user = os.fstat(file.fileno()).st_uid
-    while True:
-        with suppress(FileExistsError):
-            os.mkdir(folder, mode=0o700)
-        if os.path.islink(folder):
-            raise UsageError(f"{folder!r} is a symbolic link, and is left as it is; remove it")
-        with suppress(FileNotFoundError), ExitStack() as opened:  # a run that ends now removes it
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            opened.callback(os.close, lock)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"another run of packing is writing to {destination!r}; wait until it ends") from None
-            except OSError:  # some network file systems have no locks
-                pass
-            if os.fstat(lock).st_uid != user or not all(map(_RECORDS.fullmatch, os.listdir(lock))):
-                raise UsageError(f"{folder!r} was not made by a run of this user, and is left as it is; remove it")
-            if os.path.samestat(os.fstat(lock), os.stat(folder)):
-                opened.pop_all()
-                return lock
+    with suppress(FileExistsError):
+        os.mkdir(folder, mode=0o700)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UsageError(f"another run of packing is writing to {destination!r}; wait until it ends") from None
+    except OSError:  # some network file systems have no locks
+        pass
+    return lock

@@ -127,39 +127,6 @@ def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path) -> None:
     assert [row["cls"] for row in TarDataset(str(dest))] == [2, 2]
 
 
-@pytest.mark.parametrize("kind", ["a link", "a link to a run's folder", "files of the user"])
-@pytest.mark.parametrize("option", [(), ("--overwrite",), ("--resume",)])
-def test_a_folder_that_no_run_made_is_neither_cleared_nor_packed_in(
-    tmp_path: Path, kind: str, option: tuple[str, ...]
-) -> None:
-    source, dest, theirs = images(tmp_path), tmp_path / "new", tmp_path / "theirs"
-    if kind == "a link to a run's folder":
-        theirs = stopped(tmp_path)[1] / RECORDS
-    else:
-        theirs.mkdir()
-        (theirs / "thesis.txt").write_text("all of it")
-    dest.mkdir()
-    if kind == "files of the user":
-        theirs = theirs.rename(dest / RECORDS)
-    else:
-        (dest / RECORDS).symlink_to(theirs)
-    before = files_below(theirs)
-    status, _, err = pack(source, dest, *OPTIONS, *option)
-    assert (status, files_below(theirs)) == (2, before)
-    reason = "was not made by" if kind == "files of the user" else "is a symbolic link"
-    assert f"{str(dest / RECORDS)!r} {reason}" in err
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to others")
-def test_the_folder_of_another_users_run_is_left_as_it_is(tmp_path: Path) -> None:
-    source, dest = stopped(tmp_path)
-    os.chown(dest / RECORDS, 12345, 12345)
-    before = files_below(dest)
-    status, _, err = pack(source, dest, *OPTIONS, "--overwrite")
-    assert (status, files_below(dest)) == (2, before)
-    assert "was not made by a run of this user" in err
-
-
 @pytest.mark.parametrize("unfinished", [False, True])
 def test_a_shard_that_nobody_names_is_never_removed(tmp_path: Path, unfinished: bool) -> None:
     if unfinished:
