@@ -13,7 +13,6 @@ import pytest
 
 import streamload.workers.launch
 from streamload.feeder.process import serve
-from streamload.feeder.process_feeder import ProcessFeeder
 from streamload.memory.unnamed import new_memory
 from streamload.workers.launch import Child, EarlyWorkers
 
@@ -52,9 +51,7 @@ def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         if workers:
             return launch_process(module, workers)
         ours, theirs = socket.socketpair()
-        thread = threading.Thread(
-            target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers(), lambda: ProcessFeeder))
-        )
+        thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers())))
         thread.start()
         process: Any = ThreadAsProcess(thread)
         return Child(process, ours, new_memory(0))

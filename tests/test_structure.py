@@ -46,7 +46,7 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
-MOST_LINES_OF_CODE = 27_100
+MOST_LINES_OF_CODE = 25_300
 """Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""
@@ -60,7 +60,7 @@ CHANGES_MORE = {
 """Classes that do not keep this rule yet, and how many they have at most."""
 KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
-SINGLE_PROTOCOLS_YET = 10
+SINGLE_PROTOCOLS_YET = 4
 """Protocols that a single class implements, until they are gone."""
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
@@ -79,6 +79,7 @@ IMPORTS_LATE = {
     "streamload.trainer.feeder_link",
     "streamload.pack",
     "streamload.feeder.start",
+    "streamload.feeder.process",
     "streamload.workers.worker_start",
     "streamload.images.floats",
     "streamload.pack.ray_pool",
@@ -197,9 +198,15 @@ def upward_imports(tree: Tree) -> list[str]:
 
 
 def import_circles(tree: Tree) -> list[str]:
-    """Modules that import each other, however long the way round."""
+    """Modules that import each other, however long the way round; the types of arguments are known both ways."""
     reads = {
-        name: sorted({target for item in module.imports if (target := _ours(tree, item.target)) not in (None, name)})
+        name: sorted(
+            {
+                target
+                for item in module.imports
+                if not item.for_types_only and (target := _ours(tree, item.target)) not in (None, name)
+            }
+        )
         for name, module in tree.items()
     }
     done: set[str] = set()

@@ -6,12 +6,15 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.tasks import by_shard
+
+if TYPE_CHECKING:
+    from streamload.decode.field_reader import ShardReader
 
 # Larger rows are copied one by one; smaller ones by one indexing operation for each shard.
 _ROW_BY_ROW_BYTES = 1024
@@ -80,13 +83,6 @@ class StoredRows:
             written[begin:end] = memory[shard][start : start + row_bytes]
 
 
-class BytesReader(Protocol):
-    """What `StoredBytes` needs of a `ShardReader`."""
-
-    def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes from `start` on; returns how many, fewer where the shard ends before."""
-
-
 class UnreadableError(Exception):
     """A field that was left in its shard cannot be read, or only in part."""
 
@@ -105,7 +101,7 @@ class StoredBytes:
     shards: Sequence[int]
     starts: Sequence[int]
     sizes: Sequence[int]
-    reader: BytesReader
+    reader: ShardReader
 
     def __len__(self) -> int:
         return len(self.sizes)

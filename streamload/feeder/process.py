@@ -7,8 +7,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from streamload.decode.failure import Attempt, answer_failure, failure_of
 from streamload.feeder.messages import WHAT_HOLDS_UP, Answer, Call, Calls, Configure, Failed
@@ -19,51 +19,28 @@ from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.unnamed import naming_the_limit
 from streamload.workers.launch import EarlyWorkers
 
+if TYPE_CHECKING:
+    from streamload.feeder.process_feeder import ProcessFeeder
+
 _GRACE_S = 0.3
 
 
-class SendDescriptors(Protocol):
-    """Sends the trainer a message, with descriptors."""
-
-    def __call__(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
-        """`close` closes the descriptors once they are sent."""
-
-
-class TrainersFeeder(Protocol):
-    """What makes the trainer's batches, or has them made."""
-
-    def handle(self, message: Any, /) -> None:
-        """Take a message from the trainer."""
-
-    async def what_holds_up(self) -> str:
-        """What the next batch waits for, in words; empty where nothing shows."""
-
-    async def aclose(self) -> None:
-        """The trainer is gone: end all that was started."""
-
-
-Make = Callable[
-    [Configure, Listing, SendDescriptors, EarlyWorkers, Mapping[str, DatasetIndex]],
-    TrainersFeeder,
-]
-"""Makes a feeder for what the trainer wants of these shards, from the workers that have been started already and the
-indexes that listing has read."""
-
-Load = Callable[[], Make]
-"""Imports what makes the feeder. It is called while shards are being listed, which waits for a storage and so hides the
-import, and again for its use."""
-
-
-def run(sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load) -> NoReturn:
+def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
     """Serve the trainer until it is gone, and end this process.
 
     Args:
         sock: leads to the trainer.
         trainer: the number of its process.
         early: the workers that have been started already.
-        load: see `Load`.
     """
-    asyncio.run(_serve_and_exit(sock, trainer, early, load))
+    asyncio.run(_serve_and_exit(sock, trainer, early))
+
+
+def _load() -> type[ProcessFeeder]:
+    """Import what makes the feeder. It is called while shards are being listed, and so hides the import."""
+    from streamload.feeder.process_feeder import ProcessFeeder
+
+    return ProcessFeeder
 
 
 class _Process:
@@ -73,12 +50,11 @@ class _Process:
         ended: set when the trainer is gone.
     """
 
-    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load) -> None:
+    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._early = early
-        self._load = load
-        self._feeder: TrainersFeeder | None = None
+        self._feeder: ProcessFeeder | None = None
         self._listing: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._calls = Calls(self._list_shards)
@@ -86,11 +62,8 @@ class _Process:
         self.ended = asyncio.Event()
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
         self._pidfd = self._watch(trainer)
+        self._send = self._channel.send
         _forward_log(self._send)
-
-    def _send(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
-        """See `SendDescriptors`."""
-        self._channel.send(message, descriptors, close=close)
 
     def _on_message(self, message: Any, _: list[int]) -> None:
         if isinstance(message, Call) and message.function in self._calls.functions:
@@ -108,7 +81,7 @@ class _Process:
     def _configure(self, message: Configure) -> None:
         listing = message.listing or self._listing
         assert listing is not None, "it has listed none"
-        self._feeder = self._load()(message, listing, self._send, self._early, self._indexes)
+        self._feeder = _load()(message, listing, self._channel, self._early, self._indexes)
 
     def _begin(self, answering: Coroutine[Any, Any, None]) -> None:
         """Answer in the loop."""
@@ -116,7 +89,7 @@ class _Process:
         self._calling.add(calling)  # the loop itself holds tasks weakly
         calling.add_done_callback(self._calling.discard)
 
-    async def _explain(self, call: Call, feeder: TrainersFeeder) -> None:
+    async def _explain(self, call: Call, feeder: ProcessFeeder) -> None:
         self._send(Answer(call.number, await feeder.what_holds_up()))
 
     async def _call(self, call: Call) -> None:
@@ -128,7 +101,7 @@ class _Process:
     async def _list_shards(self, *arguments: Any) -> Listing:
         """List shards; the listing is kept for `Configure`."""
         listing = asyncio.ensure_future(asyncio.to_thread(list_shards, *arguments, indexes_read=self._indexes))
-        self._loop.call_soon(self._load)
+        self._loop.call_soon(_load)
         self._listing = await listing
         return self._listing
 
@@ -176,15 +149,15 @@ def _forward_log(send: Callable[[Logged], None]) -> None:
     forward_records(to_trainer)
 
 
-async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load) -> None:
+async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
     """The same until the trainer is gone, in a running event loop of any process."""
-    process = _Process(sock, trainer, early, load)
+    process = _Process(sock, trainer, early)
     await process.ended.wait()
     await process.close()
 
 
-async def _serve_and_exit(sock: socket.socket, trainer: int, early: EarlyWorkers, load: Load) -> NoReturn:
-    await serve(sock, trainer, early, load)
+async def _serve_and_exit(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+    await serve(sock, trainer, early)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a storage that is silent

@@ -9,10 +9,10 @@ from typing import Any
 from streamload.decode.tasks import RowsDone, ScanDone
 from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Configure
-from streamload.feeder.process import SendDescriptors
 from streamload.fetch.resident import ResidentShards
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
+from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import keep_freed_memory
 from streamload.workers.caller_pool import CallerPool
@@ -24,12 +24,12 @@ _KEPT_BYTES = 256 << 20
 
 
 class ProcessFeeder:
-    """See `process.TrainersFeeder`.
+    """Makes the trainer's batches, or has them made.
 
     Args:
         configure: as the trainer sent it.
         listing: the shards.
-        send: takes messages for the trainer, with descriptors.
+        channel: to the trainer.
         early: the workers that have been started already.
         indexes: those that listing has read, by folder.
     """
@@ -38,14 +38,14 @@ class ProcessFeeder:
         self,
         configure: Configure,
         listing: Listing,
-        send: SendDescriptors,
+        channel: AsyncChannel,
         early: EarlyWorkers,
         indexes: Mapping[str, DatasetIndex],
     ) -> None:
         self._slots = SlotPool(configure.descriptors)
         self._caller: CallerPool | None = None
-        start_pool = partial(self._start_pool, configure, send, early)
-        self._feeder = Feeder(configure, listing, self._slots, send, start_pool, indexes=indexes)
+        start_pool = partial(self._start_pool, configure, channel, early)
+        self._feeder = Feeder(configure, listing, self._slots, channel.send, start_pool, indexes=indexes)
         if self._feeder.prerequisites is not None:
             keep_freed_memory(_KEPT_BYTES)
 
@@ -57,11 +57,11 @@ class ProcessFeeder:
             self._feeder.handle(message)
 
     async def what_holds_up(self) -> str:
-        """See `process.TrainersFeeder`."""
+        """What the next batch waits for, in words; empty where nothing shows."""
         return await self._feeder.what_holds_up()
 
     async def aclose(self) -> None:
-        """See `process.TrainersFeeder`."""
+        """The trainer is gone: end all that was started."""
         self._feeder.close()
         if self._feeder.prerequisites is not None:
             await self._feeder.prerequisites.close()
@@ -69,14 +69,14 @@ class ProcessFeeder:
     def _start_pool(
         self,
         configure: Configure,
-        send: SendDescriptors,
+        channel: AsyncChannel,
         early: EarlyWorkers,
         feeder: Feeder,
         shards: ResidentShards,
     ) -> Pool:
         if not configure.workers:
             self._caller = CallerPool(
-                partial(send, close=True),
+                partial(channel.send, close=True),
                 shards=shards,
                 slots=self._slots,
                 events=feeder,

@@ -8,13 +8,9 @@ from __future__ import annotations
 import faulthandler
 import signal
 import socket
-from typing import TYPE_CHECKING
 
 from streamload.memory.unnamed import raise_descriptor_limit
 from streamload.workers.launch import EarlyWorkers, write_stack_on_request
-
-if TYPE_CHECKING:
-    from streamload.feeder.process_feeder import ProcessFeeder
 
 
 def main(socket_number: int, words_number: int, trainer: int, workers: int) -> None:
@@ -31,10 +27,4 @@ def main(socket_number: int, words_number: int, trainer: int, workers: int) -> N
         early.start(workers, worker.run)
     from streamload.feeder import process
 
-    process.run(socket.socket(fileno=socket_number), trainer, early, _load)
-
-
-def _load() -> type[ProcessFeeder]:
-    from streamload.feeder.process_feeder import ProcessFeeder
-
-    return ProcessFeeder
+    process.run(socket.socket(fileno=socket_number), trainer, early)

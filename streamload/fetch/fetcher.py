@@ -481,20 +481,20 @@ class Fetcher:
     # -- events of the part fetcher ------------------------------------------------------------------------------------
 
     def state_of(self, shard: int) -> FetchedShard:
-        """Implement `PartFetcherEvents`."""
+        """Return a shard."""
         return self._shards[shard]
 
     def in_flight(self, state: FetchedShard) -> set[int]:
-        """Implement `PartFetcherEvents`."""
+        """Return the parts of a shard that are to be fetched and have not come."""
         parts = self.window.parts_of(state.number)
         return {shard_and_number(key)[1] for key in parts if not self.window.is_present(key)}
 
     def sized(self) -> None:
-        """Implement `PartFetcherEvents`."""
+        """Note that an answer has begun that states the size of a shard, which was not known."""
         self._progress()
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        """Implement `PartFetcherEvents`."""
+        """Note that a part is there, and takes so much memory."""
         key = part_key(state.number, number)
         if key in self.window.parts_of(state.number):
             self.window.arrive(key, size_bytes)
@@ -504,7 +504,7 @@ class Fetcher:
             self._wake()
 
     def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
-        """Implement `PartFetcherEvents`."""
+        """Note that a part cannot be fetched."""
         key = part_key(state.number, number)
         self._failures.note(key, error)
         state.free(number)
@@ -512,26 +512,26 @@ class Fetcher:
         self._progress()
 
     def not_coming(self, state: FetchedShard) -> None:
-        """Implement `PartFetcherEvents`."""
+        """Note that what is in flight of a shard will not come: it is not in the disk cache."""
         for key in self.window.in_flight() & self.window.parts_of(state.number):
             self.window.drop(key)
 
     def on_disk(self, state: FetchedShard) -> None:
-        """Implement `PartFetcherEvents`."""
+        """Note that all of a shard is in its file."""
         for key in list(self.window.parts_of(state.number)):
             self.arrived(state, shard_and_number(key)[1], 0)
 
     def lost(self, state: FetchedShard) -> None:
-        """Implement `PartFetcherEvents`."""
+        """Note that the file that a shard was written to is gone."""
         self._release(state.number)
         self.notify()
 
     def has_room(self) -> None:
-        """Implement `PartFetcherEvents`."""
+        """Note that more parts can be fetched at once."""
         self._wake()
 
     def grow(self, state: FetchedShard) -> bool:
-        """Implement `PartFetcherEvents`."""
+        """Give a shard that is being decompressed room for a part more; return False where there is none."""
         key = part_key(state.number, 0)
         if not self._make_room(key, PART_BYTES):
             self._wake()  # nothing may be left that makes room

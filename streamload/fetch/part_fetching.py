@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from streamload.errors import StreamloadError
 from streamload.fetch.cache.cache_file import CacheFile
@@ -22,6 +22,9 @@ from streamload.limits import DECOMPRESSED_AT_ONCE, MOST_REQUESTS, SMALL_REQUEST
 from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Compression, Decompressor
+
+if TYPE_CHECKING:
+    from streamload.fetch.fetcher import Fetcher
 
 _PIECE_BYTES = 2 << 20
 _PIECES_AHEAD = 3
@@ -139,13 +142,13 @@ class CacheFilling:
     Args:
         cache: the cache.
         bodies: reads what is missing of a shard.
-        events: notified of what happens.
+        fetcher: notified of what happens.
     """
 
-    def __init__(self, cache: DiskCache, bodies: ShardBodies, events: PartFetcherEvents) -> None:
+    def __init__(self, cache: DiskCache, bodies: ShardBodies, fetcher: Fetcher) -> None:
         self._cache = cache
         self._bodies = bodies
-        self._events = events
+        self._fetcher = fetcher
         self._thread = ThreadPoolExecutor(1, "streamload-cache")
         self._filled: set[FetchedShard] = set()
         self._writes: dict[Part, list[Future[None]]] = {}
@@ -208,7 +211,7 @@ class CacheFilling:
             for write in self._writes.pop(part, []):
                 await asyncio.wrap_future(write)
             if file is not None and state.file is file:
-                self._events.arrived(state, part.number, 0)
+                self._fetcher.arrived(state, part.number, 0)
                 await self._publish(file)
 
     async def _publish(self, file: CacheFile) -> None:
@@ -218,7 +221,7 @@ class CacheFilling:
     async def _complete(self, state: FetchedShard, file: CacheFile) -> None:
         try:
             with self._failing(), suppress(StreamloadError):  # whoever needs the shard is told so
-                for part in sorted(file.missing - self._events.in_flight(state)):
+                for part in sorted(file.missing - self._fetcher.in_flight(state)):
                     offset, end = file.edges(part)
                     async with aclosing(self._bodies.fetch(state, offset, end)) as pieces:
                         async for piece in pieces:
@@ -228,7 +231,7 @@ class CacheFilling:
         finally:
             del self._completed[file]
             if state.file is file:
-                self._events.not_coming(state)  # what was needed meanwhile is fetched, or is there
+                self._fetcher.not_coming(state)  # what was needed meanwhile is fetched, or is there
             else:
                 self._thread.submit(file.close)
 
@@ -240,41 +243,7 @@ class CacheFilling:
         except OSError as exc:
             self._cache.turn_off(exc)
             for state in [*self._filled]:
-                self._events.lost(state)
-
-
-class PartFetcherEvents(Protocol):
-    """What a `PartFetcher` notifies, in the loop, of the parts that it fetches and the files that it fills."""
-
-    def in_flight(self, state: FetchedShard, /) -> set[int]:
-        """The parts of a shard that are to be fetched and have not come."""
-
-    def on_disk(self, state: FetchedShard, /) -> None:
-        """All of a shard is in its file."""
-
-    def state_of(self, shard: int, /) -> FetchedShard:
-        """A shard."""
-
-    def sized(self) -> None:
-        """An answer has begun that states the size of a shard, which was not known."""
-
-    def arrived(self, state: FetchedShard, number: int, size_bytes: int, /) -> None:
-        """A part is there, and takes so much memory."""
-
-    def failed(self, state: FetchedShard, number: int, error: Exception, /) -> None:
-        """A part cannot be fetched."""
-
-    def not_coming(self, state: FetchedShard, /) -> None:
-        """What is in flight of a shard will not come: it is not in the disk cache."""
-
-    def lost(self, state: FetchedShard, /) -> None:
-        """The file that a shard was written to is gone."""
-
-    def has_room(self) -> None:
-        """More parts can be fetched at once."""
-
-    def grow(self, state: FetchedShard, /) -> bool:
-        """Give a shard that is being decompressed room for a part more; return False where there is none."""
+                self._fetcher.lost(state)
 
 
 class PartFetcher:
@@ -284,7 +253,7 @@ class PartFetcher:
         storages: where shards lie.
         cache: shards on the disk, or None.
         open_local: opens a local shard by its number; gives a descriptor.
-        events: notified of what happens.
+        fetcher: notified of what happens.
         most_requests: how many may be in flight.
     """
 
@@ -293,19 +262,19 @@ class PartFetcher:
         storages: Storages,
         cache: DiskCache | None,
         open_local: Callable[[int], int],
-        events: PartFetcherEvents,
+        fetcher: Fetcher,
         most_requests: int = MOST_REQUESTS,
     ) -> None:
         self._storages = storages
         self._cache = cache
-        self._events = events
+        self._fetcher = fetcher
         self._open_local = open_local
         self._transfers = Transfers(
-            self._write, self._on_done, self._on_failed, events.has_room, retries=storages.retries, most=most_requests
+            self._write, self._on_done, self._on_failed, fetcher.has_room, retries=storages.retries, most=most_requests
         )
         self._openings = CacheOpenings(cache, storages)
         self._bodies = ShardBodies(self._transfers, self._source, cache, self._openings)
-        self._filling = None if cache is None else CacheFilling(cache, self._bodies, events)
+        self._filling = None if cache is None else CacheFilling(cache, self._bodies, fetcher)
         self._lookups: dict[FetchedShard, asyncio.Task[None]] = {}
         self._decompressions: list[tuple[FetchedShard, Decompression]] = []
         self._largest_bytes = 0
@@ -360,7 +329,7 @@ class PartFetcher:
         if state.compression is not None:
             self._decompress(state, state.compression)
         elif state.file is not None and number not in state.file.missing:
-            self._events.arrived(state, number, 0)
+            self._fetcher.arrived(state, number, 0)
         elif self._filling is not None and self._filling.completes(state):
             return  # it comes with all that is missing
         elif not self._is_unknown(state):
@@ -440,19 +409,19 @@ class PartFetcher:
         """The first answer of all has begun."""
         state.total_bytes = state.pin.total_bytes
         self._allocate(state, part)
-        self._events.sized()
+        self._fetcher.sized()
 
     def _on_done(self, part: Part, done: Downloaded) -> None:
         self._stop_allocating(part)
         state = self._state_for(part)
         if state is None:
-            self._events.has_room()
+            self._fetcher.has_room()
             return
         state.total_bytes = state.pin.total_bytes
         if self._filling is not None and state.file is not None:
             self._filling.arrived(state, part)
         else:
-            self._events.arrived(state, part.number, done.end - done.start)
+            self._fetcher.arrived(state, part.number, done.end - done.start)
 
     def _on_failed(self, part: Part, error: BaseException) -> None:
         self._stop_allocating(part)
@@ -460,9 +429,9 @@ class PartFetcher:
             self._filling.failed(part)
         state = self._state_for(part)
         if state is None:
-            self._events.has_room()
+            self._fetcher.has_room()
         elif isinstance(error, Exception):
-            self._events.failed(state, part.number, error)
+            self._fetcher.failed(state, part.number, error)
         else:
             raise error
 
@@ -471,7 +440,7 @@ class PartFetcher:
 
         What was written of the part lies in the old memory, so the new one would get only the rest of it.
         """
-        state = self._events.state_of(part.shard)
+        state = self._fetcher.state_of(part.shard)
         return state if state.generation == part.generation else None
 
     # -- the disk cache --------------------------------------------------------------------------------------------
@@ -495,23 +464,23 @@ class PartFetcher:
         state.file, state.looked_up = file, True
         if file is not None and file.whole:
             self.counts.cached_bytes += state.total_bytes or 0
-            self._events.on_disk(state)
+            self._fetcher.on_disk(state)
             return
         if file is not None and self._filling is not None:
             self._filling.begin(state)
-        self._events.not_coming(state)
+        self._fetcher.not_coming(state)
 
     def _looked_up(self, state: FetchedShard, generation: int, lookup: asyncio.Task[None]) -> None:
         """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
         del self._lookups[state]
         error = None if lookup.cancelled() else lookup.exception()
         if state.generation != generation:
-            if self._events.in_flight(state) and not lookup.cancelled():
+            if self._fetcher.in_flight(state) and not lookup.cancelled():
                 self._start_lookup(state)  # they waited for this one, of earlier memory
         elif isinstance(error, Exception):
-            for number in sorted(self._events.in_flight(state)):
-                self._events.failed(state, number, error)
-        self._events.has_room()
+            for number in sorted(self._fetcher.in_flight(state)):
+                self._fetcher.failed(state, number, error)
+        self._fetcher.has_room()
 
     # -- compressed shards -----------------------------------------------------------------------------------------
 
@@ -525,7 +494,7 @@ class PartFetcher:
             self._bodies.local(self._open_local(state.number)) if is_local else self._bodies.remote(state),
             Decompressor(compression, state.url),
             state.write,
-            partial(self._events.grow, state),
+            partial(self._fetcher.grow, state),
             partial(self._decompressed, state),
         )
         self._decompressions.append((state, state.decompression))
@@ -534,12 +503,12 @@ class PartFetcher:
         if isinstance(result, int):
             state.total_bytes = result
             self._largest_bytes = max(self._largest_bytes, result)
-            self._events.arrived(state, 0, result)
+            self._fetcher.arrived(state, 0, result)
         elif result is not None:
-            self._events.failed(state, 0, result)
+            self._fetcher.failed(state, 0, result)
         if result is not None:
             state.decompression = None
-        self._events.has_room()
+        self._fetcher.has_room()
 
 
 def _part(state: FetchedShard, number: int) -> Part:

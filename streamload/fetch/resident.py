@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamload.errors import ShardChangedError
 from streamload.index.listing import Shard
 from streamload.limits import RESIDENT_BYTES, RESIDENT_SHARDS
 from streamload.storage.local_files import LocalStorage
+
+if TYPE_CHECKING:
+    from streamload.fetch.fetcher import Fetcher
 
 
 class OpenShard(NamedTuple):
@@ -28,20 +31,6 @@ class OpenShard(NamedTuple):
     url: str
     size_bytes: int
     descriptor: int
-
-
-class FetchedMemory(Protocol):
-    """Where the shards are that cannot be opened by themselves."""
-
-    @property
-    def fetched(self) -> frozenset[int]:
-        """Their numbers."""
-
-    def open(self, shard: int, /) -> OpenShard:
-        """The memory of one of them."""
-
-    def version(self, shard: int, /) -> tuple[int, int]:
-        """Another value for every memory that it has had."""
 
 
 _ALWAYS_THE_SAME = (0, 0)
@@ -62,7 +51,7 @@ class ResidentShards:
     def __init__(
         self,
         shards: tuple[Shard, ...],
-        fetched: FetchedMemory | None = None,
+        fetched: Fetcher | None = None,
         kept_bytes: int = RESIDENT_BYTES,
     ) -> None:
         self._shards = shards
