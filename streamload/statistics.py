@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from typing import Literal, NamedTuple
 
-from streamload.storage.local_files import replace_file
 from streamload.text import counted
 from streamload.totals import Totals, duration_bucket, quantile_s
 from streamload.trace import Event
@@ -260,34 +259,6 @@ class Statistics:
                 numbers[f"{kind}_{name}_s"] = quantile_s(self.totals, kind, quantile)
         return dict(sorted(numbers.items()))
 
-    def prometheus(self, **labels: str) -> str:
-        """The same as text in Prometheus' exposition format, for a file that its node exporter reads.
-
-        Args:
-            **labels: of every line, such as `rank="0"`.
-        """
-        return "".join(f"{line}\n" for line in self._exposed(labels))
-
-    def write_prometheus(self, path: str, **labels: str) -> None:
-        """Replace a file by `prometheus()`; who reads it sees the old one or the new one."""
-        replace_file(path, lambda file: file.write(self.prometheus(**labels).encode()), durable=False)
-
-    def _exposed(self, labels: Mapping[str, str]) -> Iterator[str]:
-        said: set[str] = set()
-        for name, value in self.as_dict().items():
-            metric, _, part = name.partition("/")
-            is_gauge = any(metric == f"{kind}_{each}_s" for kind in _DURATIONS for each, _ in _QUANTILES)
-            exposed = f"streamload_{metric.removesuffix('_s')}{'_seconds' if metric.endswith('_s') else ''}"
-            exposed += "" if is_gauge else "_total"
-            if part:
-                exposed = exposed.replace("_seconds_total", "_by_name_seconds_total")
-            if exposed not in said:
-                said.add(exposed)
-                yield f"# TYPE {exposed} {'gauge' if is_gauge else 'counter'}"
-            of_line = {**labels, **({"name": part} if part else {})}
-            shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in of_line.items())
-            yield f"{exposed}{{{shown}}} {value:.9g}" if shown else f"{exposed} {value:.9g}"
-
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -319,10 +290,6 @@ class Statistics:
         if self.restarted_workers:
             yield f"  workers restarted: {self.restarted_workers}"
         yield f"  limited by {self.verdict}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _machine_processor_s() -> float:

@@ -41,7 +41,6 @@ from streamload.storage.protocol import (
     WEB,
     ShardInfo,
     Storage,
-    chain_links,
     escaped,
     is_pattern,
     protocol_of,
@@ -497,7 +496,7 @@ class _Finder:
             return self._with_sizes(matches)
         if costly and not is_shard_name(shard_name(url)):
             return self._in_folder(storage, url.rstrip("/"))
-        if costly and url == written and _PLAIN_NAME.fullmatch(name) and "::" not in url and "?" not in url:
+        if costly and url == written and _PLAIN_NAME.fullmatch(name) and "?" not in url:
             self._plain_folders.add(folder)
         return [url]
 
@@ -597,8 +596,7 @@ class _Finder:
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """Look up several shards of a remote folder without an index, by one listing if there can be one."""
         unknown = {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
-        *caches, place = chain_links(folder)
-        if protocol_of(place) in WEB and not any("://" in cache for cache in caches):
+        if protocol_of(folder) in WEB:
             return unknown
         storage = self._storages.for_url(urls[0])
         try:

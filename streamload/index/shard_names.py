@@ -16,23 +16,17 @@ from dataclasses import asdict, dataclass
 from urllib.parse import unquote
 
 from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
-from streamload.storage.protocol import WEB, Storage, chain_links, protocol_of
+from streamload.storage.protocol import WEB, Storage, protocol_of
 
-_SHARD = re.compile(r"\.(?:tar|tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)(?:::.*)?\Z", re.IGNORECASE)
+_SHARD = re.compile(r"\.(?:tar|tar\.(?:gz|bz2|xz|zst|zstd)|tgz|tbz2?|txz|tzst)\Z", re.IGNORECASE)
 _UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|zip|rar)|taz|tlz)\Z", re.IGNORECASE)
 
 
 def folder_and_name(url: str) -> tuple[str, str]:
     """A shard's url without its last component, and that component as an index knows it."""
-    if not ("%" in url or "?" in url or "::" in url):
-        folder, _, name = url.rpartition("/")
-        return folder or "/", name
-    web = protocol_of(url) in WEB
-    folder = url.split("?", 1)[0] if web else url
-    chain = chain_links(folder)
-    first = next((number for number, part in enumerate(chain) if "://" in part), 0)
-    chain[first], _, name = chain[first].rpartition("/")
-    return "::".join(chain) or "/", unquote(name) if web and "%" in name else name
+    web = ("%" in url or "?" in url) and protocol_of(url) in WEB
+    folder, _, name = (url.split("?", 1)[0] if web else url).rpartition("/")
+    return folder or "/", unquote(name) if web else name
 
 
 def shard_name(url: str) -> str:

@@ -24,7 +24,6 @@ from streamload.storage.protocol import (
     Entry,
     RangeBody,
     ShardInfo,
-    chain_links,
     find_entries,
     layers,
     one_piece,
@@ -302,9 +301,6 @@ class FilesystemStorage:
         fs = self._filesystem
         try:
             with errors.fsspec_errors(url, ImportError, ValueError):
-                if fs is None and len(chain_links(url)) > 1:
-                    fs, path = fsspec.url_to_fs(url, **self._options)
-                    return _Opened(fs, is_async=False), path
                 if fs is None:
                     made_by, args = fsspec.get_filesystem_class(protocol_of(url)), ()
                     options = methodcaller("_get_kwargs_from_urls", url)(made_by) | self._options
@@ -374,12 +370,8 @@ async def _when_read(url: str, read: Callable[[], Any], timeout_s: float) -> Asy
 def _url_maker(url: str, path: str) -> Callable[[str], str]:
     """Return the function from a filesystem's paths to urls like this one, whose path is known.
 
-    A url is the path with something before it, such as the host of `sftp://host/path`, and in chains after it, such as
-    the archive in `zip://a.tar::s3://bucket/a.zip`.
+    A url is the path with something before it, such as the host of `sftp://host/path`.
     """
-    links = chain_links(url)
-    number = next((number for number, link in enumerate(links) if "://" in link), 0)
-    link, tail = links[number].rstrip("/"), path.strip("/")
-    before = "::".join([*links[:number], link[: len(link) - len(tail)] if link.endswith(tail) else ""])
-    after = "".join(f"::{link}" for link in links[number + 1 :])
-    return lambda path: f"{before}{path.strip('/')}{after}"
+    url, path = url.rstrip("/"), path.strip("/")
+    before = url[: len(url) - len(path)] if url.endswith(path) else ""
+    return lambda path: f"{before}{path.strip('/')}"

@@ -150,15 +150,6 @@ FAMILY = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": 
 FAMILY |= dict.fromkeys(WEB, "http")
 
 
-# Separates urls, and the links of a chain; brackets hold an IPv6 address.
-_LINK = re.compile(r"::(?![^\[\]/]*\])")
-
-
-def chain_links(url: str) -> list[str]:
-    """Split one of fsspec's chains at `::`; `http://[::1]/a.tar` is no chain."""
-    return _LINK.split(url) if "::" in url else [url]
-
-
 def protocol_of(url: str) -> str:
     """Return the lower-cased protocol before `://`, or `file` for a path."""
     match = _PROTOCOL.match(url)
@@ -166,8 +157,8 @@ def protocol_of(url: str) -> str:
 
 
 def place_of(url: str) -> str:
-    """Return the common part of urls of one filesystem: protocol and host; for chained urls the whole folder."""
-    return url.rpartition("/")[0] if len(chain_links(url)) > 1 else "/".join(url.split("/", 3)[:3])
+    """Return the common part of urls of one filesystem: protocol and host."""
+    return "/".join(url.split("/", 3)[:3])
 
 
 # -- filesystems of fsspec --------------------------------------------------------------------------------------------

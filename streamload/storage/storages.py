@@ -10,7 +10,7 @@ from typing import Any
 from streamload.errors import without_secrets
 from streamload.storage.download import Retries
 from streamload.storage.local_files import LocalStorage, local_path
-from streamload.storage.protocol import FAMILY, Storage, chain_links, layers, protocol_of, protocols_of
+from streamload.storage.protocol import FAMILY, Storage, layers, protocol_of, protocols_of
 from streamload.storage.urls import CACHING
 
 _IN_MEMORY = frozenset(("memory",))
@@ -68,11 +68,10 @@ class Storages:
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
-        _refuse_caches(url)
         if self.is_local(url):
             local_path(url)
             return self._local
-        protocol = "fsspec" if self._filesystem is not None or len(chain_links(url)) > 1 else protocol_of(url)
+        protocol = "fsspec" if self._filesystem is not None else protocol_of(url)
         if protocol not in self._by_protocol:
             # Another thread may have made it meanwhile.
             self._by_protocol.setdefault(protocol, self._make(protocol, url))
@@ -85,12 +84,7 @@ class Storages:
             TypeError: the value of an option is of the wrong kind.
             ValueError: an option is not known, or its value cannot be right.
         """
-        protocols: dict[str, None] = {}
-        for url in urls if self._filesystem is None else ():
-            _refuse_caches(url)
-            if len(chain_links(url)) == 1:
-                protocols[protocol_of(url)] = None
-        for protocol in protocols:
+        for protocol in dict.fromkeys(map(protocol_of, urls)) if self._filesystem is None else ():
             options = self._options_of(protocol)
             if options and protocol in FAMILY:
                 from streamload.storage.object_storage import object_options
@@ -106,7 +100,7 @@ class Storages:
         if self._filesystem is not None:
             return False
         explicit = url.startswith(("file:", "/"))
-        if explicit or protocol_of(url) != "file" or len(chain_links(url)) > 1:
+        if explicit or protocol_of(url) != "file":
             return explicit
         _refuse_one_slash(url)
         return True
@@ -120,7 +114,7 @@ class Storages:
         if self._filesystem is not None:
             read_by = layers(self._filesystem)
             return any(_IN_MEMORY & protocols_of(layer) or type(layer).__module__ == "__main__" for layer in read_by)
-        return any(protocol_of(f"{part}://" if "://" not in part else part) in _IN_MEMORY for part in chain_links(url))
+        return protocol_of(url) in _IN_MEMORY
 
     def copy(self) -> Storages:
         """Return storages of the same kind without their connections, for another loop."""
@@ -175,9 +169,9 @@ def _protocols_of_fsspec() -> list[str]:
 
 def _refuse_other_protocol(filesystem: Any, url: str) -> None:
     """Refuse a url of another protocol, which a filesystem would take for one of its paths."""
-    if protocol_of(url) == "file" and len(chain_links(url)) == 1 and not url.startswith("file:"):
+    name, known = protocol_of(url), protocols_of(filesystem)
+    if name == "file" and not url.startswith("file:"):
         return  # a path
-    name, known = protocol_of(chain_links(url)[-1]), protocols_of(filesystem)
     if known & _TAKES_ALL or FAMILY.get(name, name) in {FAMILY.get(each, each) for each in known}:
         return
     raise ValueError(
@@ -185,14 +179,6 @@ def _refuse_other_protocol(filesystem: Any, url: str) -> None:
         f"here and knows its own paths and {', '.join(f'{each}://' for each in sorted(known))}; give the path as the "
         "filesystem knows it, or leave `filesystem` out"
     )
-
-
-def _refuse_caches(url: str) -> None:
-    if "::" in url and any(link.partition("://")[0] in CACHING for link in chain_links(url)):
-        raise ValueError(
-            f"{without_secrets(url)!r}: concurrent readers corrupt fsspec's caches; name the url alone, and use "
-            "cache_dir= to keep what was read"
-        )
 
 
 def _refuse_one_slash(url: str) -> None:

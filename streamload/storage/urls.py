@@ -1,7 +1,7 @@
 """Expand what a user writes for a dataset to a flat list of urls; nothing is requested.
 
 Braces follow bash (`{000000..000123}` keeps its zeros, `{a,b}`, nested) and `::` separates urls within one string,
-as in WebDataset; chains of fsspec stay whole. Both mean the same in a lone string, in a path and in a list of them.
+as in WebDataset. Both mean the same in a lone string, in a path and in a list of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from itertools import pairwise
 from braceexpand import braceexpand
 
 from streamload.errors import without_secrets
-from streamload.storage.protocol import chain_links
 
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -22,16 +21,16 @@ MAX_URLS = 10_000_000
 """More urls than this are probably a mistake, and refused before they fill the memory."""
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
-# Protocols of fsspec whose files lie in what stands behind the `::`.
-_ARCHIVES = frozenset(("zip", "tar", "libarchive"))
-
 CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
 """Protocols of fsspec that keep copies of files, which are refused: `cache_dir` does that."""
 
-# Protocols of fsspec that stand alone before a `::`.
-_WRAPPERS = frozenset(("dir", *CACHING, *_ARCHIVES))
+# Protocols of fsspec that chain urls by `::`.
+_CHAINING = frozenset(("dir", "zip", "tar", "libarchive", *CACHING))
 
 _WORD = re.compile(r"[A-Za-z]\w*")
+
+# Brackets hold an IPv6 address, as in `http://[::1]/a.tar`.
+_SEPARATOR = re.compile(r"::(?![^\[\]/]*\])")
 
 # What stands for itself and does nothing, as most of the urls in long lists do: found out in one step.
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
@@ -64,11 +63,17 @@ def expand_urls(urls: Urls) -> list[str]:
             expanded.append(written)
             continue
         _refuse_programs(argument, written)
-        for word, following in pairwise(chain_links(written)):
-            if "://" in following and _WORD.fullmatch(word) and word not in _WRAPPERS:
+        parts = _SEPARATOR.split(written) if "::" in written else [written]
+        for word, following in pairwise(parts):
+            if word.partition("://")[0] in _CHAINING and "://" in word + following:
+                what = f"{argument} is a chain of fsspec's, {_shown(written)}, and `::` separates urls here"
+                raise ValueError(
+                    f"{what}; give filesystem=fsspec.filesystem(...), and cache_dir= to keep what was read"
+                )
+            if "://" in following and _WORD.fullmatch(word):
                 what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"  # else a missing path
                 raise ValueError(f"{what}; leave it out (if {word} is a folder, write ./{word})")
-        for part in _parts(written):
+        for part in parts:
             if len(expanded) + _count(part) > MAX_URLS:
                 what = f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}"
                 raise ValueError(f"{what}; check the ranges in its braces")
@@ -84,19 +89,6 @@ def expand_urls(urls: Urls) -> list[str]:
 def as_strings(urls: Urls) -> tuple[str, ...]:
     """Return strings as they are written; raises what `expand_urls` raises for other types."""
     return tuple(written for _, written in _strings(urls))
-
-
-def _parts(written: str) -> list[str]:
-    """Split at `::`, but keep fsspec's chains whole: `zip://a.tar::s3://b/z.zip`."""
-    parts: list[str] = []
-    chain = ""
-    for piece in chain_links(written):
-        if piece in _WRAPPERS or piece.split("://", 1)[0] in _ARCHIVES:
-            chain += f"{piece}::"
-        else:
-            parts.append(chain + piece)
-            chain = ""
-    return [*parts, chain.removesuffix("::")] if chain else parts
 
 
 def _strings(urls: object) -> list[tuple[str, str]]:

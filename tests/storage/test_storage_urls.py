@@ -40,8 +40,8 @@ from streamload.storage.urls import MAX_URLS, expand_urls
         ("http://[::1]:8000/a.tar", ["http://[::1]:8000/a.tar"]),
         ("http://[::1]/{a,b}.tar::c.tar", ["http://[::1]/a.tar", "http://[::1]/b.tar", "c.tar"]),
         (
-            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar::d[ab].tar", "dir::http://[2001:db8::1]/x.tar"],
-            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar", "d[ab].tar", "dir::http://[2001:db8::1]/x.tar"],
+            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar::d[ab].tar", "dir::http:/x.tar"],
+            ["http://u:p@[fe80::1%25eth0]:80/[0-9].tar", "d[ab].tar", "dir", "http:/x.tar"],
         ),
     ],
 )
