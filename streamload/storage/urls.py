@@ -67,9 +67,7 @@ def expand_urls(urls: Urls) -> list[str]:
         for word, following in pairwise(parts):
             if word.partition("://")[0] in _CHAINING and "://" in word + following:
                 what = f"{argument} is a chain of fsspec's, {_shown(written)}, and `::` separates urls here"
-                raise ValueError(
-                    f"{what}; give filesystem=fsspec.filesystem(...), and cache_dir= to keep what was read"
-                )
+                raise ValueError(f"{what}; give filesystem=fsspec.filesystem(...), or cache_dir= for copies")
             if "://" in following and _WORD.fullmatch(word):
                 what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"  # else a missing path
                 raise ValueError(f"{what}; leave it out (if {word} is a folder, write ./{word})")

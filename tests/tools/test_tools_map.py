@@ -216,12 +216,12 @@ def test_only_shards_that_changed_are_done_again(source: Path, tmp_path: Path) -
 
     with pytest.raises(StreamloadError, match=r"not yet.*sample '050'"):
         map_shards(until_050, copied, tmp_path / "new", workers=1)
-    before = {path.name: path.stat().st_ino for path in (tmp_path / "new").glob("*.tar")}
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (tmp_path / "new").glob("*.tar")}
     (tmp_path / "go on").touch()
     os.utime(copied / "shard-000001.tar", ns=(0, 0))
     map_shards(until_050, copied, tmp_path / "new", workers=1, resume=True)
     assert content(tmp_path / "new") == content(source)
-    after = {path.name: path.stat().st_ino for path in (tmp_path / "new").glob("*.tar")}
+    after = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (tmp_path / "new").glob("*.tar")}
     assert len(before) == 5
     assert {name for name in before if before[name] != after[name]} == {"shard-000001.tar"}
 
