@@ -51,10 +51,6 @@ class MappedSlots:
         self.drop(slot)
         self._descriptors[slot] = descriptor
 
-    def holds(self, slot: int) -> bool:
-        """Whether the slot's descriptor is here."""
-        return slot in self._descriptors
-
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
         """The slot's memory; it is mapped at the first use, and made larger where it is too small."""
         memory = self._memory.get(slot)

@@ -10,7 +10,7 @@ import contextlib
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -25,9 +25,6 @@ _Result = TypeVar("_Result")
 
 Call = Callable[[Callable[[int, int], None]], _Result]
 """Picklable; called on a node with a function that takes numbers of items and of bytes as they are done."""
-
-ON_A_NODE: Mapping[str, Any] = {"num_workers": 0, "rank": 0, "world_size": 1}
-"""Options of a loader in a task: it has one processor, and the launcher that started Ray is not to make it a rank."""
 
 TASK_NAME = "streamload"
 """What tasks are called in Ray's lists and by their processes."""

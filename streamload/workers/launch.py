@@ -289,11 +289,6 @@ class EarlyWorkers:
         except OSError:
             self.end(0.0)
 
-    @property
-    def pids(self) -> list[int]:
-        """The numbers of their processes."""
-        return [worker.child.pid for worker in self.launched]
-
     def take(self) -> list[WorkerChild]:
         """Those that are there; they are the caller's from now on."""
         taken, self.launched = self.launched, []

@@ -210,11 +210,6 @@ class ProcessPool:
         """See `Pool.capacity`."""
         return len(self._workers) * _TASKS_AHEAD
 
-    @property
-    def pids(self) -> list[int]:
-        """The numbers of the workers' processes."""
-        return [worker.pid for worker in self._workers]
-
     def has_room(self) -> bool:
         """Whether some worker that has started holds fewer tasks than it may."""
         return not self._returned.tasks and self._least_busy() is not None

@@ -203,8 +203,7 @@ def test_a_folder_that_is_a_link_is_not_used(folder: str, tmp_path: Path, linked
     link = Path(folder, linked)
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(tmp_path / "theirs")
-    cache = cache_of(folder)
-    assert not cache.is_on
+    assert cache_of(folder).open(identity_of(1)) is None
     assert len(os.listdir(tmp_path / "theirs")) == 1
 
 

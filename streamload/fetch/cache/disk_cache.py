@@ -213,11 +213,6 @@ class DiskCache:
                 exc.strerror or exc,
             )
 
-    @property
-    def is_on(self) -> bool:
-        """Whether it takes shards."""
-        return self._writable
-
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def _fits(self, identity: ShardIdentity) -> bool:
