@@ -17,8 +17,7 @@ from streamload.decode.decoders import is_image
 from streamload.errors import CollateError
 from streamload.images import RandomResizedCrop
 from streamload.index.listing import list_shards
-from streamload.pack.failures import UsageError
-from streamload.pack.output import shown_bytes
+from streamload.pack.output import UsageError, shown_bytes
 from streamload.storage.storages import Storages
 from streamload.tar.table import MISSING
 from streamload.text import counted

@@ -13,8 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from streamload.errors import StreamloadError
-from streamload.pack.failures import UsageError
-from streamload.pack.output import say
+from streamload.pack.output import UsageError, say
 from streamload.tar.header_chain import RECORD_BYTES
 from streamload.text import printable
 

@@ -12,7 +12,7 @@ from streamload.arguments import parse_bytes
 from streamload.cli.command import Command, Json, Ray, StorageOption, print_document, print_line, show_version
 from streamload.errors import ShardNotFoundError, StorageError
 from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
-from streamload.pack.failures import UsageError
+from streamload.pack.output import UsageError
 from streamload.pack.planning import parse_split
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import Start

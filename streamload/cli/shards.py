@@ -46,9 +46,7 @@ from streamload.index.index_writer import IndexFolder, update_index
 from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
 from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
-from streamload.pack.failures import UsageError
-from streamload.pack.output import say, shown_bytes
-from streamload.pack.progress import open_progress
+from streamload.pack.output import UsageError, open_progress, say, shown_bytes
 from streamload.pack.ray_pool import RayPool, open_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection

@@ -30,9 +30,7 @@ from streamload.decode.decoders import is_image
 from streamload.errors import without_secrets
 from streamload.images.floats import STATISTICS_NAME
 from streamload.index.listing import list_shards
-from streamload.pack.failures import UsageError
-from streamload.pack.output import shown_bytes
-from streamload.pack.progress import open_progress
+from streamload.pack.output import UsageError, open_progress, shown_bytes
 from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from streamload.cluster.ray_cluster import Versions
+from streamload.cluster.ray_cluster import own_version
 from streamload.errors import WorkerError
 from streamload.feeder.messages import Configure, Failed, Ready
 from streamload.fetch.budget import default_budget
@@ -43,9 +43,9 @@ class FeederActor:
         self._pass = (-1, -1, -1)
         self._ended = True
 
-    def versions(self) -> Versions:
+    def version(self) -> str:
         """Return what must be the same everywhere, since trainer and actors send each other pickles."""
-        return Versions.here()
+        return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
         """Start the feeder.

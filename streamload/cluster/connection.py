@@ -16,7 +16,7 @@ import numpy as np
 
 from streamload.arguments import parse_bytes
 from streamload.cluster.actor import FeederActor, Program
-from streamload.cluster.ray_cluster import Versions, connect
+from streamload.cluster.ray_cluster import check_version, connect, own_version
 from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
 from streamload.feeder.messages import Call, Configure, Failed, Ready, ReadyBatch
@@ -282,11 +282,11 @@ class RayConnection:
         kind = ray.remote(FeederActor).options(scheduling_strategy="SPREAD", max_restarts=0, **claims)
         for feeder in feeders:
             feeder.actor = kind.remote()
-        versions = [feeder.actor.versions.remote() for feeder in feeders]
+        versions = [feeder.actor.version.remote() for feeder in feeders]
         started = [feeder.actor.start.remote(*self._started_with) for feeder in feeders]
         try:
             for there in ray.get(versions, timeout=demands.start_timeout):
-                Versions.here().check(there, "of a feeder")
+                check_version(there, "of a feeder", own_version())
             ray.get(started, timeout=demands.start_timeout)
         except ray.exceptions.GetTimeoutError:
             raise ClusterError(

@@ -6,14 +6,11 @@ finds out early what would fail late: no such cluster, other versions, too few r
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import platform
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +21,6 @@ from streamload.ray_feeders import is_host_and_port
 _log = logging.getLogger("streamload")
 
 _CONNECT_TIMEOUT_S = 10.0
-_PROBE_TIMEOUT_S = 120.0
 _INSTALL = 'pip install "streamload[ray]"'
 _NONE_RUNS = (
     "no Ray cluster runs on this machine, and RAY_ADDRESS names none; start one with `ray start --head`, join this "
@@ -32,40 +28,15 @@ _NONE_RUNS = (
 )
 
 
-@dataclass(frozen=True)
-class Versions:
-    """What has to be equal wherever one run works, since it decides which bytes are written and what can be unpickled.
+def own_version() -> str:
+    """Return the version of streamload in this process, which decides what is written and what can be unpickled."""
+    return str(sys.modules["streamload"].__version__)
 
-    A named tuple of a release with other fields could not be unpickled, and so not be compared.
 
-    Attributes:
-        streamload: its version; None where it is not installed.
-        python: major and minor.
-    """
-
-    streamload: str | None
-    python: str
-
-    @classmethod
-    def here(cls) -> Self:
-        """Those of this process."""
-        return cls(sys.modules["streamload"].__version__, ".".join(platform.python_version_tuple()[:2]))
-
-    def check(self, there: Versions, where: str) -> None:
-        """Refuse a node, `where`, that has other ones.
-
-        Raises:
-            ClusterError: it names the node and what differs.
-        """
-        differences = []
-        if there.streamload is None:
-            differences.append("streamload is not installed")
-        elif there.streamload != self.streamload:
-            differences.append(f"streamload is {there.streamload}, and {self.streamload} here")
-        if there.python != self.python:
-            differences.append(f"Python is {there.python}, and {self.python} here")
-        if differences:
-            raise ClusterError(f"on the Ray node {where} {'; '.join(differences)}; install the same on all nodes")
+def check_version(there: str, where: str, here: str) -> None:
+    """Raise ClusterError if a node, `where`, has another version of streamload; of Python and Ray, Ray itself does."""
+    if there != here:
+        raise ClusterError(f"on the Ray node {where} streamload is {there}, and {here} here; install the same on all")
 
 
 def _import_ray() -> Any:
@@ -122,30 +93,6 @@ class RayCluster:
         """How much of these resources nobody uses now on all nodes together, in words."""
         free = self.ray.available_resources()
         return _listed({name: free.get(name, 0) for name in resources})
-
-    def check_nodes(self) -> None:
-        """Run a short task on every node that runs tasks, to compare its versions with those of this process.
-
-        Nodes that join later are not asked; `Versions` can be compared in each task.
-
-        Raises:
-            ClusterError: a node differs; the message names it.
-        """
-        probe = self.ray.remote(num_cpus=0, max_retries=0)(_probe())
-        placed = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        nodes = {node["NodeID"]: node for node in self._nodes() if node["Resources"].get("CPU", 0)}
-        asked = {probe.options(scheduling_strategy=placed(name, soft=False)).remote(): name for name in nodes}
-        here = Versions.here()
-        waiting = list(asked)
-        while waiting:
-            done, waiting = self.ray.wait(waiting, timeout=_PROBE_TIMEOUT_S)
-            if not done:
-                late = ", ".join(sorted(nodes[asked[each]]["NodeManagerAddress"] for each in waiting))
-                raise ClusterError(f"no process of Ray starts on {late}; look at the logs of Ray there")
-            for each in done:
-                with contextlib.suppress(*self.lost_errors()):  # a node that has died since runs no task either
-                    where = nodes[asked[each]]["NodeManagerAddress"]
-                    here.check(Versions(*self.ray.get(each)), where)
 
     def lost_errors(self) -> tuple[type[Exception], ...]:
         """What Ray raises for a task whose process or node was lost."""
@@ -255,22 +202,6 @@ def _why(where: str, exc: Exception) -> str:
     if "ersion mismatch" in text:
         return f"the Ray cluster at {where} has another version: {text}; install the same here as on its nodes"
     return f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
-
-
-def _probe() -> Callable[[], tuple[str | None, str]]:
-    """Return what runs on a node. A function within a function travels by its code: a node may lack streamload."""
-
-    def probe() -> tuple[str | None, str]:
-        import platform
-        from importlib import metadata
-
-        try:
-            installed: str | None = metadata.version("streamload")
-        except metadata.PackageNotFoundError:
-            installed = None
-        return installed, ".".join(platform.python_version_tuple()[:2])
-
-    return probe
 
 
 def _room(node: Mapping[str, float], resources: Mapping[str, float], number: int) -> int:

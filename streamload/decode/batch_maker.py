@@ -1,4 +1,4 @@
-"""Run tasks: make the rows of whole batches, collate them, and write them to their slots."""
+"""Does a worker's tasks: makes the rows of whole batches, collates them, writes them to slots; and scans shards."""
 
 from __future__ import annotations
 
@@ -35,22 +35,30 @@ from streamload.decode.collate import (
 )
 from streamload.decode.columns import Rows, UnreadableError
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
-from streamload.decode.field_reader import Progress, ShardReader
+from streamload.decode.field_reader import OpenShards, Progress, ShardReader
 from streamload.decode.rows import MadeRows, RowMaker
 from streamload.decode.seeding import UnseededError
 from streamload.decode.tasks import (
     BatchDone,
     BatchSlot,
     Failure,
+    ForgetShards,
+    ForgetSlots,
     Job,
     RowFailure,
     RowsDone,
     RowTask,
+    ScanDone,
+    ScannedShard,
+    ScanTask,
+    ShardsOpened,
+    SlotOpened,
     StoredColumn,
     TaskCosts,
 )
-from streamload.memory.slots import SlotMemory
+from streamload.memory.slots import HeapSlots, MappedSlots, SlotMemory
 from streamload.order.randomness import SampleRandomness
+from streamload.tar.scan import scan_file, scan_piece
 from streamload.tar.table import MISSING
 
 _WHOSE: int = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # there are no figures of threads but on Linux
@@ -442,6 +450,91 @@ class BatchMaker:
         block = ValueBlock(columns)
         end = arrays_end + block.size_bytes
         return block.write(self._slots.at_least(slot, end), arrays_end), end
+
+
+def scan(task: ScanTask, shards: OpenShards, clock: TaskClock | None = None) -> ScanDone:
+    """Read the headers of shards, or of the part of one that has arrived."""
+    clock = clock or TaskClock()
+    found = tuple(_scanned(task, shard, shards) for shard in task.shards)
+    costs = clock.costs()
+    return ScanDone(task.number, found, costs._replace(scan=costs.whole))
+
+
+def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
+    with Attempt() as attempt:
+        url = shards.url(shard)
+        if task.available is None:
+            table = scan_file(shards.descriptor(shard), shards.size_bytes(shard), url)
+            return ScannedShard(shard, table)
+        data = shards.first_bytes(shard, task.available)[task.start : max(task.start, task.available)]
+        piece = scan_piece(data, url, start=task.start, total=task.total)
+        return ScannedShard(shard, piece=piece)
+    assert attempt.error is not None
+    return ScannedShard(shard, failure=failure_of(attempt.error))
+
+
+class TaskRunner:
+    """Keeps what a pool has opened for one worker, and does that worker's tasks, one at a time.
+
+    Args:
+        job: what the user wants of a sample and of a batch.
+        heap: where batches are written, if the worker shares its memory with the pool; else slots are opened for it.
+        in_callers_process: as for `RowMaker`; and no shard is mapped as a whole, see `OpenShards`.
+
+    Attributes:
+        maker: of rows and batches.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        heap: HeapSlots | None = None,
+        *,
+        in_callers_process: bool = False,
+    ) -> None:
+        self._delays = None if in_callers_process else DelayCounter()
+        self._slots = MappedSlots()
+        self._shards = OpenShards(maps=not in_callers_process)
+        self.maker = BatchMaker(job, self._slots if heap is None else heap, in_callers_process=in_callers_process)
+
+    def handle(
+        self, message: Any, descriptors: Sequence[int], progress: Progress, waited_s: float = 0.0
+    ) -> RowsDone | ScanDone | None:
+        """Do what one message says; the answer, if it is a task.
+
+        Only interrupts are raised, and in the caller's process exits.
+
+        Args:
+            message: from the pool.
+            descriptors: that came with it; they are closed here.
+            progress: where the current task and row are noted.
+            waited_s: how long the message was waited for.
+        """
+        match message:
+            case RowTask():
+                progress[1] = message.number
+                return self.maker.run(message, self._shards, progress, TaskClock(waited_s, self._delays))
+            case ScanTask():
+                progress[0], progress[1] = -1, message.number
+                return scan(message, self._shards, TaskClock(waited_s, self._delays))
+            case ShardsOpened():
+                for opened, descriptor in zip(message.shards, descriptors, strict=True):
+                    self._shards.add(opened, descriptor)
+            case SlotOpened():
+                self._slots.add(message.slot, descriptors[0])
+            case ForgetShards():
+                self._shards.drop(message.shards)
+            case ForgetSlots():
+                for slot in message.slots:
+                    self._slots.drop(slot)
+        return None
+
+    def close(self) -> None:
+        """Close all shards and slots. Idempotent."""
+        self._shards.close()
+        self._slots.close()
+        if self._delays is not None:
+            self._delays.close()
 
 
 def _child(tree: Node, child: int | str) -> Node | None:

@@ -16,8 +16,7 @@ from typing import Any, Literal
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import without_secrets
-from streamload.feeder.epoch import Epoch, Pace, Resources
-from streamload.feeder.epochs import Epochs
+from streamload.feeder.epoch import Epoch, Epochs, Pace, Resources
 from streamload.feeder.messages import (
     COUNT_SAMPLES,
     AbandonEpoch,
@@ -36,9 +35,8 @@ from streamload.feeder.scans import Scans
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
-from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.fetcher import Fetcher, Prerequisites
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.transfers import TransferCounts
 from streamload.fetch.window import Turns

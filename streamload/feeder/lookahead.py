@@ -15,9 +15,8 @@ from streamload.decode.failure import Attempt
 from streamload.errors import StreamloadError
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.feeder.scans import SCANNED_TOGETHER, Scans
-from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.fetcher import Fetcher, Prerequisites
 from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
-from streamload.fetch.prerequisites import Prerequisites
 from streamload.fetch.window import Turns
 from streamload.index.dataset import Dataset
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, GUESSED_PARTS, GUESSED_PARTS_SHARE, SCANNED_SHARDS

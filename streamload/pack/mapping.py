@@ -21,7 +21,7 @@ from streamload.errors import without_secrets
 from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
 from streamload.pack.calling import call_tasks, check_counts, check_samples, code_of
-from streamload.pack.failures import UsageError
+from streamload.pack.output import UsageError
 from streamload.pack.planning import shard_spans
 from streamload.pack.ray_pool import pickled_by_value
 from streamload.pack.run import Start, pack_into

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import cloudpickle
 
-from streamload.cluster.ray_cluster import RayCluster, Versions, connect
+from streamload.cluster.ray_cluster import RayCluster, check_version, connect, own_version
 from streamload.decode.failure import first_line
 from streamload.decode.job_pickle import users_modules
 from streamload.errors import ClusterError, WorkerError
@@ -67,7 +67,7 @@ class RayPool:
         for call in calls:
             if len(waiting) == at_once:
                 yield self._result(waiting.popleft(), report)
-            waiting.append(self._task.remote(Versions.here(), os.getcwd(), cloudpickle.dumps(call)))
+            waiting.append(self._task.remote(own_version(), os.getcwd(), cloudpickle.dumps(call)))
             self._in_flight.add(waiting[-1])
         while waiting:
             yield self._result(waiting.popleft(), report)
@@ -108,14 +108,13 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | No
     """Open a pool on the cluster at an address; None for no address, where this machine does the work.
 
     Raises:
-        ClusterError: there is no such cluster, or its nodes have other versions.
+        ClusterError: there is no such cluster.
     """
     if address is None:
         yield None
         return
     with connect(address) as cluster:
         pool = RayPool(cluster, at_once)
-        cluster.check_nodes()
         try:
             yield pool
         finally:
@@ -135,14 +134,14 @@ def pickled_by_value(function: Callable[..., Any]) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def run_call(versions: Versions, folder: str, pickled: bytes) -> bytes:
+def run_call(version: str, folder: str, pickled: bytes) -> bytes:
     """Do a call in a task, in the folder of the command if the node has it.
 
     Returns:
         Pickled: the result, and how many items and bytes were reported.
 
     Raises:
-        ClusterError: this node has other versions than the command, or lacks a module.
+        ClusterError: this node has another version than the command, or lacks a module.
         Exception: what the call raises, with a note that names the node.
     """
     reported = [0, 0]
@@ -152,7 +151,7 @@ def run_call(versions: Versions, folder: str, pickled: bytes) -> bytes:
         reported[1] += item_bytes
 
     node = str(import_module("ray").util.get_node_ip_address())
-    versions.check(Versions.here(), node)
+    check_version(own_version(), node, version)
     try:
         with contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext():
             return pickle.dumps((cloudpickle.loads(pickled)(report), *reported))

@@ -22,10 +22,8 @@ from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, is_plain_
 from streamload.index.listing import IndexLookup
 from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY
 from streamload.limits import SMALL_REQUESTS
-from streamload.pack.failures import UsageError
-from streamload.pack.output import say
+from streamload.pack.output import UsageError, open_progress, say
 from streamload.pack.processes import Processes
-from streamload.pack.progress import open_progress
 from streamload.pack.ray_pool import RayPool, open_pool
 from streamload.pack.tasks import Record, Target, Task, do, read_record, record_url
 from streamload.storage.protocol import ShardInfo, escaped, same_etag

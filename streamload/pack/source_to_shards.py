@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from streamload.errors import without_secrets
-from streamload.pack.failures import UsageError
-from streamload.pack.output import say, shown_bytes, shown_time
+from streamload.pack.output import UsageError, say, shown_bytes, shown_time
 from streamload.pack.planning import (
     estimated_spans,
     measured_positions,

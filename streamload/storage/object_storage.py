@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 import weakref
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -36,7 +36,6 @@ from streamload.errors import (
 from streamload.storage import errors
 from streamload.storage.download import Retries
 from streamload.storage.protocol import (
-    ANY_FOLDERS,
     FAMILY,
     UNKNOWN_BYTES,
     WEB,
@@ -44,7 +43,6 @@ from streamload.storage.protocol import (
     RangeBody,
     ShardInfo,
     find_entries,
-    matches,
     one_piece,
     protocol_of,
     quoted,
@@ -371,7 +369,7 @@ class ObjectStorage:
         return f"{protocol.lower()}://{rest}"
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches, by one listing for each folder that a component matches; with `**`, by a flat one.
+        """Return the matches, by one listing for each folder that a component matches.
 
         Raises:
             StorageError: the storage cannot list, as web servers cannot.
@@ -384,11 +382,7 @@ class ObjectStorage:
                 url=pattern,
             )
         folder, steps = split_pattern(key.strip("/"))
-        level: Callable[[str], Iterable[Entry]] = partial(self._level, root)
-        if ANY_FOLDERS in steps:
-            tree = self._tree(root, folder, "" if folders else steps[-1])
-            level = lambda folder: tree.get(folder, {}).values()  # noqa: E731
-        entries = find_entries(folder, steps, level, folders=folders)
+        entries = find_entries(folder, steps, partial(self._level, root), folders=folders)
         if folders:
             return [ShardInfo(f"{root}{path}", UNKNOWN_BYTES, 0) for path in sorted(entry.path for entry in entries)]
         return sorted((_info(f"{root}{entry.path}", entry.known) for entry in entries), key=lambda info: info.url)
@@ -557,21 +551,6 @@ class ObjectStorage:
         folders = [Entry(str(path), is_folder=True) for path in listed["common_prefixes"]]
         return [*folders, *(Entry(meta["path"], is_folder=False, known=meta) for meta in listed["objects"])]
 
-    def _tree(self, root: str, folder: str, component: str) -> dict[str, dict[str, Entry]]:
-        """List everything below a folder: each folder's entries by path, of its files the matches of a component."""
-
-        def whole(store: Any, _: str) -> dict[str, dict[str, Entry]]:
-            tree: dict[str, dict[str, Entry]] = {}
-            for meta in _each(obstore.list(store, folder or None, chunk_size=1000)):
-                path = meta["path"]
-                if component and matches(path, component):
-                    tree.setdefault(path.rpartition("/")[0], {})[path] = Entry(path, is_folder=False, known=meta)
-                while (path := path.rpartition("/")[0]) and path != folder:
-                    tree.setdefault(path.rpartition("/")[0], {})[path] = Entry(path, is_folder=True)
-            return tree
-
-        return self._retried(root + folder, whole)
-
     def _store(self, root: str, *, writes: bool = False) -> Any:
         _use_here(root)
         with self._lock:
@@ -631,8 +610,3 @@ class ObjectStorage:
                     pass
                 self._pauses[root] = asked_s, pause_s
             return max(0.0, asked_s + pause_s - time.monotonic())
-
-
-def _each(chunks: Any) -> Iterator[Mapping[str, Any]]:
-    for chunk in chunks:
-        yield from chunk

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from streamload.decode.batch_maker import TaskRunner
 from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, Task, TaskCosts
 from streamload.fetch.resident import ResidentShards
 from streamload.limits import CALLER_SHARDS_SHARE
 from streamload.memory.slots import HeapSlots, SlotPool
 from streamload.workers.protocol import PoolEvents, WorkerActivity
-from streamload.workers.task_runner import TaskRunner
 from streamload.workers.worker_link import WorkerLink
 
 

@@ -55,35 +55,6 @@ _GRACE_OF_THE_LOST_S = 2.0
 _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
-class ReturnedTasks:
-    """Tasks that no worker holds, in their order.
-
-    Args:
-        events: says which tasks are wanted, and is notified of those dropped.
-
-    Attributes:
-        tasks: the tasks.
-    """
-
-    def __init__(self, events: PoolEvents) -> None:
-        self.tasks: deque[Task] = deque()
-        self._events = events
-
-    def drop_unwanted(self) -> None:
-        """Drop the tasks that nobody waits for."""
-        self.tasks = deque(self.wanted(self.tasks))
-
-    def wanted(self, tasks: Iterable[Task]) -> list[Task]:
-        """Those of some tasks that are waited for; of the others the events are notified."""
-        wanted = []
-        for task in tasks:
-            if self._events.is_wanted(task):
-                wanted.append(task)
-            else:
-                self._events.on_dropped(task)
-        return wanted
-
-
 class PoolWorker:
     """A worker that has been launched.
 
@@ -191,7 +162,7 @@ class ProcessPool:
         self._log_levels = log_levels
         self._shards = shards
         self._events = events
-        self._returned = ReturnedTasks(events)
+        self._returned: deque[Task] = deque()  # tasks that no worker holds, in their order
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._ends_at_failure = ends_at_failure
         self._deaths_in_a_row = 0
@@ -212,7 +183,7 @@ class ProcessPool:
 
     def has_room(self) -> bool:
         """Whether some worker that has started holds fewer tasks than it may."""
-        return not self._returned.tasks and self._least_busy() is not None
+        return not self._returned and self._least_busy() is not None
 
     def workers_with_tasks(self) -> tuple[int, int]:
         """See `Pool.workers_with_tasks`."""
@@ -222,13 +193,13 @@ class ProcessPool:
         """Give a task to the worker with the fewest."""
         worker = self._least_busy()
         if worker is None:
-            self._returned.tasks.append(task)
+            self._returned.append(task)
         else:
             worker.link.give(task)
 
     def drop_unwanted(self) -> None:
         """See `Pool.drop_unwanted`."""
-        self._returned.drop_unwanted()
+        self._returned = deque(self._wanted(self._returned))
 
     def abandon_unwanted(self) -> None:
         """See `Pool.abandon_unwanted`: a worker still busy with such a task after a second is replaced."""
@@ -243,7 +214,7 @@ class ProcessPool:
         for worker in list(self._workers):
             if next(iter(worker.link.tasks), None) in unwanted:
                 worker.end(0.0)
-                self._replace(worker, self._returned.wanted(worker.link.tasks.values()))
+                self._replace(worker, self._wanted(worker.link.tasks.values()))
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Have the workers close shards, except those worth keeping, after the tasks that they hold."""
@@ -282,6 +253,16 @@ class ProcessPool:
         worker.channel.send(WorkerSetup(number, self._job, self._import_path, self._log_levels))
         return worker
 
+    def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
+        """The tasks that are waited for; of the others the events are notified."""
+        wanted = []
+        for task in tasks:
+            if self._events.is_wanted(task):
+                wanted.append(task)
+            else:
+                self._events.on_dropped(task)
+        return wanted
+
     def _least_busy(self) -> PoolWorker | None:
         free = [worker for worker in self._workers if worker.started and len(worker.link.tasks) < _TASKS_AHEAD]
         return min(free, key=lambda worker: len(worker.link.tasks), default=None)
@@ -289,8 +270,8 @@ class ProcessPool:
     def _give_returned(self) -> None:
         """Have the tasks that no worker holds done, as far as they are still wanted."""
         self.drop_unwanted()
-        while self._returned.tasks and (worker := self._least_busy()) is not None:
-            worker.link.give(self._returned.tasks.popleft())
+        while self._returned and (worker := self._least_busy()) is not None:
+            worker.link.give(self._returned.popleft())
 
     def _on_message(self, worker: PoolWorker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
         if isinstance(message, Logged):
@@ -335,7 +316,7 @@ class ProcessPool:
                 self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
         held = list(worker.link.tasks.values())
-        tasks = self._returned.wanted(held)
+        tasks = self._wanted(held)
         if tasks and tasks[0] is held[0]:
             blamed = self._blame(worker, tasks[0], how)
             if blamed is None:
@@ -347,7 +328,7 @@ class ProcessPool:
 
     def _replace(self, worker: PoolWorker, tasks: Sequence[Task]) -> None:
         """Start another worker in place of one that has ended; these tasks are done again."""
-        self._returned.tasks.extendleft(reversed(tasks))
+        self._returned.extendleft(reversed(tasks))
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         self._give_returned()
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any, NoReturn
 
+from streamload.decode.batch_maker import TaskRunner
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
 from streamload.decode.tasks import WorkerSetup, WorkerStarted
@@ -24,7 +25,6 @@ from streamload.memory.channel import Channel
 from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import keep_freed_memory, raise_descriptor_limit
 from streamload.workers.launch import PROGRESS_BYTES, write_stack_on_request
-from streamload.workers.task_runner import TaskRunner
 
 # Free memory that a worker keeps: users' functions make some hundred kilobytes for each row, and free them.
 _KEPT_BYTES = 32 << 20

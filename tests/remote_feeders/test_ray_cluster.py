@@ -11,7 +11,7 @@ import pytest
 from launched import run_python
 from servers.rclone import free_port
 
-from streamload.cluster.ray_cluster import RayCluster, Versions, connect
+from streamload.cluster.ray_cluster import RayCluster, check_version, connect, own_version
 from streamload.errors import ClusterError
 
 
@@ -117,10 +117,6 @@ def test_what_fits_is_counted_node_by_node() -> None:
 
 
 def test_other_versions_are_refused() -> None:
-    here = Versions.here()
-    here.check(Versions.here(), "n1")
-    message = "on the Ray node n1 streamload is 9.9, and .* here; Python is 3.0, and .* here; install the same"
-    with pytest.raises(ClusterError, match=message):
-        here.check(Versions("9.9", "3.0"), "n1")
-    with pytest.raises(ClusterError, match="streamload is not installed; install"):
-        here.check(Versions(None, here.python), "n1")
+    check_version(own_version(), "n1", own_version())
+    with pytest.raises(ClusterError, match="on the Ray node n1 streamload is 9.9, and .* here; install the same"):
+        check_version("9.9", "n1", own_version())
