@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("exhaustive", max_examples=200)
-    settings.register_profile("usual", max_examples=25)
+    settings.register_profile("usual", max_examples=15)
     settings.load_profile("usual" if config.option.markexpr else "exhaustive")
 
 

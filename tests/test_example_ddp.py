@@ -69,16 +69,22 @@ def killed_run(folder: Path, shards: str, whole: list[tuple[int, list[int]]]) ->
     return state
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
-def test_a_killed_rank_and_a_restart_at_another_world_size(tmp_path: Path, rclone_s3: S3Server, ranks: int) -> None:
+def test_a_killed_rank_and_a_restart_on_one_without_torchrun(tmp_path: Path) -> None:
+    shards = write_numbers(tmp_path / "shards", _UNEVEN)
+    whole = undisturbed(shards, 24, lanes=2)
+    state = killed_run(tmp_path / "killed", shards, whole)
+    assert undisturbed(shards, 24, lanes=2, state=state) == whole[6:]
+
+
+@pytest.mark.exhaustive
+def test_a_killed_rank_and_a_restart_on_three_from_a_bucket(tmp_path: Path, rclone_s3: S3Server) -> None:
     shards = write_numbers(tmp_path / "shards", _UNEVEN)
     whole = undisturbed(shards, 24, lanes=2)
     killed_run(tmp_path / "killed", shards, whole)
-    bucket = f"restarted-{ranks}"
-    shutil.copytree(shards, rclone_s3.folder / bucket)
-    ended = run(tmp_path / "killed", f"s3://{bucket}", ranks, 24, storage_options=rclone_s3.options)
+    shutil.copytree(shards, rclone_s3.folder / "restarted")
+    ended = run(tmp_path / "killed", "s3://restarted", 3, 24, storage_options=rclone_s3.options)
     assert ended.status == 0, ended.output
-    assert recorded(tmp_path / "killed", ranks) == whole[6:]
+    assert recorded(tmp_path / "killed", 3) == whole[6:]
 
 
 @pytest.mark.exhaustive

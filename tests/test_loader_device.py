@@ -99,7 +99,7 @@ def test_the_batch_ahead_is_copied_but_not_given(source: str, cuda: LateCuda) ->
         assert cuda.read(next(iter(resumed))[1])[0] == 10
 
 
-@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("device", [exhaustive((None,)), "cuda"])
 def test_the_end_waits_for_copies_before_it_unlocks(source: str, cuda: LateCuda, device: str | None) -> None:
     loader = make(source, num_workers=1, device=device)
     batches = begin(loader, ready=1)
@@ -177,7 +177,7 @@ def test_a_device_that_is_not_there_is_refused_at_once(source: str) -> None:
         StreamLoader(source, device="cuda")
 
 
-@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("device", [exhaustive((None,)), "cuda"])
 def test_a_slot_is_filled_again_only_after_late_copies(tmp_path: Path, cuda: LateCuda, device: str | None) -> None:
     """Copies that the loop queues with `.to`, and those of `device=`, for a fast and a slow loop."""
     source = write_numbers(tmp_path / "shards", [100, 156], width=50)

@@ -109,7 +109,7 @@ def test_shards_without_an_index_are_joined_too(dataset: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("main_is_remote", "workers"), [(True, 1), (False, 0), *map(exhaustive, [(True, 0), (False, 1)])]
+    ("main_is_remote", "workers"), [(True, 0), (False, 0), *map(exhaustive, [(True, 1), (False, 1)])]
 )
 def test_shards_and_sidecars_may_lie_in_different_places(dataset: Path, main_is_remote: bool, workers: int) -> None:
     with FaultServer(dataset) as server:

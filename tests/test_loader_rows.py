@@ -142,7 +142,7 @@ def torchs(values: list[Any]) -> Any:
         return error
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(values=rows_of_batches())
 @example(values=[[], []])
 @example(values=[{}, {"a": 1}])
@@ -292,7 +292,7 @@ INTEGER_TEXTS = st.one_of(
 NPY = st.tuples(st.sampled_from([*DTYPES, ">f4"]), st.sampled_from([(), (3,), (2, 3)]), st.sampled_from("CF"))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(texts=st.lists(INTEGER_TEXTS, min_size=1, max_size=6), npy=NPY, other=NPY, seed=st.integers(0, 3))
 def test_columns_are_decoded_as_single_values(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], npy: Any, other: Any, seed: int

@@ -122,7 +122,7 @@ def test_gzip_headers_with_everything_in_them() -> None:
     assert decompressed(Compression.GZIP, data, chunk_bytes=1) == CONTENT
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     compression=st.sampled_from(ALL),
     sizes=st.lists(st.integers(0, 400_000), min_size=1, max_size=4),

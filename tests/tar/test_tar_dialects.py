@@ -227,7 +227,7 @@ def test_members_without_a_payload_of_their_own_are_counted() -> None:
 _names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(_names, st.binary(max_size=1500)), max_size=12, unique_by=lambda member: member[0]),
     st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
@@ -255,7 +255,7 @@ def test_what_tarfile_writes_is_read_back(members: list[tuple[str, bytes]], tar_
 _components = st.text(st.sampled_from("aB.._é/"), min_size=1, max_size=8)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(_components, max_size=8))
 def test_any_names_make_the_samples_that_webdataset_makes(names: list[str]) -> None:
     """Where we refuse or pass over more than WebDataset, that is told apart below."""

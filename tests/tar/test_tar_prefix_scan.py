@@ -197,7 +197,7 @@ def test_bytes_that_are_fed_one_by_one(name: str) -> None:
     assert scanner.finish().skipped == scan_shard(memoryview(SOUND[name]), URL).skipped
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(st.sampled_from([name for name in SOUND if name != "long"]), st.integers(1, 5000), st.data())
 def test_bytes_that_are_fed_give_the_same_table_and_the_same_error(name: str, step: int, data: st.DataObject) -> None:
     content = SOUND[name]

@@ -27,7 +27,7 @@ from streamload.index.dataset_index import DatasetIndex
 
 if importlib.util.find_spec("ray") is None:  # importing it would have every test of this process begin with it
     pytest.skip("needs the extra: pip install 'streamload[ray]'", allow_module_level=True)
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(240)]
 
 HERE = Path(__file__).parent
 COUNT, SHARDS, HELD = 60, 6, 3
@@ -134,7 +134,6 @@ def test_map_is_the_same_where_a_task_is_killed(cluster: LocalRayCluster, source
     assert files(tmp_path / "many") == files(tmp_path / "one")
 
 
-@pytest.mark.exhaustive
 def test_map_is_the_same_where_a_node_is_killed(cluster_to_harm: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     map_shards(held_functions.held, os.fspath(source), tmp_path / "one", workers=1)
     running = HeldMap(cluster_to_harm, tmp_path / "held", source, tmp_path / "many")
@@ -149,7 +148,6 @@ def test_map_is_the_same_where_a_node_is_killed(cluster_to_harm: LocalRayCluster
     assert files(tmp_path / "many") == files(tmp_path / "one")
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_bucket_gets_the_same_where_the_command_is_ended_and_resumed(
     cluster: LocalRayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server, how: signal.Signals
@@ -177,7 +175,6 @@ def test_a_bucket_gets_the_same_where_the_command_is_ended_and_resumed(
     assert files(bucket.folder / "new") == files(tmp_path / "one")
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("cut", [{}, {"max_count": 15}], ids=["one for each", "cut anew"])
 def test_pack_and_map_from_python(
     cluster: LocalRayCluster, source: Path, tmp_path: Path, rclone_s3: S3Server, cut: dict[str, int]
@@ -200,7 +197,6 @@ def test_pack_and_map_from_python(
     assert files(bucket.folder) == files(tmp_path / "one")
 
 
-@pytest.mark.exhaustive
 def test_verify_and_index_are_the_same(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shutil.copytree(source, shards)
@@ -227,7 +223,6 @@ def test_verify_and_index_are_the_same(cluster: LocalRayCluster, source: Path, t
     assert (index / "columns.npz").exists()
 
 
-@pytest.mark.exhaustive
 def test_the_commands_of_the_page(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     page = (HERE.parents[1] / "docs/ray.md").read_text().partition("## Packing")[2].partition("\n## ")[0]
     (commands,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -243,7 +238,6 @@ def test_the_commands_of_the_page(cluster: LocalRayCluster, source: Path, tmp_pa
     assert (tmp_path / "packed/shard-000000.tar").exists()
 
 
-@pytest.mark.exhaustive
 def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     """The path of a descriptor leads every process to something else."""
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -260,7 +254,6 @@ def test_a_destination_that_nodes_do_not_see_is_refused(cluster: LocalRayCluster
     assert re.search("was finished, but is not here; give a bucket|cannot write shards to", done.stderr), done.stderr
 
 
-@pytest.mark.exhaustive
 def test_errors_of_nodes_are_those_of_one_machine(cluster: LocalRayCluster, source: Path, tmp_path: Path) -> None:
     done = streamload("map", "held_functions:on_a_full_disk", source, tmp_path / "new", "--ray", cluster.address)
     assert done.status == 1

@@ -94,7 +94,7 @@ def test_a_size_that_ustar_cannot_hold_goes_into_a_pax_record() -> None:
     assert len(member_header("a.bin", 8**11 - 1)) == 512
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300), st.integers(0, 8**11 - 1)
 )
@@ -118,7 +118,7 @@ KEY = st.from_regex(r"([a-zé ._-]{1,60}/){0,3}[a-zA-Z0-9é _-]{1,90}", fullmatc
 FIELD = st.sampled_from(["jpg", "seg.png", "cls", "txt", "a.b.c", "été", "0"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(KEY, st.dictionaries(FIELD, st.binary(max_size=1500), min_size=1, max_size=4)),
