@@ -197,13 +197,13 @@ class RandomAccess:
             read = dict(zip(wanted, self._read_remotely("read_ranges", wanted), strict=True)) if wanted else {}
         return planned, RowBytes(self._listing, opened, read)
 
-    def error(self, failure: RowFailure, fields: tuple[str, ...] | None) -> SampleError | ShardChangedError:
-        """The error for a sample that failed when these fields were wanted."""
+    def error(self, failure: RowFailure) -> SampleError | ShardChangedError:
+        """The error for a sample that failed."""
         with self._lock:
             self._have_tables([failure.shard])
             table = self._tables.find_joined(failure.shard)
             assert table is not None, "it was found or scanned"
-        failure = with_fields(failure, table, fields, frozenset(self._listing.sidecar_fields))
+        failure = with_fields(failure, table, frozenset(self._listing.sidecar_fields))
         return sample_error(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
@@ -486,7 +486,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         if not made.failures:
             return values, None
         first = min(made.failures)
-        return values[:first], access.error(made.failures[first], self._job.fields)
+        return values[:first], access.error(made.failures[first])
 
     def _maker(self) -> RowMaker:
         if not hasattr(self._makers, "maker"):

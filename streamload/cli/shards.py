@@ -46,7 +46,7 @@ from streamload.index.index_writer import IndexFolder, update_index
 from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
 from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
-from streamload.pack.output import UsageError, open_progress, say, shown_bytes
+from streamload.pack.output import Progress, UsageError, say, shown_bytes
 from streamload.pack.ray_pool import RayPool, open_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
@@ -91,7 +91,7 @@ def each(
         pool: runs the calls on a Ray cluster instead.
         label: the activity, for the progress; empty for no progress.
     """
-    with open_progress(label, len(items), "shards") if label else nullcontext() as progress:
+    with Progress(label, len(items), "shards") if label else nullcontext() as progress:
         advance: Report = (lambda *_: None) if progress is None else progress.advance
         if pool is not None:
             yield pool.results((partial(function, item) for item in items), advance)
@@ -491,7 +491,7 @@ def verify_command(
         whole = _verify(urls, report_faults, counts, index=index, storages=Storages(options), **reading)
         decoding = partial(_undecodable, index=index, storage_options=options or None)
         if decode and whole and pool is None:
-            with open_progress("decoding", counts["samples"], "samples") as progress:
+            with Progress("decoding", counts["samples"], "samples") as progress:
                 report_faults(decoding(whole, progress.advance, workers or available_processors()))
         elif decode:
             with each(partial(_undecodable_here, decoding), whole, pool=pool, label="decoding") as undecodable:

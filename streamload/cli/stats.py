@@ -30,7 +30,7 @@ from streamload.decode.decoders import is_image
 from streamload.errors import without_secrets
 from streamload.images.floats import STATISTICS_NAME
 from streamload.index.listing import list_shards
-from streamload.pack.output import UsageError, open_progress, shown_bytes
+from streamload.pack.output import Progress, UsageError, shown_bytes
 from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
@@ -177,7 +177,7 @@ def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, **option
             world_size=1,
             **options,
         ) as loader,
-        open_progress("measuring", samples, "samples") as progress,
+        Progress("measuring", samples, "samples") as progress,
     ):
         for count, sums in loader:
             progress.advance(count, 0)

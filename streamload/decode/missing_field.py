@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from streamload.decode.decoders import is_image
 from streamload.decode.tasks import RowFailure
 from streamload.tar.table import ShardTable
 from streamload.text import listed
 
-_AUDIO = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
-_VIDEOS = ("mp4", "webm", "mkv", "avi", "mov")
 
-
-def with_fields(
-    failure: RowFailure, table: ShardTable, wanted: Sequence[str] | None, in_sidecars: Collection[str] = ()
-) -> RowFailure:
+def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[str] = ()) -> RowFailure:
     """The failure; if a field is missing, with the existing ones added to its message.
 
     Args:
         failure: any.
         table: of its shard.
-        wanted: the requested fields; None for all.
         in_sidecars: those of sidecars.
     """
     if not failure.missing_field or failure.field is None:
@@ -31,15 +24,13 @@ def with_fields(
         advice = f'write it again, or "{failure.field}?" in fields for samples without'
         message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
         return failure._replace(message=message)
-    others = {name for entry in wanted or () for name in entry.split(";")}
-    instead = next((name for name in existing if name not in others and _alike(name, failure.field)), None)
-    if instead is not None:
-        advice = f'to take either, write "{failure.field};{instead}" in fields'
-    elif (found := those_there_are(failure.field, existing)) != listed(existing):
-        return failure._replace(message=f"{failure.message}; it has {found}")
-    else:
-        advice = f'to take samples without it as well, write "{failure.field}?" in fields'
-    return failure._replace(message=f"{failure.message}; it has {listed(existing)}; {advice}")
+    found = those_there_are(failure.field, existing)
+    if found == listed(existing):
+        found += (
+            f'; write "{failure.field};OTHER" in fields to take another field where it is missing, or '
+            f'"{failure.field}?" to take samples without it as well'
+        )
+    return failure._replace(message=f"{failure.message}; it has {found}")
 
 
 def those_there_are(wanted: str, existing: Sequence[str]) -> str:
@@ -60,18 +51,3 @@ def those_there_are(wanted: str, existing: Sequence[str]) -> str:
         f"the sample 'x'; if that was not meant, rename the files, and otherwise request {longer!r}, or take "
         "fields=None and have a transform choose"
     )
-
-
-def _alike(name: str, wanted: str) -> bool:
-    """Whether a field may be meant by a wanted name: an image for an image, but not the mask `seg.png` for a photo."""
-    return any(_sort(name) == _sort(entry) != ("", "") for entry in wanted.split(";"))
-
-
-def _sort(name: str) -> tuple[str, str]:
-    """A field's name before its last extension, and the kind of the extension; empty where that is unknown."""
-    before, _, extension = name.rpartition(".")
-    if is_image(extension):
-        return before, "image"
-    if extension in _AUDIO:
-        return before, "audio"
-    return (before, "video") if extension in _VIDEOS else ("", "")

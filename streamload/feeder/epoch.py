@@ -317,7 +317,7 @@ class Epoch:
     def _located(self, failure: RowFailure) -> FailedRow:
         table = self._tables.find_joined(failure.shard)
         assert table is not None
-        failure = with_fields(failure, table, self._settings.fields, frozenset(self._tables.listing.sidecar_fields))
+        failure = with_fields(failure, table, frozenset(self._tables.listing.sidecar_fields))
         return FailedRow(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
 
 

@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
-from types import CellType, CodeType
 from typing import Any
 
 import cloudpickle
@@ -39,8 +38,8 @@ def pack(
 
     Every reader refuses the destination until everything is packed. Equal samples give equal bytes, whatever `workers`
     is. After a kill, the same call with `resume=True` goes on and gives the same bytes, if the function gives the same
-    samples again: shards are kept whose inputs, and the function's own code, are as they were. What the function calls
-    or reads otherwise is not compared.
+    samples again: shards are kept whose inputs, and the function's own source, are as they were. What the function
+    calls, holds or reads otherwise is not compared.
 
     Some inputs (one in sixteen, 128 at most) are packed once more at the start, to see how many fill a shard.
 
@@ -147,46 +146,14 @@ def _file_of(value: object) -> tuple[str, int, int] | None:
 
 
 def code_of(function: Callable[..., Any]) -> str:
-    """A digest of a function's name, code and fixed values; the bytes of a pickle differ between processes."""
-    fixed = ""
+    """A digest of a function's name and source, if that can be read, and of the arguments that `partial` gives it."""
+    given = []
     while isinstance(function, partial):
-        fixed += _value_text((function.args, function.keywords))
+        given.append((function.args, sorted(function.keywords.items())))
         function = function.func
-    plain: Any = inspect.unwrap(function)
-    if not inspect.isroutine(plain):
-        plain = type(plain).__call__
-    code = getattr(plain, "__code__", None)
-    text = _text_of(code) if isinstance(code, CodeType) else ""
-    held = [cell.cell_contents for cell in getattr(plain, "__closure__", None) or () if _is_set(cell)]
-    fixed += _value_text((getattr(plain, "__defaults__", None), getattr(plain, "__kwdefaults__", None), held))
-    return digest_of(plain.__qualname__, fixed, text)
-
-
-def _value_text(value: object) -> str:
-    """A value that a function works with, as far as it says the same in another process; no credentials."""
-    if callable(value):
-        return code_of(value)
-    if isinstance(value, Mapping):
-        return repr([(name, _value_text(value[name])) for name in sorted(value, key=repr) if name != "storage_options"])
-    if isinstance(value, tuple | list):
-        return repr([_value_text(each) for each in value])
-    return repr(value) if isinstance(value, str | bytes | int | float | None) else type(value).__qualname__
-
-
-def _is_set(cell: CellType) -> bool:
+    plain: Any = function if inspect.isroutine(function) else type(function)
     try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
-
-
-def _text_of(code: CodeType) -> str:
-    """What a code does, without the lines where it stands; sets in one order."""
-    values = [
-        _text_of(value)
-        if isinstance(value, CodeType)
-        else repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value)
-        for value in code.co_consts
-    ]
-    return repr((code.co_code, code.co_names, code.co_varnames, values))
+        source = inspect.getsource(plain)
+    except (OSError, TypeError):
+        source = ""
+    return digest_of(plain.__qualname__, given, source)

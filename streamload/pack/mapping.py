@@ -31,7 +31,7 @@ from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_files import LocalStorage
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
-from streamload.tar.decompression import Decompressor, compression_of, without_compression
+from streamload.tar.decompression import compression_of, decompressed, without_compression
 from streamload.tar.scan import scan_file, scan_shard
 from streamload.tar.table import ShardTable
 from streamload.text import counted
@@ -100,18 +100,8 @@ def _opened(url: str, storages: Storages) -> Iterator[tuple[ShardTable, Read]]:
                 yield scan_file(descriptor, os.fstat(descriptor).st_size, url), partial(os.pread, descriptor)
                 return
             content = file.read()
-    archive = _decompressed(url, content)
+    archive = b"".join(decompressed(url, content))
     yield scan_shard(memoryview(archive), url), lambda size, start: archive[start : start + size]
-
-
-def _decompressed(url: str, content: bytes) -> bytes:
-    compression = compression_of(url)
-    if compression is None:
-        return content
-    decompressor = Decompressor(compression, url)
-    pieces = list(decompressor.feed(content))
-    decompressor.finish()
-    return b"".join(pieces)
 
 
 _SHARD_BYTES = 256_000_000
@@ -196,7 +186,12 @@ def map_shards(
     function_bytes = pickled_by_value(mapped) if ray is not None else cloudpickle.dumps(mapped)
     inputs = [pickle.dumps(shard) for shard in shards]
     versions = [(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards]
-    code = digest_of(code_of(mapped), version("streamload"), is_cut, most_bytes, max_count)
+    decoders: Any = decode
+    if isinstance(decode, Mapping):
+        decoders = sorted((field, code_of(each)) for field, each in decode.items())
+    code = digest_of(
+        code_of(function), sidecar, batch_size, decoders, version("streamload"), is_cut, most_bytes, max_count
+    )
     tasks = call_tasks(function_bytes, code, inputs, versions, names=names, spans=spans, may_be_empty=sidecar)
     check = partial(check_samples, len(shards), is_unique=is_cut)
     if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):

@@ -108,8 +108,3 @@ def _bar() -> RichProgress:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rates]}"))
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-
-
-def open_progress(label: str, total: int, unit: str) -> Progress:
-    """Return the progress of a command; see `Progress`."""
-    return Progress(label, total, unit)

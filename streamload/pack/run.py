@@ -22,7 +22,7 @@ from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, is_plain_
 from streamload.index.listing import IndexLookup
 from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY
 from streamload.limits import SMALL_REQUESTS
-from streamload.pack.output import UsageError, open_progress, say
+from streamload.pack.output import Progress, UsageError, say
 from streamload.pack.processes import Processes
 from streamload.pack.ray_pool import RayPool, open_pool
 from streamload.pack.tasks import Record, Target, Task, do, read_record, record_url
@@ -96,7 +96,7 @@ def pack_into(
                 records = run.begin(tasks)
                 todo = [task for task in tasks if task.digest not in records]
                 calls = (partial(do, target, task, run.is_faulty) for task in todo)
-                with open_progress(label, sum(task.items for task in tasks), unit) as progress:
+                with Progress(label, sum(task.items for task in tasks), unit) as progress:
                     progress.advance(sum(task.items for task in tasks if task.digest in records), 0)
                     for record in pool.results(calls, progress.advance):
                         records[record.digest] = record

@@ -20,7 +20,6 @@ import re
 import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -110,7 +109,9 @@ MOST_RATIO = 1000
 RATIO_FREE_BYTES = 64 << 20
 """Up to this size a shard may decompress at any ratio; small archives are mostly zeros."""
 
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
+"""How much a decompressor gives at once, at most."""
+
 _SLICE_BYTES = 64 << 10  # what is given to a decompressor at once: bounds copies, and locates damage
 _STEP_BYTES = 4 << 20  # what a thread makes before the loop hears of it
 _XZ_PADDING_BYTES = 4
@@ -126,32 +127,13 @@ class Decompressor:
         decompressed_bytes: output so far.
     """
 
-    def __init__(
-        self,
-        compression: Compression,
-        url: str,
-        *,
-        piece_bytes: int = _PIECE_BYTES,
-        most_ratio: float = MOST_RATIO,
-        ratio_free_bytes: int = RATIO_FREE_BYTES,
-    ) -> None:
-        """Prepare to decompress one shard.
-
-        Args:
-            compression: its format.
-            url: the shard, for errors.
-            piece_bytes: no piece is longer than this.
-            most_ratio: more than this many bytes for each byte of input are refused ...
-            ratio_free_bytes: ... once the shard is larger than this.
-        """
+    def __init__(self, compression: Compression, url: str) -> None:
+        """Prepare to decompress one shard; the url is for errors."""
         self.compressed_bytes = 0
         self.decompressed_bytes = 0
         self._compression = compression
         self._name, self._new_stream = _FORMATS[compression]
         self._url = url
-        self._piece_bytes = piece_bytes
-        self._most_ratio = most_ratio
-        self._ratio_free_bytes = ratio_free_bytes
         self._stream: _Stream | None = None
         self._streams_ended = 0
         self._stream_start = 0
@@ -164,7 +146,7 @@ class Decompressor:
         The iterator does the work, and must be exhausted before the next call.
 
         Yields:
-            Pieces in order, none of them empty or longer than `piece_bytes`.
+            Pieces in order, none of them empty or longer than `PIECE_BYTES`.
 
         Raises:
             ShardFormatError: the shard is damaged, or decompresses to far more than any real one. `offset` is the
@@ -223,7 +205,7 @@ class Decompressor:
     def _decompress(self, stream: _Stream, data: bytes) -> bytes:
         start = self.compressed_bytes - len(data)
         try:
-            piece = stream.decompress(data, self._piece_bytes)
+            piece = stream.decompress(data, PIECE_BYTES)
         except _FAILURES as exc:
             if start == 0 and (what := what_else(data, self._compression.value)) is not None:
                 raise self._error(what, 0) from exc
@@ -236,10 +218,10 @@ class Decompressor:
                 start,
             ) from exc
         self.decompressed_bytes += len(piece)
-        if self.decompressed_bytes > max(self._ratio_free_bytes, self._most_ratio * self.compressed_bytes):
+        if self.decompressed_bytes > max(RATIO_FREE_BYTES, MOST_RATIO * self.compressed_bytes):
             raise self._error(
                 f"the first {self.compressed_bytes} bytes of this shard make {self.decompressed_bytes} or more, "
-                f"over {self._most_ratio:g} times as much, so it may be a decompression bomb; if it is not, store it "
+                f"over {MOST_RATIO} times as much, so it may be a decompression bomb; if it is not, store it "
                 "uncompressed",
                 self.compressed_bytes,
             )
@@ -249,12 +231,25 @@ class Decompressor:
         return ShardFormatError(message, url=self._url, offset=offset)
 
 
+def decompressed(url: str, content: bytes) -> Iterator[bytes]:
+    """Yield a whole shard in pieces, decompressed if its name says that it is compressed.
+
+    Raises:
+        ShardFormatError: as `Decompressor.feed` and `Decompressor.finish`.
+    """
+    compression = compression_of(url)
+    if compression is None:
+        yield content
+        return
+    decompressor = Decompressor(compression, url)
+    yield from decompressor.feed(content)
+    decompressor.finish()
+
+
 async def decompress(
     body: AsyncIterator[Buffer],
     decompressor: Decompressor,
     write: Callable[[int, bytes], Awaitable[None] | None],
-    *,
-    executor: Executor | None = None,
 ) -> int:
     """Decompress a shard while it arrives, on another thread.
 
@@ -265,7 +260,6 @@ async def decompress(
         body: the compressed shard; it is not closed here.
         decompressor: a new one.
         write: called for each piece in order, with its offset in the decompressed shard. What it returns is awaited.
-        executor: where to decompress; by default the loop's own threads.
 
     Returns:
         The size of the decompressed shard in bytes, all of which was written.
@@ -277,7 +271,7 @@ async def decompress(
     offset = 0
     async for chunk in body:
         pieces = decompressor.feed(chunk)
-        while step := await loop.run_in_executor(executor, _next_pieces, pieces):
+        while step := await loop.run_in_executor(None, _next_pieces, pieces):
             for piece in step:
                 written = write(offset, piece)
                 if written is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from streamload.decode.tasks import Job
@@ -22,7 +22,7 @@ from streamload.memory.slots import HeapSlots
 from streamload.memory.unnamed import descriptor_limit, new_memory
 from streamload.order.share import EpochStart
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import Decompressor, compression_of
+from streamload.tar.decompression import decompressed
 from streamload.trainer.scan_progress import Inbox, ScanProgress
 from streamload.workers.caller_pool import CallerPool, CallerWorker
 
@@ -59,21 +59,11 @@ class CopiedShards(ResidentShards):
         descriptor = new_memory(0)
         try:
             with open(descriptor, "wb", closefd=False) as copy:
-                copy.writelines(_decompressed(listed.url, content))
+                copy.writelines(decompressed(listed.url, content))
             return OpenShard(listed.url, os.fstat(descriptor).st_size, descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-
-
-def _decompressed(url: str, content: bytes) -> Iterator[bytes]:
-    compression = compression_of(url)
-    if compression is None:
-        yield content
-        return
-    decompressor = Decompressor(compression, url)
-    yield from decompressor.feed(content)
-    decompressor.finish()
 
 
 class InProcessFeeder:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.errors import ShardFormatError
+from streamload.tar import decompression
 from streamload.tar.decompression import (
     MOST_RATIO,
     RATIO_FREE_BYTES,
@@ -171,9 +172,10 @@ def test_the_dense_zstd_frame_is_one() -> None:
 
 
 @pytest.mark.parametrize("compression", ALL)
-def test_no_piece_is_larger_than_requested_however_dense_the_input(compression: Compression) -> None:
+def test_no_piece_is_large_however_dense_the_input(compression: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
     piece_bytes = 4 << 10
-    decompressor = Decompressor(compression, URL, piece_bytes=piece_bytes)
+    monkeypatch.setattr(decompression, "PIECE_BYTES", piece_bytes)
+    decompressor = Decompressor(compression, URL)
     sizes = [len(piece) for piece in decompressor.feed(_dense(compression))]
     decompressor.finish()
     assert min(sizes) > 0
@@ -193,8 +195,11 @@ def test_a_bomb_is_refused_before_it_has_gone_off(compression: Compression) -> N
     assert RATIO_FREE_BYTES < decompressor.decompressed_bytes <= RATIO_FREE_BYTES + (1 << 20)
 
 
-def test_gzip_can_be_held_to_a_smaller_ratio() -> None:
-    decompressor = Decompressor(Compression.GZIP, URL, most_ratio=900, ratio_free_bytes=1 << 20)
+def test_gzip_is_held_to_the_ratio_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compresses by 1032 at most."""
+    monkeypatch.setattr(decompression, "MOST_RATIO", 900)
+    monkeypatch.setattr(decompression, "RATIO_FREE_BYTES", 1 << 20)
+    decompressor = Decompressor(Compression.GZIP, URL)
     with pytest.raises(ShardFormatError, match="over 900 times"):
         list(decompressor.feed(_dense(Compression.GZIP)))
 
