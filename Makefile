@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
-	@echo "make test    make check, then the tests"
+	@echo "make test    the tests (some minutes)"
 	@echo "make test-fast  only the tests that start no process (a minute)"
 	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
 	@echo "make test-floors  the tests with the oldest versions that pyproject.toml allows, in another environment"
@@ -55,14 +55,14 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check
+test: $(INSTALLED)
 	$(BIN)/python -m pytest $(BESIDE)
 
 # Which tests these are is kept nowhere: a test is skipped at the moment it starts a process. Two folders would be in vain.
 test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest $(BESIDE) --no-processes -r fE --ignore tests/remote --ignore tests/faults
 
-test-all: check
+test-all: $(INSTALLED)
 	$(BIN)/python -m pytest $(BESIDE) -m ""
 
 # The floors are what pyproject.toml says behind `>=`. torch is the pinned one: its floor is offered with CUDA only, in

@@ -144,6 +144,7 @@ del cycle
 """
 
 
+@pytest.mark.exhaustive
 def test_iterators_that_are_held_when_the_program_ends(preloaded: Preloaded, source: str) -> None:
     """In a global, a cycle, generators' frames, and another thread. What they leave behind, every test looks for."""
     ended = preloaded.run(AT_EXIT, source)

@@ -224,6 +224,7 @@ class Trainer:
         return told
 
 
+@pytest.mark.exhaustive
 def test_a_loader_that_is_used_in_a_worker_says_that_it_cannot_be(source: str) -> None:
     """Its object may give a method as transform all the same."""
     trainer = Trainer()

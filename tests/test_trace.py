@@ -40,7 +40,7 @@ def seconds(events: list[dict[str, Any]]) -> float:
     return sum(event["dur"] for event in events) / 1e6
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.exhaustive), 2])
 def test_events_add_up_to_the_statistics(tmp_path: Path, workers: int) -> None:
     with StreamLoader(
         shards(tmp_path), 10, fields=("cls", "bin"), transform={"cls": wait_a_little}, num_workers=workers

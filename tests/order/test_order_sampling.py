@@ -214,6 +214,7 @@ def test_over_epochs_all_samples_of_a_label_come_equally_often() -> None:
     assert np.ptp(total[group == 0]) == 0
 
 
+@pytest.mark.exhaustive
 def test_weights_that_all_differ_are_met_in_the_mean() -> None:
     weight = np.arange(1, 101, dtype=np.float64)
     sampling = Weighted(np.arange(100, dtype=np.uint8), weight, 100)

@@ -244,7 +244,8 @@ def slow_epoch(server: FaultServer, form: str, **options: Any) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("budget", [30, exhaustive((32,)), exhaustive((35,))])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("budget", [30, 32, 35])
 def test_parts_for_scans_ahead_are_evicted(smaller: FaultServer, budget: int) -> None:
     """Without an index the next shard is scanned while rows of the one before are still to be made."""
     options: dict[str, Any] = {"memory_budget": budget_for(budget * MB)}

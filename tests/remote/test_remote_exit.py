@@ -56,7 +56,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
         yield found
 
 
-@pytest.mark.parametrize(("how", "status"), [exhaustive(("close", 0)), exhaustive(("raise", 7)), ("nothing", 0)])
+@pytest.mark.parametrize(("how", "status"), [("close", 0), ("raise", 7), ("nothing", 0)])
+@pytest.mark.exhaustive
 def test_a_program_that_ends_while_shards_are_on_their_way(
     preloaded: Preloaded, server: FaultServer, how: str, status: int
 ) -> None:

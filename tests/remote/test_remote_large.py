@@ -82,6 +82,7 @@ def test_large_arrays_are_right_and_may_be_changed(server: FaultServer) -> None:
     assert read(loader_of(server, changed, fields=("npy", "cls"))) == RIGHT_ARRAYS
 
 
+@pytest.mark.exhaustive
 def test_a_large_field_survives_the_death_of_its_worker(server: FaultServer, tmp_path: Path) -> None:
     died = tmp_path / "died"
 

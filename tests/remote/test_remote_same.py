@@ -123,6 +123,7 @@ def test_a_state_saved_in_one_place_goes_on_in_another(
     assert rest == whole[13:]
 
 
+@pytest.mark.exhaustive
 def test_a_state_of_another_world_size_goes_on_with_workers(small: dict[str, Place]) -> None:
     """The lanes are in the state, so that the order stays what it was."""
     with loader_of(small["local"], small["local"].urls("indexed", SHARDS), shuffle=50, lanes=3) as loader:

@@ -23,7 +23,7 @@ def loop_of_fsspec() -> None:
     get_loop()
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_shards_are_read_with_one(tmp_path: Path, wrapped: bool) -> None:
     write_numbers(tmp_path, [20, 10], index=False)
     filesystem: AbstractFileSystem = ArrowFSWrapper(fs.LocalFileSystem())

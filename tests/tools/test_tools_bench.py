@@ -105,6 +105,7 @@ main.app(sys.argv[1:], prog_name="streamload")
 """
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_ends_with_what_was_measured(preloaded: Preloaded, arrays: Path) -> None:
     arguments = ["bench", arrays, "--seconds", 60, "--batch-size", 1, "--workers", 1]
     running = preloaded.start(INTERRUPTED, *arguments)

@@ -192,7 +192,7 @@ def test_as_a_program_of_its_own(tmp_path: Path) -> None:
     assert "Traceback" not in again.stderr
 
 
-@pytest.mark.parametrize("options", [[], *map(exhaustive, [(["--skip-bad"],), (SPLIT,)]), ["--skip-bad", *SPLIT]])
+@pytest.mark.parametrize("options", [*map(exhaustive, [([],), (["--skip-bad"],), (SPLIT,)]), ["--skip-bad", *SPLIT]])
 def test_the_shards_do_not_depend_on_the_number_of_workers(tmp_path: Path, options: list[str]) -> None:
     source = images(tmp_path, 20)
     if "--skip-bad" in options:
