@@ -235,8 +235,10 @@ class _Run:
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(self._run_file, json.dumps(content, indent=0).encode("ascii"))
         kept = {(record.split, shard.name) for record in records.values() for shard in record.shards}
-        for split, folder in self._marked().items():
+        for folder in self._marked().values():  # all of them, before a shard is gone: what is left is not taken for all
             folder.mark(self._target.naming, SHARDIFY)
+            folder.remove(self._target.naming, ())
+        for split, folder in self._marked().items():
             folder.remove_abandoned(self._target.naming)
             self._remove_half_written(folder.folder, os.path.join(folder.folder, INDEX_FOLDER))
             self._remove_shards(split, folder, kept)
