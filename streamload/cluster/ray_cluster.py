@@ -36,7 +36,9 @@ def own_version() -> str:
 def check_version(there: str, where: str, here: str) -> None:
     """Raise ClusterError if a node, `where`, has another version of streamload; of Python and Ray, Ray itself does."""
     if there != here:
-        raise ClusterError(f"on the Ray node {where} streamload is {there}, and {here} here; install the same on all")
+        raise ClusterError(
+            f"on the Ray node {where} streamload is {there}, and {here} here; install the same on all nodes"
+        )
 
 
 def _import_ray() -> Any:

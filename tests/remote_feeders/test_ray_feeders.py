@@ -46,7 +46,7 @@ def expect_nothing_left(cluster: LocalRayCluster) -> None:
         pytest.param(("uncounted",), marks=EXHAUSTIVE),
         pytest.param(("failing", "npy", "mistaken"), marks=EXHAUSTIVE),
         pytest.param(("killed", "streamload.feeder.start", "0"), marks=EXHAUSTIVE),
-        pytest.param(("killed", "FeederActor", "38"), marks=EXHAUSTIVE),
+        pytest.param(("killed", "FeederActor", "24"), marks=EXHAUSTIVE),
         pytest.param(("killed", "streamload.workers", "20"), marks=EXHAUSTIVE),
         pytest.param(("dying",), marks=EXHAUSTIVE),
     ],
