@@ -7,6 +7,7 @@ as the process's memory.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import os
 import weakref
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout, npy_layout
-from streamload.decode.columns import PlacedBlocks, PlacedRows, StoredBytes, StoredRows
+from streamload.decode.columns import PlacedBlocks, PlacedRows, StoredBytes, StoredRows, windows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
@@ -142,6 +143,9 @@ _ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
 # With fewer rows in each shard, reading them one by one is faster than shard by shard.
 _VIEWS_PER_SHARD = 2
+
+# Larger fields are not copied to one place before they are read: for each the copy costs more than a read saves.
+_GATHERED_BYTES = 1024
 
 # Larger fields are read one by one, which costs little beside copying them and counts no pages around them.
 _VIEWED_BYTES = 32 << 10
@@ -453,6 +457,8 @@ class FieldReader:
     def _read_plain(self, work: Work, column: Column, values: Values) -> Callable[[Iterator[int]], None]:
         name = column.alternatives[0]
         decoder = self.decoder(name)
+        if self._target(name) is _Target.BYTES and (alike := _alike(column, work)) is not None:
+            return _read_alike(work, decoder, *alike, values)
         mapped = _mapped(work, column)
         if mapped is None:
 
@@ -493,6 +499,23 @@ def field_of(column: Column, row: int) -> str:
 
 def _shards(column: Column, work: Work) -> NDArray[np.int64]:
     return work.table.shards if column.shards is None else column.shards
+
+
+def _read_alike(
+    work: Work, decoder: Decoder, data: NDArray[np.uint8], size: int, values: Values
+) -> Callable[[Iterator[int]], None]:
+    """Decodes fields of one size that lie one after another."""
+    memory = (ctypes.c_char * len(data)).from_buffer(data.data)  # unlike a memoryview's, its slices are bytes
+    # Counted here, which for a small field takes noticeably less time than a generator of rows.
+    places = zip(range(work.count), range(0, len(data), size), range(size, len(data) + 1, size), strict=True)
+    progress = work.progress
+
+    def read(_: Iterator[int]) -> None:
+        for row, start, end in places:
+            progress[0] = row
+            values[row] = decoder(memory[start:end])
+
+    return read
 
 
 def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[int], Iterator[int]] | None:
@@ -562,6 +585,26 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
             return None
         out[rows] = part
     return out
+
+
+def _alike(column: Column, work: Work) -> tuple[NDArray[np.uint8], int] | None:
+    """Small fields of one size, copied one after another, and their size; None where they differ.
+
+    Copying all at once, the processor waits for many fields together to come from memory; read one by one, for each.
+    """
+    if work.failures or work.rows_per_shard < _ARRAYS_PER_SHARD:
+        return None
+    size = int(column.sizes[0])
+    if not 0 < size <= _GATHERED_BYTES or (column.sizes != size).any():
+        return None
+    out = np.empty(work.count * size, np.uint8)
+    fields = out.view(f"V{size}")
+    for gathered in _gathered(column, work):
+        if gathered is None:
+            return None
+        _, rows, data, places = gathered
+        fields[rows] = windows(memoryview(data.data), fields.dtype)[places]
+    return out, size
 
 
 class OpenShards(ShardReader):
