@@ -92,6 +92,21 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
 # Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`).
 _ALIKE = 0.77
 
+# Keywords of earlier versions, each with what to do instead.
+_RETIRED = {
+    "feeders": "pass RayFeeders(...) as num_workers=",
+    "in_order": "leave it out; batches come in order",
+    "keys": "pass them as where=; a file with one a line as where=Path(...)",
+    "max_errors": "check len(loader.skipped) in the loop",
+    "pin_memory": "leave it out; batches are in page-locked memory if there is CUDA, see device=",
+    "progress": "leave it out; a bar shows on a terminal only",
+    "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
+    "shared_by": "give ranks that need the same batches the same rank= and world_size=",
+    "shuffle_window": "pass the window as shuffle=, such as shuffle=50_000",
+    "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
+    "timeout": "leave it out; the log says what a batch waits for, and storage requests have time limits of their own",
+}
+
 _PAGE = "docs/coming-from.md says what takes the place of other loaders' arguments and methods"
 
 
@@ -143,8 +158,10 @@ def no_attribute(owner: type, name: str) -> AttributeError:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Return the nearest known keyword in brackets, or ""."""
+    """Return what to do instead of a retired keyword, or the nearest known one, in brackets; "" if there is neither."""
     import difflib  # workers import this module, and never come here
 
+    if name in _RETIRED:
+        return f" (retired: {_RETIRED[name]})"
     alike = difflib.get_close_matches(name.lower(), [other for other in known if other != "self"], 1, _ALIKE)
     return f" (did you mean {alike[0]!r}?)" if alike else ""

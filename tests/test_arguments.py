@@ -78,6 +78,26 @@ def test_typos_are_answered_by_the_nearest_name(written: str, meant: str) -> Non
     assert refusal(**{written: 1}) == said
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("feeders", "node", "pass RayFeeders(...) as num_workers="),
+        ("in_order", False, "leave it out; batches come in order"),
+        ("keys", ["a"], "pass them as where="),
+        ("max_errors", 3, "check len(loader.skipped) in the loop"),
+        ("pin_memory", False, "leave it out; batches are in page-locked memory if there is CUDA, see device="),
+        ("progress", False, "leave it out; a bar shows on a terminal only"),
+        ("samples", 0.1, "use where=, such as 'fraction < 0.1'"),
+        ("shared_by", "node", "give ranks that need the same"),
+        ("shuffle_window", 100, "pass the window as shuffle="),
+        ("strict", False, "leave it out"),
+        ("timeout", 60, "leave it out; the log says what a batch waits for"),
+    ],
+)
+def test_a_retired_keyword_is_answered_by_what_to_do_instead(name: str, value: object, instead: str) -> None:
+    assert f"unexpected keyword argument {name!r} (retired: {instead}" in refusal(**{name: value})
+
+
 @pytest.mark.parametrize("name", ["batch_sampler", "persistent_workers", "prefetch_factor", "resampled"])
 def test_a_name_that_means_something_else_is_not_suggested(name: str) -> None:
     assert refusal(**{name: 1}) == f"StreamLoader got an unexpected keyword argument {name!r}; {ADVICE}"
