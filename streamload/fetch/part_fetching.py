@@ -119,12 +119,10 @@ class ShardBodies:
             await asyncio.gather(*ahead, return_exceptions=True)
 
     async def _keep(self, file: CacheFile, offset: int, piece: bytes) -> None:
-        """Write bytes to the disk cache, and publish the file with the last ones."""
+        """Write bytes to the disk cache, or go on without it."""
         assert self._cache is not None
         try:
-            await on_thread(partial(file.write, offset, piece))
-            if not file.missing:
-                await on_thread(partial(self._cache.publish, file))
+            await on_thread(partial(self._cache.write, file, offset, piece))
         except OSError as exc:
             self._cache.turn_off(exc)
             file.close()
@@ -170,13 +168,13 @@ class CacheFilling:
 
     def write(self, file: CacheFile, part: Part, offset: int, data: bytes) -> None:
         """Bytes of a part have come."""
-        self._writes.setdefault(part, []).append(self._thread.submit(file.write, offset, data))
+        self._writes.setdefault(part, []).append(self._thread.submit(self._cache.write, file, offset, data))
 
     def arrived(self, state: FetchedShard, part: Part) -> None:
         """All of a part has come; it is there when it is written."""
         task = asyncio.create_task(self._await_writes(state, part))
         self._written.add(task)
-        task.add_done_callback(self._written.discard)
+        task.add_done_callback(self._was_written)
 
     def failed(self, part: Part) -> None:
         """A part cannot be fetched; what came of it is written again."""
@@ -212,11 +210,10 @@ class CacheFilling:
                 await asyncio.wrap_future(write)
             if file is not None and state.file is file:
                 self._fetcher.arrived(state, part.number, 0)
-                await self._publish(file)
 
-    async def _publish(self, file: CacheFile) -> None:
-        if not file.missing and not file.whole:
-            await asyncio.wrap_future(self._thread.submit(self._cache.publish, file))
+    def _was_written(self, task: asyncio.Task[None]) -> None:
+        self._written.remove(task)
+        self._fetcher.has_room()  # only now: before it counted as unwritten
 
     async def _complete(self, state: FetchedShard, file: CacheFile) -> None:
         try:
@@ -225,9 +222,8 @@ class CacheFilling:
                     offset, end = file.edges(part)
                     async with aclosing(self._bodies.fetch(state, offset, end)) as pieces:
                         async for piece in pieces:
-                            await asyncio.wrap_future(self._thread.submit(file.write, offset, piece))
+                            await asyncio.wrap_future(self._thread.submit(self._cache.write, file, offset, piece))
                             offset += len(piece)
-                await self._publish(file)
         finally:
             del self._completed[file]
             if state.file is file:

@@ -46,14 +46,16 @@ def part_of(data: bytes, part: int) -> bytes:
     return data[part * PART_BYTES : (part + 1) * PART_BYTES]
 
 
-def fill(file: CacheFile, identity: ShardIdentity, parts: list[int] | None = None, pause_s: float = 0.0) -> None:
+def fill(
+    cache: DiskCache, file: CacheFile, identity: ShardIdentity, parts: list[int] | None = None, pause_s: float = 0.0
+) -> None:
     """Write parts, each in two pieces; by default all that are missing."""
     data = content(identity)
     for part in sorted(file.missing) if parts is None else parts:
         piece = part_of(data, part)
-        file.write(part * PART_BYTES, piece[:1000])
+        cache.write(file, part * PART_BYTES, piece[:1000])
         time.sleep(pause_s)
-        file.write(part * PART_BYTES + 1000, piece[1000:])
+        cache.write(file, part * PART_BYTES + 1000, piece[1000:])
 
 
 def read_through(cache: DiskCache, identity: ShardIdentity) -> bool:
@@ -64,8 +66,7 @@ def read_through(cache: DiskCache, identity: ShardIdentity) -> bool:
     hit = file.whole
     try:
         if not hit:
-            fill(file, identity)
-            cache.publish(file)
+            fill(cache, file, identity)
         assert os.pread(file.descriptor, identity.bytes, 0) == content(identity)
         return hit
     finally:
@@ -99,8 +100,7 @@ def main() -> None:
                 continue
             if not file.whole:
                 os.write(log, f"{number}\n".encode())
-                fill(file, identities[number], generator.sample(range(8), 8), 0.001)
-                cache.publish(file)
+                fill(cache, file, identities[number], generator.sample(range(8), 8), 0.001)
             if os.pread(file.descriptor, identities[number].bytes, 0) != content(identities[number]):
                 sys.exit(f"wrong bytes in shard {number}")
             file.close()

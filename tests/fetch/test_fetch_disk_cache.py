@@ -138,8 +138,7 @@ def test_a_shard_is_filled_by_one(folder: str, monkeypatch: pytest.MonkeyPatch, 
     caches = cache_of(folder), cache_of(folder)
     file = opened(caches[0], identity_of(1))
     assert caches[1].open(identity_of(1)) is None
-    fill(file, identity_of(1))
-    caches[0].publish(file)
+    fill(caches[0], file, identity_of(1))
     assert os.pread(file.descriptor, ONE, 0) == content(identity_of(1))
     file.close()
     assert cached_names(folder) == {identity_of(1).file_name}

@@ -196,10 +196,12 @@ class DiskCache:
             return None
         return file
 
-    def publish(self, file: CacheFile) -> None:
-        """Make a file that has been filled visible; see `CacheFile.publish`. Raises OSError: the disk refused it."""
-        file.publish()
-        self._compared.add(_inode(os.fstat(file.descriptor)))
+    def write(self, file: CacheFile, offset: int, data: bytes) -> None:
+        """Write the next bytes of a part; publish the file with the last. Raises OSError: the disk refused them."""
+        file.write(offset, data)
+        if not file.missing and not file.whole:
+            file.publish()
+            self._compared.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
         """Take nothing any more, and warn if this is the first time; the disk refused something."""
