@@ -31,6 +31,7 @@ from streamload.feeder.planned import PlannedRows, locate
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.range_reader import ByteRange, joined_ranges
 from streamload.fetch.resident import open_listed
+from streamload.index.columns import LABEL
 from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
 from streamload.loader import StreamLoader
@@ -41,8 +42,7 @@ from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Where
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
-from streamload.tar.scan import labels_of, scan_file
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import scan_file
 from streamload.text import counted
 from streamload.trainer.checks import check_classes, labelled_folders, warn_of_separate_crops, warn_of_unused_decoders
 from streamload.trainer.connection import with_another_feeder
@@ -56,68 +56,54 @@ _TABLES_AT_ONCE = 32
 
 
 class RowBytes(ShardReader):
-    """Where the bytes of some rows are: the shards that they lie in, or the ranges of these that were read."""
+    """Reads the bytes of some rows: from open shards, or from ranges that were fetched."""
 
-    def __init__(self, listing: Listing, opened: dict[int, OpenShards], read: dict[ByteRange, bytes]) -> None:
+    def __init__(self, listing: Listing, opened: dict[int, OpenShards], fetched: dict[ByteRange, bytes]) -> None:
         self._listing = listing
         self._opened = opened
-        self._starts: dict[int, list[int]] = {}
-        self._contents: dict[int, list[bytes]] = {}
-        for place in sorted(read, key=lambda place: (place.shard, place.start, place.end)):
-            self._starts.setdefault(place.shard, []).append(place.start)
-            self._contents.setdefault(place.shard, []).append(read[place])
-
-    def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes of a place; returns how many, fewer where the shard ends before.
-
-        Raises:
-            OSError: the storage cannot read them.
-        """
-        if shard in self._opened:
-            return self._opened[shard].read_into(target, shard, start)
-        if not target:
-            return 0
-        number = bisect_right(self._starts[shard], start) - 1
-        first = start - self._starts[shard][number]
-        data = self._contents[shard][number][first : first + len(target)]
-        target[: len(data)] = data
-        return len(data)
+        self._fetched = fetched
+        self._ranges = sorted(fetched)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """The bytes of a place, fewer where the shard ends before. Raises what `read_into` raises."""
+        """Return bytes of a shard, fewer if the shard ends before; see `ShardReader.read`."""
         if shard in self._opened:
             return self._opened[shard].read(shard, start, size_bytes)
         if not size_bytes:
             return b""
-        number = bisect_right(self._starts[shard], start) - 1
-        first = start - self._starts[shard][number]
-        return self._contents[shard][number][first : first + size_bytes]
+        place = self._ranges[bisect_right(self._ranges, (shard, start), key=lambda place: place[:2]) - 1]
+        return self._fetched[place][start - place.start : start - place.start + size_bytes]
+
+    def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        """Fill `target` as `ShardReader.read_into` does."""
+        if shard in self._opened:
+            return self._opened[shard].read_into(target, shard, start)
+        return super().read_into(target, shard, start)
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """See `ShardReader.gather`; what was read of a shard that is not open is at hand one by one."""
+        """Gather from an open shard; see `ShardReader.gather`."""
         opened = self._opened.get(shard)
         return None if opened is None else opened.gather(shard, offsets, sizes)
 
     def url(self, shard: int) -> str:
-        """Its url."""
+        """Return a shard's url."""
         return self._listing.shard(shard).url
 
     def size_bytes(self, shard: int) -> int:
-        """How long it is."""
+        """Return a shard's size."""
         return self._listing.shard(shard).bytes
 
 
 class RandomAccess:
-    """What one process has open of a dataset. Several threads may use it.
+    """Holds the shards of a dataset that one process has open. Several threads may use it.
 
     Args:
-        listing: the shards; none of them compressed, and those that are not local in an index.
-        client: reads what is not local; it becomes this object's own.
+        listing: the shards; none is compressed, and those that are not local have an index.
+        client: reads what is not local; closed by `close`.
 
     Attributes:
-        process_id: of the process that made it, for which alone it is good.
+        process_id: of the process that made this object; no other may use it.
     """
 
     def __init__(self, listing: Listing, client: FeederClient) -> None:
@@ -132,57 +118,39 @@ class RandomAccess:
         self._lock = threading.Lock()
 
     def counts(self) -> list[int]:
-        """The samples of each shard; shards that no index knows are scanned.
+        """Return the samples of each shard; shards that no index knows are scanned.
 
         Raises:
-            ShardFormatError: a shard is damaged.
-            DatasetIndexError: an index is damaged.
-            StorageError: a shard cannot be read.
+            StreamloadError: a shard or an index cannot be read, or is damaged.
         """
         if self._listing.counts is not None:
             return list(self._listing.counts)
+        shards = range(len(self._listing.shards))
         with self._lock:
-            return [len(table) for _, table in self._all_tables()]
+            for start in range(0, len(shards), _TABLES_AT_ONCE):
+                self._have_tables(shards[start : start + _TABLES_AT_ONCE])
+            counts: list[int] = self._tables.counts.values.tolist()
+        return counts
 
     def skipped(self) -> Mapping[str, int]:
-        """How many members were skipped, by reason, in the shards that no index knows and that are at hand."""
+        """Return how many members were skipped, by reason, in the shards scanned so far."""
         return self._tables.skipped
 
     def fields(self) -> tuple[str, ...]:
-        """The fields of all shards whose tables are at hand, and those that indexes name, in alphabetical order."""
+        """Return the fields of all shards that were scanned or that have an index, in alphabetical order."""
         held = (self._tables.at_hand(shard) for shard in range(len(self._listing.shards)))
         names = {name for table in held if table is not None for name in table.fields}
         return tuple(sorted(names.union(self._listing.fields)))
 
-    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """int64[samples], the integer in each sample's `cls`: from the index, or read where a local shard has none.
-
-        Raises:
-            DatasetIndexError: some sample has no such label, or its index does not know it.
-            StreamloadError: as `counts`.
-        """
-        found = []
+    def labels(self) -> NDArray[np.int64]:
+        """Return the integer in each sample's `cls`, int64[samples]. Raises what `read_columns` raises."""
         with self._lock:
-            for shard, table in self._all_tables():
-                labels = table.labels
-                if labels is None and shard not in self._remote:
-                    labels = labels_of(table, partial(self._gathered, shard))
-                if labels is None:
-                    raise DatasetIndexError(
-                        "there are no labels: not every sample has a decimal integer in a field `cls`, or the index "
-                        "was made without looking; collect them from the samples",
-                        url=self._tables.url(shard),
-                    )
-                found.append(labels)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+            columns, _ = self._client.call("read_columns", self._listing, self._storages, (LABEL,))
+        labels: NDArray[np.int64] = columns[LABEL]
+        return labels
 
     def rows(self, block: RowBlock, fields: tuple[str, ...] | None, *, verify: bool) -> tuple[PlannedRows, RowBytes]:
-        """Some rows, located, and their bytes.
-
-        Args:
-            block: the rows; they may lie anywhere.
-            fields: as for `locate`.
-            verify: as for `locate`.
+        """Return rows from anywhere, located, and their bytes. `fields` and `verify` are those of `locate`.
 
         Raises:
             StreamloadError: a shard, its index or its bytes cannot be read.
@@ -198,7 +166,7 @@ class RandomAccess:
         return planned, RowBytes(self._listing, opened, read)
 
     def error(self, failure: RowFailure) -> SampleError | ShardChangedError:
-        """The error for a sample that failed."""
+        """Return the error for a sample that failed."""
         with self._lock:
             self._have_tables([failure.shard])
             table = self._tables.find_joined(failure.shard)
@@ -207,20 +175,12 @@ class RandomAccess:
         return sample_error(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
-        """Close shards, and end the process that reads remote ones. Idempotent: what is needed is opened again."""
+        """Close shards, and end the process that reads remote ones; both open again on demand."""
         with self._lock:
             for opened in self._open.values():
                 opened.close()
             self._open.clear()
             self._client.close()
-
-    def _all_tables(self) -> Iterator[tuple[int, ShardTable]]:
-        shards = range(len(self._listing.shards))
-        for start in range(0, len(shards), _TABLES_AT_ONCE):
-            some = shards[start : start + _TABLES_AT_ONCE]
-            self._have_tables(some)
-            for shard in some:
-                yield shard, self._table(shard)
 
     def _have_tables(self, shards: Sequence[int]) -> None:
         """Load the tables of remote indexes, and scan shards that no index knows."""
@@ -235,24 +195,8 @@ class RandomAccess:
                 table = scan_file(opened.descriptor(shard), opened.size_bytes(shard), url)
                 self._tables.add(shard, table)
 
-    def _gathered(
-        self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> tuple[Bytes, NDArray[np.int64]]:
-        found = self._opened(shard).gather(shard, offsets, sizes)
-        if found is None:
-            raise ShardChangedError(
-                "the shard cannot be read where it was listed to have samples, so it was cut; fetch or pack it again",
-                url=self._tables.url(shard),
-            )
-        return found
-
-    def _table(self, shard: int) -> ShardTable:
-        table = self._tables.find(shard)
-        assert table is not None, "it was scanned"
-        return table
-
     def _opened(self, shard: int) -> OpenShards:
-        """A local shard, open."""
+        """Return a local shard, open."""
         opened = self._open.get(shard)
         if opened is None:
             listed = self._listing.shard(shard)
@@ -263,12 +207,12 @@ class RandomAccess:
                 del self._open[shard]
                 raise
             if len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)  # it is closed when whoever still reads from it is done
+                self._open.popitem(last=False)  # its last reader closes it
         self._open.move_to_end(shard)
         return opened
 
     def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
-        """What a function of the client's reader returns, which is opened again in a new process."""
+        """Call a function of the client's reader, which is opened again in a new process."""
 
         def attempt() -> Sequence[Any]:
             if (peer := self._client.connect()) is not self._reader:
@@ -281,7 +225,7 @@ class RandomAccess:
 
 
 def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, int, int]]:
-    """Where the fields of the rows lie that are in no open shard: shard, start, end."""
+    """Return shard, start and end of each field that is in no open shard."""
     found = []
     for shards, offsets, sizes in table.places():
         chosen = ~np.isin(shards, list(opened)) & (sizes > 0)
@@ -292,22 +236,21 @@ def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, i
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
-# Attributes that a copy or a pickle gets by other ways, or not at all; what else there is belongs to a subclass.
+# Attributes that a pickle holds apart, or not at all; others belong to a subclass.
 _NOT_PICKLED = ("_options", "_listing", "_ends", "_selected", "_job", "_access", "_makers", "labels")
 
 
 class TarDataset(NamedClasses, torch_data.Dataset[Any]):
     """The samples of tar shards (WebDataset's format) by their number: a map-style dataset.
 
-    Sample i is the i-th of the shards laid end to end, in the order of their listing, which is the order of
-    `StreamLoader(urls)` without shuffle; it is what the loader's `transform` would have returned for it. Use it where
-    samples are wanted by number: with torch's `DataLoader`, samplers, `Subset`, `random_split`, `ConcatDataset`, or in
-    a notebook. To go through all samples, `StreamLoader` reads in larger pieces, decodes in processes of its own, and
-    can be resumed.
+    Sample i is the i-th of the shards laid end to end, in the order of `StreamLoader(urls)` without shuffle, and has
+    the value that the loader gives it. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and
+    `ConcatDataset`, or in a notebook. To go through all samples, `StreamLoader` reads in larger pieces, decodes in
+    processes of its own, and can be resumed.
 
-    Each process opens shards when it requests its first sample; so a dataset can be pickled (functions too that pickle
-    cannot, such as lambdas) and forked. Several threads may use it. A subclass may have a `__getitem__`
-    and attributes of its own: then each sample is read by itself, also for a DataLoader's batch.
+    Each process opens shards at its first sample, so a dataset can be forked, and pickled with functions that pickle
+    cannot, such as lambdas. Several threads may use it. If a subclass has a `__getitem__` of its own, each sample is
+    read by itself, also for a DataLoader's batch.
 
     Args:
         urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Shards that
@@ -364,7 +307,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         self._start(options, listing, np.cumsum(counts, dtype=np.int64), selected)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return int(self._ends[-1]) if self._selected is None else len(self._selected)
 
     @overload
@@ -374,7 +317,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
     def __getitem__(self, index: int) -> Any: ...
 
     def __getitem__(self, index: int | slice) -> Any:
-        """One sample by its number, which may count from the end; or a list of samples for a slice.
+        """Return one sample by its number, which may count from the end; or a list of samples for a slice.
 
         Raises:
             IndexError: there is no such sample.
@@ -386,9 +329,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         return self._samples((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples, in the order of their numbers as given; of remote shards neighbours are read together.
-
-        torch's `DataLoader` calls this with the numbers of a batch.
+        """Return several samples; neighbours in remote shards are read together. Called by torch's `DataLoader`.
 
         Raises:
             IndexError, StreamloadError: as for one.
@@ -396,7 +337,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         return [self[index] for index in indices] if self._has_own_samples else self._samples(indices)
 
     def __iter__(self) -> Iterator[Any]:
-        """All samples in order. Raises what `[i]` raises, when the sample's turn has come."""
+        """Yield all samples in order. An error is raised at its sample's turn."""
         if self._has_own_samples:
             yield from map(self.__getitem__, range(len(self)))
             return
@@ -422,11 +363,10 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
     if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Nothing more than there is: this is here for methods that other datasets have."""
             raise no_attribute(type(self), name)
 
     def close(self) -> None:
-        """Close what this process has opened. Idempotent: it is opened again when a sample is requested."""
+        """Close what this process has opened; the next sample opens it again."""
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 
@@ -453,7 +393,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
 
     @property
     def _has_own_samples(self) -> bool:
-        """Whether a subclass says what a sample is; then it is called for each of them."""
+        """Whether a subclass has a `__getitem__`, which is called for each sample."""
         return type(self).__getitem__ is not TarDataset.__getitem__
 
     def _samples(self, indices: Sequence[int]) -> list[Any]:
@@ -471,7 +411,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         self._makers = threading.local()  # a RowMaker is for one thread
 
     def _made(self, indices: Sequence[int]) -> tuple[list[Any], Exception | None]:
-        """The samples of these numbers up to the first that fails, and why it does."""
+        """Return the samples of these numbers up to the first that fails, and its error."""
         if not len(indices):
             return [], None
         numbers = self._checked(indices)
@@ -503,7 +443,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         return numbers if self._selected is None else self._selected[numbers]
 
     def _here(self) -> RandomAccess:
-        """What this process has open; what a process that it was forked from had open is released."""
+        """Return what this process has open, which a fork opens again."""
         if self._access is None or self._access.process_id != os.getpid():
             client = FeederClient(self._options.storages, listing_places(self._listing))
             self._access = RandomAccess(self._listing, client)
@@ -511,7 +451,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
 
 
 class _FromTorch:
-    """A generator for each sample, from the state of torch's."""
+    """Seeds each sample's generator from torch's."""
 
     def generator(self, _shard: int, _sample: int, _copy: int = 0) -> np.random.Generator:
         return np.random.default_rng(int(torch.randint(_SEEDS, ())))
@@ -521,13 +461,12 @@ class _FromTorch:
 
 
 def _loaders_defaults() -> dict[str, Any]:
-    """What StreamLoader does by default; so does a dataset."""
     parameters = inspect.signature(StreamLoader.__init__).parameters.values()
     return {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
 
 
 def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
-    """The samples of each shard, where the shards have the fields that are wanted. Warns of what was skipped."""
+    """Return the samples of each shard, check the wanted fields, and warn of skipped members."""
     counts = access.counts()
     skipped_members = SkippedMembers()
     skipped_members.look_at(access.skipped())

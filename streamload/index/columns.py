@@ -127,7 +127,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     async def of_shard(dataset: Dataset, shard: int) -> list[Any]:
         table, url = await dataset.load(shard), dataset.url(shard)
         if table is None:
-            table = (await read_shard(dataset.storages.for_url(url), url)).table
+            table = (await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)).table
         fields.update(table.fields)
         return [len(table), *(_values(table, name, url) for name in others)]
 
