@@ -34,12 +34,7 @@ from streamload.cli.command import (
     print_line,
     print_table,
 )
-from streamload.errors import (
-    SampleError,
-    ShardNotFoundError,
-    StreamloadError,
-    without_secrets,
-)
+from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, without_secrets
 from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, unpack_columns
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard, pack_table
 from streamload.index.index_writer import IndexFolder, update_index
@@ -66,8 +61,8 @@ _DTYPES: Mapping[type, type] = {bool: np.bool_, int: np.int64, float: np.float64
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+# Called with numbers of finished shards (or samples) and of bytes.
 Report = Callable[[int, int], None]
-"""Called with numbers of finished shards (or samples) and of bytes."""
 
 
 class _StoppedError(Exception):
@@ -82,14 +77,14 @@ def each(
     pool: RayPool | None = None,
     label: str = "",
 ) -> Iterator[Iterator[_Result]]:
-    """Call a function for each shard, several at once; results come in order. The end of the context stops all calls.
+    """Call a function for each shard, several at once, and give the results in order; leaving the context stops calls.
 
     Args:
         function: called with an item and a `Report`; picklable if there is a pool.
-        items: what names the shards.
+        items: one for each shard.
         workers: threads; by default one for each processor.
         pool: runs the calls on a Ray cluster instead.
-        label: the activity, for the progress; empty for no progress.
+        label: of the progress bar; empty for no bar.
     """
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:
         advance: Report = (lambda *_: None) if progress is None else progress.advance
@@ -113,14 +108,7 @@ def each(
 
 
 def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) -> ReadShard:
-    """Read one shard strictly, on a thread or a node. Takes the options of `read_shard`, and raises its errors.
-
-    Args:
-        url: the shard.
-        report: called as bytes arrive, and at the end.
-        storages: options of the shard's storage.
-        **options: as for `read_shard`.
-    """
+    """Read one shard strictly, on a thread or a node. Takes the options of `read_shard`, and raises its errors."""
 
     async def stream() -> ReadShard:
         own = storages.copy()  # connections belong to the loop that opened them
@@ -153,9 +141,9 @@ def tables(
         index: the folder of the index, if it is not beside the shards.
         storages: options of the storages.
         workers: shards to read at once.
+        label: as for `each`.
         labels: also read the labels of shards without an index.
         where: a condition; tables then hold only samples that meet it, and sizes are those of their fields.
-        label: as for `each`.
 
     Raises:
         UsageError: the condition cannot be understood.
@@ -276,49 +264,44 @@ def index_command(
     storages = Storages(options)
     urls = list(find_shards(urls, storages))
     by_index = _by_index(urls, output)
-    entries: list[IndexedShard] = []
-    fields: list[tuple[str, ...]] = []
-    places: list[tuple[int, int]] = []
+    tables: dict[str, tuple[IndexedShard, tuple[str, ...], int, int]] = {}
     gone: list[str] = []
     links = 0
     reading = partial(read_whole, storages=storages, every_byte=True, record_bytes=record_size)
     with (
-        tempfile.TemporaryFile() as spool,
+        tempfile.TemporaryFile() as spool,  # all tables may not fit in memory
         open_pool(ray, workers) as pool,
         each(reading, urls, workers, pool, "indexing") as reads,
     ):
         for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
-            places.append((spool.tell(), spool.write(pack_table(read.table))))  # all may not fit in memory
-            name = folder_and_name(url)[1]
-            entries.append(IndexedShard.of(name, read.table, read.mtime_ns, read.etag, size=read.bytes))
-            fields.append(read.table.fields)
+            entry = IndexedShard.of(shard_name(url), read.table, read.mtime_ns, read.etag, size=read.bytes)
+            tables[url] = entry, read.table.fields, spool.tell(), spool.write(pack_table(read.table))
             links += read.table.skipped.get(LINK, 0)
 
-        def packed_table(number: int) -> bytes:
-            start, size = places[number]
+        def packed_table(url: str) -> bytes:
+            _, _, start, size = tables[url]
             spool.seek(start)
             return spool.read(size)
 
         lookup = IndexLookup(None, storages)
         for folder, inside in by_index.items():
-            dropped = [] if output else _missing_names(folder_and_name(urls[inside[0]])[0], lookup, storages)
-            number_of = {entries[number].name: number for number in inside}
+            first = next(iter(inside.values()))
+            dropped = [] if output else _missing_names(folder_and_name(first)[0], lookup, storages)
             update_index(
                 IndexFolder(storages.for_url(folder), folder),
-                [entries[number] for number in inside],
-                {name for number in inside for name in fields[number]},
-                lambda name, number_of=number_of: packed_table(number_of[name]),  # type: ignore[misc]
+                [tables[url][0] for url in inside.values()],
+                {name for url in inside.values() for name in tables[url][1]},
+                lambda name, inside=inside: packed_table(inside[name]),  # type: ignore[misc]
                 gone=set(dropped).__contains__,
             )
             gone += dropped
-    samples = sum(entry.samples for entry in entries)
+    samples = sum(entry.samples for entry, *_ in tables.values())
     if not as_document:
         print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
-    for folder, inside in by_index.items() if sources is not None else ():
-        assert sources is not None
-        place = IndexFolder(storages.for_url(folder), folder)
-        _write_columns(sources, place, [urls[number] for number in inside], options)
+    if sources is not None:
+        for folder, inside in by_index.items():
+            _write_columns(sources, IndexFolder(storages.for_url(folder), folder), inside, options)
     if gone:
         shown = f"{counted(len(gone), 'shard')} from the index, such as {gone[0]!r}"
         say(f"note: dropped {shown}, because there is no such file")
@@ -351,24 +334,23 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
 
 
 def _write_columns(
-    sources: Sequence[tuple[str, str]], place: IndexFolder, urls: Sequence[str], storage_options: dict[str, Any]
+    sources: Sequence[tuple[str, str]], place: IndexFolder, urls: Mapping[str, str], storage_options: dict[str, Any]
 ) -> None:
-    """Collect values of all samples of an index, and write them beside it.
+    """Collect values of all samples of an index, and write them beside it. `urls` has the shards by name.
 
     Raises:
         UsageError: the index has other shards as well, or a column has numbers and strings.
         StreamloadError: a shard cannot be read.
     """
     index = DatasetIndex.from_json(place.read(INDEX_FILE) or b"", place.folder)
-    by_name = {folder_and_name(url)[1]: url for url in urls}
-    others = [shard.name for shard in index.shards if shard.name not in by_name]
+    others = [shard.name for shard in index.shards if shard.name not in urls]
     if others:
         more = f"{counted(len(others), 'shard')} more, such as {others[0]!r}"
         raise UsageError(f"--columns: the index has {more}; name them too")
     fields = list(dict.fromkeys(field for field, _ in sources))
     rows = []
     with streamload.StreamLoader(
-        [by_name[shard.name] for shard in index.shards],
+        [urls[shard.name] for shard in index.shards],
         _READ_TOGETHER,
         fields=tuple(f"{field}?" for field in fields),
         collate_fn=list,
@@ -395,7 +377,7 @@ def _at(value: Any, dotted: str) -> Any:
 
 
 def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
-    """Return values as an array: missing numbers are NaN, which meets no condition, and missing strings are empty."""
+    """Return values as an array. Missing numbers become NaN, which meets no condition; missing strings are empty."""
     kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
         raise UsageError(f"--columns: no sample has a value of {name!r}; check its name and that of the field or file")
@@ -415,22 +397,21 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
         raise UsageError(f"--columns: the column {name!r} has integers beyond 64 bits") from None
 
 
-def _by_index(urls: Sequence[str], output: str | None) -> dict[str, list[int]]:
-    """Return the numbers of the shards of each index, by the folder of the index.
+def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, str]]:
+    """Return the urls of the shards of each index, by their names, by the folder of the index.
 
     Raises:
         UsageError: an index would be on a web server, or two of its shards have the same name.
     """
-    by_index: dict[str, list[int]] = {}
-    for number, url in enumerate(urls):
-        by_index.setdefault(output or f"{folder_and_name(url)[0]}/{INDEX_FOLDER}", []).append(number)
-    for folder, inside in by_index.items():
-        names = [folder_and_name(urls[number])[1] for number in inside]
-        if protocol_of(folder) in WEB:
-            place = without_secrets(folder)
+    by_index: dict[str, dict[str, str]] = {}
+    for url in urls:
+        folder, name = folder_and_name(url)
+        place = output or f"{folder}/{INDEX_FOLDER}"
+        if protocol_of(place) in WEB:
+            place = without_secrets(place)
             raise UsageError(f"no index can be written to {place!r} on a web server; name a folder with --output")
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise UsageError(f"several shards are named {twice[0]!r}; index their folders separately")
+        if by_index.setdefault(place, {}).setdefault(name, url) != url:
+            raise UsageError(f"several shards are named {name!r}; index their folders separately")
     return by_index
 
 
@@ -473,7 +454,10 @@ def verify_command(
       streamload verify s3://bucket/photos --decode --ray auto
     """
     options = dict(storage_option or ())
-    urls = list(find_shards(urls, Storages(options)))
+    storages = Storages(options)
+    urls = list(find_shards(urls, storages))
+    lookup = IndexLookup(index, storages)
+    whole: list[str] = []
     kept: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
 
@@ -486,9 +470,21 @@ def verify_command(
             else:
                 print_line(str(fault))
 
+    read_one = partial(_read_or_error, storages=storages, record_bytes=record_size)
     with open_pool(ray, workers) as pool:
-        reading: dict[str, Any] = {"record_bytes": record_size, "workers": workers, "pool": pool}
-        whole = _verify(urls, report_faults, counts, index=index, storages=Storages(options), **reading)
+        with each(read_one, urls, workers, pool, "verifying") as reads:
+            for url, read in zip(urls, reads, strict=True):
+                counts["missing"] += isinstance(read, ShardNotFoundError)
+                faults = [read] if isinstance(read, StreamloadError) else _faults(url, read, lookup)
+                report_faults(faults)
+                if not isinstance(read, StreamloadError) and not faults:
+                    whole.append(url)
+                    counts["samples"] += len(read.table)
+                    counts["unchecked"] += lookup.of_folder(folder_and_name(url)[0]) is None and not is_compressed(url)
+        advice = "the index names a shard that does not exist; restore it, or drop it from the index with"
+        for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
+            names = _missing_names(folder, lookup, storages)
+            report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
         decoding = partial(_undecodable, index=index, storage_options=options or None)
         if decode and whole and pool is None:
             with Progress("decoding", counts["samples"], "samples") as progress:
@@ -511,57 +507,26 @@ def verify_command(
         raise typer.Exit(FAILED)
 
 
-def _verify(
-    urls: Sequence[str],
-    report_faults: Callable[[Iterable[StreamloadError]], None],
-    counts: Counter[str],
-    *,
-    index: str | None,
-    storages: Storages,
-    record_bytes: int,
-    **reading: Any,
-) -> list[str]:
-    """Report everything that is wrong with shards, and return the whole ones.
-
-    Counts "samples" of whole shards, "missing" shards, and those that are "unchecked" for lack of an index.
-    """
-    lookup = IndexLookup(index, storages)
-    whole = []
-    read_one = partial(_read_or_error, storages=storages, record_bytes=record_bytes)
-    with each(read_one, urls, label="verifying", **reading) as reads:
-        for url, read in zip(urls, reads, strict=True):
-            if isinstance(read, StreamloadError):
-                counts["missing"] += isinstance(read, ShardNotFoundError)
-                report_faults([read])
-                continue
-            folder, name = folder_and_name(url)
-            _warn_of_missing_end(url, read.table)
-            faults: list[StreamloadError] = []
-            try:
-                known = lookup.of_folder(folder)
-                if known is not None:
-                    check_shard(known.shard(name), read.bytes, url, read.etag)
-                    table = lookup.table_of(folder, name)
-                    faults += () if table is None else differences(url, read.table, table)
-                counts["unchecked"] += known is None and not is_compressed(url)
-            except StreamloadError as exc:
-                faults.append(exc)
-            report_faults(faults)
-            if not faults:
-                whole.append(url)
-                counts["samples"] += len(read.table)
-    advice = "the index names a shard that does not exist; restore it, or drop it from the index with"
-    for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
-        names = _missing_names(folder, lookup, storages)
-        report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
-    return whole
-
-
 def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes: int) -> ReadShard | StreamloadError:
     try:
         return read_whole(url, report, storages=storages, every_byte=True, record_bytes=record_bytes)
     except StreamloadError as exc:
         return exc
+
+
+def _faults(url: str, read: ReadShard, lookup: IndexLookup) -> list[StreamloadError]:
+    """Return the differences between a shard and its index."""
+    _warn_of_missing_end(url, read.table)
+    folder, name = folder_and_name(url)
+    try:
+        known = lookup.of_folder(folder)
+        if known is None:
+            return []
+        check_shard(known.shard(name), read.bytes, url, read.etag)
+        table = lookup.table_of(folder, name)
+        return [] if table is None else list(differences(url, read.table, table))
+    except StreamloadError as exc:
+        return [exc]
 
 
 def _undecodable(
@@ -575,7 +540,7 @@ def _undecodable(
     with streamload.StreamLoader(
         urls,
         _DECODED_TOGETHER,
-        transform=_nothing,
+        transform=len,  # drops the values
         on_error="skip",
         pad=False,  # leaves out a batch of which every sample failed
         index=index,
@@ -601,7 +566,3 @@ def _undecodable_here(decoding: Callable[..., Iterator[SampleError]], url: str, 
     errors = list(decoding([url], lambda *_: None, 0))
     report(1, 0)
     return errors
-
-
-def _nothing(_: object) -> int:
-    return 0
