@@ -12,7 +12,7 @@ import numpy as np
 
 
 def as_python(value: Any) -> Any:
-    """The Python number that a NumPy scalar stands for, so that a state which holds it is JSON; others as they are."""
+    """Return the Python number of a NumPy scalar, which JSON can hold; other values as they are."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -23,16 +23,12 @@ _WRITTEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*\Z", r
 
 
 def parse_bytes(name: str, value: int | str) -> int:
-    """A number of bytes, given as such or as a string with a unit: "512MiB", "20 GB", "1.5TB".
+    """Return a number of bytes, given as such or as a string with a unit: "512MiB", "20 GB", "1.5TB".
 
     K and KB, M and MB, ... are powers of 1000; KiB, MiB, ... of 1024.
 
-    Args:
-        name: what the user calls it, for the message.
-        value: what was given.
-
     Raises:
-        TypeError, ValueError: it is neither, or less than one byte.
+        TypeError, ValueError: it is neither, or less than one byte; the message has the argument's name.
     """
     advice = f'{name}={value!r} must be a positive number of bytes, or a string such as "512MiB" or "20GB"'
     if isinstance(value, bool) or not isinstance(value, int | str):
@@ -51,6 +47,16 @@ def parse_bytes(name: str, value: int | str) -> int:
     return value
 
 
+def check_int(name: str, value: object, least: int, alternative: str = "", *, most: int | None = None) -> None:
+    """Raise TypeError or ValueError if an argument is not an integer from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be an integer of at least {least} {alternative}".rstrip())
+    if value < least:
+        raise ValueError(f"{name}={value!r} must be at least {least} {alternative}".rstrip())
+    if most is not None and value > most:
+        raise ValueError(f"{name}={value!r} must be at most {most:,} {alternative}".rstrip())
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -67,14 +73,10 @@ def alternatives(entry: str) -> list[str]:
 
 
 def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
-    """Return the function of each field that the keys of a mapping name.
-
-    Args:
-        argument: what the user calls the mapping, for the message.
-        functions: by `"jpg"` or `"jpg;png"`.
+    """Return the function of each field, for functions by `"jpg"` or `"jpg;png"`.
 
     Raises:
-        ValueError: two keys name the same field, or a key has an empty name.
+        ValueError: two keys name the same field, or a key has an empty name; the message has the argument's name.
     """
     keys: dict[str, str] = {}
     for key in functions:
@@ -111,17 +113,13 @@ _PAGE = "docs/coming-from.md says what takes the place of other loaders' argumen
 
 
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
-    """Make a constructor answer a keyword that it does not have by what to do instead; its signature stays what it is.
+    """Make a constructor answer unknown keywords by a TypeError that says what to do instead.
 
-    NumPy scalars reach the constructor as Python numbers.
+    Its signature stays. NumPy scalars reach it as Python numbers.
 
     Args:
         constructor: to call.
-        neutral: keywords of others, and the values of each that ask for nothing else than what it does anyway; with
-            these they are left out.
-
-    Returns:
-        The constructor; for keywords that it does not have it raises TypeError.
+        neutral: unknown keywords that are dropped if they have one of these values, which ask for nothing.
     """
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]
@@ -145,12 +143,7 @@ def _is_in(value: object, accepted: tuple[object, ...]) -> bool:
 
 
 def no_attribute(owner: type, name: str) -> AttributeError:
-    """The error for an attribute that an object does not have, such as a method of another loader.
-
-    Args:
-        owner: the object's class, whose constructor has keywords.
-        name: the attribute's.
-    """
+    """Return the error for an attribute that objects of a class do not have, such as a method of another loader."""
     message = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in inspect.signature(owner).parameters:
         return AttributeError(f"{message}; it is a keyword: {owner.__name__}(urls, {name}=...)")

@@ -1,10 +1,8 @@
-"""Every error that a caller of streamload can meet, as one tree.
+"""Every error that streamload raises on its own account, as one tree.
 
-There is one class for each decision that a caller can take: look at the storage, repair or remove a shard, rebuild
-an index, fix or skip a sample, start again, or correct a saved state. Wrong *arguments* are not in the tree: they
-are `ValueError` and `TypeError`, raised where the argument was given.
-
-Every error pickles, so it survives the way from a worker to the training loop with all that it knows.
+There is one class for each decision of a caller: look at the storage, repair or remove a shard, rebuild an index, fix
+or skip a sample, start again, or correct a saved state. Wrong arguments are `ValueError` and `TypeError`, raised where
+they are given. Every error pickles, so it travels from a worker to the training loop with all its attributes.
 """
 
 from __future__ import annotations
@@ -37,10 +35,9 @@ _BESIDE_SIGNATURE = {
 def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
-    Every url that leaves the process passes through here: in messages, logs, traces, pictures and `__url__`. Other
-    parameters stay, since they may tell shards apart, as in `?file=a.tar`. A url that is signed again gives the same
-    text, so caches use it as a key too, but only together with the ETag and the size of the answer: to a server,
-    parameters of these names may mean something else.
+    Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
+    may tell shards apart, as in `?file=a.tar`. A url that is signed again gives the same text, so caches use it as a
+    key, together with the answer's ETag and size: to some server these parameters may mean something else.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 
@@ -54,7 +51,7 @@ def _public_parameters(query: re.Match[str]) -> str:
 
 
 class StreamloadError(Exception):
-    """The root of the tree; catches everything that streamload raises on its own account.
+    """The root of the tree.
 
     Attributes:
         message: what is wrong and what to do about it, without the place.
@@ -102,9 +99,9 @@ class ShardChangedError(StorageError):
 
 
 class TransientStorageError(StorageError):
-    """A request failed in a way that may pass: a reset, a time-out, a server that is overloaded, a body cut short.
+    """A request failed in a way that may pass: a reset, a time-out, an overloaded server, a body cut short.
 
-    Reading tries such a request again by itself; who meets this error meets the last of several attempts.
+    Reading retries such a request; this is the error of the last attempt.
 
     Attributes:
         throttled: whether the storage asked for fewer requests (429, 503, SlowDown).
@@ -113,16 +110,8 @@ class TransientStorageError(StorageError):
 
     retry_after_s: float | None = None
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        url: str | None = None,
-        key: str | None = None,
-        offset: int | None = None,
-        throttled: bool = False,
-    ) -> None:
-        super().__init__(message, url=url, key=key, offset=offset)
+    def __init__(self, message: str, *, throttled: bool = False, **place: Any) -> None:
+        super().__init__(message, **place)
         self.throttled = throttled
 
 

@@ -1,7 +1,4 @@
-"""Records logged in our own processes are handled in the trainer's, which has the user's loggers, levels and handlers.
-
-A process without handlers drops everything below a warning, and writes warnings to stderr, past the user's files.
-"""
+"""Forward log records of our own processes to the trainer's, which has the user's loggers, levels and handlers."""
 
 from __future__ import annotations
 
@@ -23,34 +20,31 @@ class Logged(NamedTuple):
 
     @classmethod
     def of(cls, record: logging.LogRecord) -> Logged:
-        """What of a record can travel; its text is formatted here, and so is a traceback."""
+        """Take what can travel of a record; format its text and its traceback here."""
         fields = {name: value for name, value in vars(record).items() if isinstance(value, int | float | str | None)}
         if record.exc_info and not record.exc_text:
             fields["exc_text"] = logging.Formatter().formatException(record.exc_info)
         return cls({**fields, "msg": record.getMessage(), "args": None, "exc_info": None})
 
     def handle(self) -> None:
-        """Log it in this process, by the logger of its name, whatever the level."""
+        """Log the record in this process, whatever the level."""
         record = logging.makeLogRecord(dict(self.fields))
         logging.getLogger(record.name).handle(record)
 
     def handle_if_enabled(self) -> None:
-        """The same, if the logger's level lets it pass."""
+        """Log the record if the logger's level lets it pass."""
         if logging.getLogger(str(self.fields["name"])).isEnabledFor(int(self.fields["levelno"] or 0)):
             self.handle()
 
 
 def forward_records(take: Callable[[Logged], None]) -> None:
-    """From now on, give what is logged in this process to `take`, and to no handler: the user's modules may add some.
-
-    This lasts as long as the process: what `take` cannot send on any more is dropped.
-    """
+    """Give all records of this process to `take`, and to no handler, also none that the user's modules add."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:
         logged = None
-        if os.getpid() == owner:  # a fork has no way of its own to the trainer
-            with suppress(Exception):  # what cannot be formatted logging itself complains of
+        if os.getpid() == owner:  # a fork has no channel to the trainer
+            with suppress(Exception):  # logging itself complains of a record that cannot be formatted
                 logged = Logged.of(record)
         if logged is None:
             call_handlers(logger, record)
@@ -61,13 +55,13 @@ def forward_records(take: Callable[[Logged], None]) -> None:
 
 
 def log_levels() -> tuple[tuple[str, int], ...]:
-    """The levels that have been set in this process, by logger; the root's among them."""
+    """Return the levels that are set in this process, by logger."""
     named = logging.root.manager.loggerDict.items()
     levels = [(name, logger.level) for name, logger in named if isinstance(logger, logging.Logger) and logger.level]
     return ("root", logging.root.level), *levels
 
 
 def set_log_levels(levels: tuple[tuple[str, int], ...]) -> None:
-    """Have the same loggers of this process make the same records."""
+    """Set the levels of another process."""
     for name, level in levels:
         logging.getLogger(name).setLevel(level)

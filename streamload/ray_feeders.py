@@ -1,7 +1,4 @@
-"""`RayFeeders`, which asks for feeders on other nodes; it imports nothing of Ray.
-
-On its own because the options hold it, the messages carry it, and the room that carries it out lies above both.
-"""
+"""`RayFeeders`, which asks for feeders on other nodes; it imports nothing of Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
 from typing import Any
 
-from streamload.arguments import parse_bytes
+from streamload.arguments import check_int, parse_bytes
 
 _MOST_FEEDERS = 1024
 
@@ -23,8 +20,8 @@ class RayFeeders:
     Attributes:
         number: how many.
         num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
-        resources: what else a node must have for one, by Ray's names, as `{"cpu_node": 1}`.
-        memory: that a node must have left for each, as a number of bytes or "8GB"; None claims none.
+        resources: other resources of a node that each claims, by Ray's names, as `{"cpu_node": 1}`.
+        memory: of a node that each claims, as a number of bytes or "8GB"; None claims none.
         address: `HOST:PORT` of the cluster's head; "auto" is what RAY_ADDRESS names, else what Ray finds here.
         runtime_env: of the actors, as `ray.init` takes it.
         start_timeout: seconds until all must have been placed and answer, before a ClusterError.
@@ -46,8 +43,8 @@ class RayFeeders:
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ImportError('RayFeeders needs Ray, which is not installed: pip install "streamload[ray]"')
-        for name, most in (("number", _MOST_FEEDERS), ("num_cpus", None)):
-            _check_int(name, getattr(self, name), most)
+        check_int("number", self.number, 1, most=_MOST_FEEDERS)
+        check_int("num_cpus", self.num_cpus, 1)
         timeout = self.start_timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (timeout > 0 and isfinite(timeout)):
             raise ValueError(f"start_timeout={timeout!r} must be a number of seconds above 0")
@@ -66,19 +63,12 @@ class RayFeeders:
 
     @property
     def demands(self) -> dict[str, float]:
-        """What each of them claims of its node, by Ray's names."""
+        """What each feeder claims of its node, by Ray's names."""
         memory = {} if self.memory is None else {"memory": float(parse_bytes("memory", self.memory))}
         return {"CPU": float(self.num_cpus), **memory, **(self.resources or {})}
 
 
 def is_host_and_port(address: str) -> bool:
-    """Whether a text has the form of a cluster's address."""
+    """Return True if a text has the form of a cluster's address."""
     host, colon, port = address.rpartition(":")
     return bool(host and colon) and port.isdecimal()
-
-
-def _check_int(name: str, value: object, most: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be an integer of at least 1")
-    if value < 1 or (most is not None and value > most):
-        raise ValueError(f"{name}={value!r} must be at least 1" + ("" if most is None else f" and at most {most:,}"))

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
 from typing import Literal, NamedTuple
 
@@ -27,7 +27,7 @@ class Machine(NamedTuple):
     """Where a run takes place.
 
     Attributes:
-        workers: of the loader; 0 where the trainer makes the batches.
+        workers: of the loader; 0 if the trainer makes the batches.
         processors: that this rank may use.
         all_processors: of the machine; 0 if the workers are on other machines.
     """
@@ -44,7 +44,7 @@ class Limit(NamedTuple):
         stage: "step" is the user's own code between two batches; "work" decoding, transforms and collating;
             "memory" room in `memory_budget`; "scan" reading tar headers; "machine" other processes on its processors;
             "unknown" too short a run.
-        sentence: for people: with the figure behind it, and what to change.
+        sentence: the stage, the figure behind it, and what to change.
     """
 
     stage: Literal["unknown", "step", "work", "network", "memory", "scan", "machine"]
@@ -140,7 +140,7 @@ _QUANTILES = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Seconds that one stage worked and waited, added up over those who did the work."""
+    """Seconds that one stage worked and waited, added up over processes and connections."""
 
     worked_s: float
     waited_s: float
@@ -151,10 +151,9 @@ class Statistics:
     """What a loader has done so far, or since other statistics of it.
 
     Attributes:
-        totals: everything that adds up, by name, with its unit at the end of the name: what `as_dict` returns, and
-            counts of durations.
-        settled: the same without the first batch, for which processes were started: what the verdict judges.
-        skipped_members: members of shards that are no part of a sample, by reason, for shards scanned in this run.
+        totals: sums by name, which ends in the unit: those of `as_dict`, and counts of durations.
+        settled: the same without the first batch, for which processes start; the verdict judges these.
+        skipped_members: members that belong to no sample, by reason, in the shards scanned in this run.
         machine: where the loader runs.
     """
 
@@ -180,7 +179,7 @@ class Statistics:
 
     @property
     def first_batch_s(self) -> float:
-        """What the loop waited for the very first batch, part of `stages["loop"].waited_s`."""
+        """The wait for the first batch, part of `stages["loop"].waited_s`."""
         return self.totals["first_batch_s"]
 
     @property
@@ -195,7 +194,7 @@ class Statistics:
 
     @property
     def fetched_bytes(self) -> int:
-        """What has arrived from remote storage, before it was decompressed."""
+        """Bytes from remote storage, before decompression."""
         return int(self.totals["fetched_bytes"])
 
     @property
@@ -205,14 +204,13 @@ class Statistics:
 
     @property
     def failed_requests(self) -> int:
-        """How many of these failed and were made again."""
+        """Requests that failed and were made again."""
         return int(self.totals["throttled_requests"] + self.totals["broken_requests"])
 
     @property
     def stages(self) -> Mapping[str, Stage]:
-        """Seconds by stage: "plan" (the feeder: order and index), "fetch" (connections, added up), "scan" (reading tar
-        headers), "decode", "transform" and "collate" (the workers, added up, which wait for tasks), and "loop" (the
-        user's own code between two batches, which waits for batches).
+        """Seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode",
+        "transform" and "collate" (all workers, which wait for tasks), and "loop" (the user's code between batches).
         """
         totals = self.totals
         return {
@@ -227,31 +225,27 @@ class Statistics:
 
     @property
     def limit(self) -> Limit:
-        """What limits this run: its stage, and the same sentence as `verdict`."""
+        """What limits this run: the stage, and the sentence of `verdict`."""
         if not self.batches:
             return Limit("unknown", "nothing yet: no batch has been delivered")
         return find_limit(self.settled, self.machine)
 
     @property
     def verdict(self) -> str:
-        """What limits this run, in one sentence, with what to do about it."""
+        """What limits this run, and what to do about it, in one sentence."""
         return self.limit.sentence
 
     def since(self, earlier: Statistics) -> Statistics:
-        """What has happened since earlier statistics of the same loader, such as those of the last epoch."""
-        return Statistics(
-            self.totals.since(earlier.totals),
-            self.settled.since(earlier.settled),
-            self.skipped_members,
-            self.machine,
-        )
+        """Return what has happened since earlier statistics of the same loader, such as those of the last epoch."""
+        totals, settled = self.totals.since(earlier.totals), self.settled.since(earlier.settled)
+        return replace(self, totals=totals, settled=settled)
 
     def as_dict(self) -> dict[str, float]:
-        """All of it as flat numbers by name, as TensorBoard, Weights & Biases or a log take them.
+        """Return flat numbers by name, as TensorBoard, Weights & Biases or a log take them.
 
         Names end in their unit. They are sums over the loader's life, so `now.since(before).as_dict()` has those of an
-        interval; "wait", "step" and "task" with "p50_s", "p95_s" and "max_s" are durations of the waits for batches,
-        of the loop's steps and of the workers' tasks, at most a fifth too long.
+        interval; "wait", "step" and "task" with "p50_s", "p95_s" and "max_s" are durations of waits for batches, of
+        steps and of workers' tasks, at most a fifth too long.
         """
         numbers = {name: value for name, value in self.totals.items() if "_durations/" not in name}
         for kind in _DURATIONS:
@@ -293,7 +287,7 @@ class Statistics:
 
 
 def _machine_processor_s() -> float:
-    """Seconds for which the processors of this machine have been busy since it was started; 0 where that is unknown."""
+    """Return the busy seconds of this machine's processors since it was started; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError), open("/proc/stat", "rb") as stat:
         user, nice, system, _, _, irq, softirq, steal = map(int, stat.readline().split()[1:9])
         return (user + nice + system + irq + softirq + steal) / _PER_SECOND_OF_STAT
@@ -302,10 +296,10 @@ def _machine_processor_s() -> float:
 
 @dataclass(slots=True)
 class Meter:
-    """What the trainer's side adds up over all passes.
+    """Adds up what the trainer measures itself, and what its feeders report, over all passes.
 
     Attributes:
-        workers: of the loader, at its start.
+        workers: of the loader.
         totals: of the trainer itself.
         events: of a trace, while one is recorded.
     """
@@ -322,7 +316,7 @@ class Meter:
     _machine_s: float = field(default_factory=_machine_processor_s)
 
     def note_totals(self, totals: Totals | None, skipped_members: Mapping[str, int], feeder: object) -> None:
-        """Note what a feeder has added up so far."""
+        """Record the sums of a feeder so far."""
         if self._feeder is None or self._feeder() is not feeder:
             self._of_earlier_feeders = self._of_earlier_feeders.plus(self._of_feeder)
             self._of_feeder, self._feeder = Totals(), weakref.ref(feeder)
@@ -333,18 +327,18 @@ class Meter:
             self._skipped = {**before, **{r: max(n, before.get(r, 0)) for r, n in skipped_members.items()}}
 
     def add_batch(self, samples: int) -> None:
-        """The loop gets a batch."""
+        """Count a batch that the loop gets."""
         self.totals["samples"] += samples
         self.totals["batches"] += 1
 
     def add_step(self, worked_s: float) -> None:
-        """The loop has worked so long on the batch before."""
+        """Add the loop's step on the batch before."""
         self.totals["loop_worked_s"] += worked_s
         self._add_event("step", worked_s)
         self.totals[duration_bucket("step", worked_s)] += 1
 
     def add_wait(self, waited_s: float) -> None:
-        """The loop has got a batch, which is counted already, and has waited so long for it."""
+        """Add the loop's wait for a batch, which is counted already."""
         self.totals["loop_waited_s"] += waited_s
         self._add_event("wait", waited_s)
         if self._first is None:
@@ -354,27 +348,23 @@ class Meter:
             self.totals[duration_bucket("wait", waited_s)] += 1
 
     def _add_event(self, kind: str, seconds: float) -> None:
-        """The loop has done something until now."""
         if self.events is not None:
             batch = int(self.totals["batches"]) - 1
             self.events.append(Event(kind, "loop", perf_counter() - seconds, seconds, {"batch": batch}))
 
-    def statistics(self, skipped_samples: int, *, remote_feeders: int = 0, processors_of_each: int = 0) -> Statistics:
-        """The figures as the user gets them.
+    def statistics(self, skipped_samples: int, processors_elsewhere: int | None = None) -> Statistics:
+        """Return the figures for the user.
 
         Args:
             skipped_samples: how many.
-            remote_feeders: how many there are.
-            processors_of_each: that they claim.
+            processors_elsewhere: of each feeder on another machine; None if feeders are on this one.
         """
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()
         settled = now.since(self._first) if self._first is not None else Totals()
-        machine = Machine(
-            self.workers,
-            processors_of_each or processors_of_rank(),
-            0 if remote_feeders else os.cpu_count() or 1,
-        )
+        machine = Machine(self.workers, processors_of_rank(), os.cpu_count() or 1)
+        if processors_elsewhere is not None:
+            machine = Machine(self.workers, processors_elsewhere, all_processors=0)
         return Statistics(now, settled, dict(self._skipped), machine)
 
     def _now(self) -> Totals:

@@ -1,4 +1,4 @@
-"""Numbers of things, and lists of names, as people write them; text that is safe to print."""
+"""Write numbers of things, lists of names, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 shard`, `2,000 shards`, `3 batches`, `0 entries`."""
+    """Write `1 shard`, `2,000 shards`, `3 batches`, `0 entries`."""
     if noun.endswith("y") and noun[-2] not in "aeo":
         plural = f"{noun[:-1]}ies"
     else:
@@ -20,7 +20,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """`jpg, cls`; of very many the first 20, those without a dot before others, `and 1,234 more`; `printable`."""
+    """Write `jpg, cls`; of many names 20, those without a dot first, `and 1,234 more`; printable."""
     if len(names) <= _MOST_LISTED:
         return printable(", ".join(names))
     shown = sorted(names, key=lambda name: "." in name)[:_MOST_LISTED]
@@ -28,5 +28,5 @@ def listed(names: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that may hold names from archives, with escapes for what would act on a terminal or reorder the line."""
+    """Escape characters that would act on a terminal or reorder the line."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -1,4 +1,4 @@
-"""What adds up over a run: named counts, seconds and bytes, and integrals over time of what rises and falls."""
+"""Sums over a run: named counts, seconds and bytes, and integrals over time."""
 
 from __future__ import annotations
 
@@ -11,40 +11,34 @@ _SHORTEST_S = 1e-7
 
 
 class Totals(dict[str, float]):
-    """Numbers by name, 0 where there is none. A name ends in its unit, as in `decode_s`; names of parts follow a slash,
-    as in `decode_s/jpg`.
-    """
+    """Numbers by name, 0 by default. A name ends in its unit, as in `decode_s`, or has a part, as in `decode_s/jpg`."""
 
     def __missing__(self, name: str) -> float:
         return 0.0
 
     def add(self, amounts: Mapping[str, float]) -> None:
-        """Add to some of them."""
+        """Add amounts in place."""
         for name, amount in amounts.items():
             self[name] = self[name] + amount
 
     def plus(self, other: Mapping[str, float]) -> Totals:
-        """The sums of two."""
+        """Return the sums with others."""
         total = Totals(self)
         total.add(other)
         return total
 
     def since(self, earlier: Mapping[str, float]) -> Totals:
-        """What has been added since an earlier copy."""
+        """Return what has been added since an earlier copy."""
         return Totals({name: amount - earlier.get(name, 0.0) for name, amount in self.items()})
 
     def parts(self, name: str) -> dict[str, float]:
-        """The parts of one of them, by the name behind the slash, the largest first."""
+        """Return the parts of a name, by the text after the slash, the largest first."""
         found = {key[len(name) + 1 :]: amount for key, amount in self.items() if key.startswith(f"{name}/")}
         return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
 class TimeIntegral:
-    """A number that changes in time, and its integral: a mean is the difference of two integrals by the time between.
-
-    Args:
-        clock: gives seconds.
-    """
+    """The integral over time of a number that changes. Two integrals give the mean between them."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -52,22 +46,22 @@ class TimeIntegral:
         self._since_s = clock()
 
     def set(self, value: float) -> None:
-        """The number is another one from now on."""
+        """Change the number."""
         if value != self._value:
             self._sum, self._since_s, self._value = self.now(), self._clock(), value
 
     def now(self) -> float:
-        """The integral until now, in seconds times the number's unit."""
+        """Return the integral until now, in seconds times the number's unit."""
         return self._sum + self._value * (self._clock() - self._since_s)
 
 
 def duration_bucket(name: str, seconds: float) -> str:
-    """The name of the count of durations as long as this one, which are within 19 % of each other."""
+    """Return the name of the count of durations like this one, within 19 %."""
     return f"{name}_durations/{math.ceil(_BUCKETS_OF_TWO * math.log2(max(seconds, _SHORTEST_S)))}"
 
 
 def quantile_s(totals: Totals, name: str, quantile: float) -> float:
-    """The duration that a share of those counted do not exceed, at most 19 % too long; 0 where none was counted."""
+    """Return a quantile of the counted durations, at most 19 % too long; 0 if none was counted."""
     counts = sorted((int(bucket), count) for bucket, count in totals.parts(f"{name}_durations").items() if count > 0)
     left = quantile * sum(count for _, count in counts)
     for bucket, count in counts:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamload.errors import without_secrets
 
-# From top to bottom: what is made, who makes it, and what it is made of.
+# From top to bottom.
 _TRACKS = ("loop", "worker", "connection")
 
 
@@ -20,10 +20,10 @@ class Event(NamedTuple):
 
     Attributes:
         kind: "step" and "wait" of the loop, "task" and "scan" of a worker, "fetch".
-        track: who did it, as "loop", "worker 4711" or "connection". Two events of a connection may overlap.
-        start_s: when it began, by `time.perf_counter`, which all processes of a machine share on Linux.
-        seconds: how long it took.
-        details: more about it.
+        track: "loop", "worker 4711" or "connection". Events of connections may overlap.
+        start_s: by `time.perf_counter`, which all processes of a machine share on Linux.
+        seconds: its duration.
+        details: shown for the event.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 
 def trace_json(events: Iterable[Event]) -> str:
-    """The text of a trace file."""
+    """Return the text of a trace file."""
     ordered = sorted(events, key=lambda event: event.start_s)
     begins_s = ordered[0].start_s if ordered else 0.0
     lines: dict[str, int] = {}
@@ -64,7 +64,7 @@ def _names(lines: Mapping[str, int]) -> Iterator[dict[str, Any]]:
 
 
 def _on_tracks(ordered: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Each event with its track; those of connections get the first one that is free."""
+    """Yield each event with its track; an event of a connection gets the first track that is free."""
     free_at_s: list[float] = []
     for event in ordered:
         if event.track != "connection":

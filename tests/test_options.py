@@ -356,7 +356,7 @@ def test_a_batch_larger_than_the_dataset_costs_no_more_than_that(tmp_path: Path,
         assert len(loader) == 1
     with StreamLoader(Mixture({"a": (source, 1.0)}), 1 << 40, fields=("cls",), num_workers=0) as loader:
         assert [len(labels) for (labels,) in loader] == [50]
-    with pytest.raises(ValueError, match=r"batch_size=10{30} must be at most 1,099,511,627,776: .*64 bits"):
+    with pytest.raises(ValueError, match=r"batch_size=10{30} must be at most 1,099,511,627,776"):
         StreamLoader(source, 10**30)
 
 

@@ -44,7 +44,7 @@ class FeederActor:
         self._ended = True
 
     def version(self) -> str:
-        """Return what must be the same everywhere, since trainer and actors send each other pickles."""
+        """Return the version, which must be the trainer's, since both send each other pickles."""
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
@@ -76,10 +76,10 @@ class FeederActor:
         self._feeder.send(start)
 
     def next(self) -> tuple[Ready | Failed, list[Bytes]] | None:
-        """Return the next batches of the pass with their memory, or why there are none; None behind its end.
+        """Return the next batches of the pass with their memory, or why there are none; None after its end.
 
         Raises:
-            WorkerError: the feeder is dead, or has failed in work that is not wanted and does no more.
+            WorkerError: the feeder is dead, or has failed in an abandoned pass.
         """
         assert self._feeder is not None, "start comes first"
         while not self._ended:

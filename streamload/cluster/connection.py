@@ -34,16 +34,16 @@ _CALLS_AHEAD = 2
 
 @dataclass(slots=True, eq=False)
 class _Feeder:
-    """One feeder: it makes each `number + n * of`-th batch of a pass.
+    """Feeder `number` of k, which makes the batches `number + n * k` of a pass.
 
     Attributes:
         number: of the feeder.
-        actor: Ray's handle of it.
-        coming: the references of the calls for batches, in order.
-        batches: that have come and were not taken, with their memory.
+        actor: Ray's handle.
+        coming: references of the calls for batches, in order.
+        batches: arrived, with their memory.
         failed: why no more batches come.
         ended: all batches of the pass have come.
-        totals: what it has added up.
+        totals: of the feeder.
         died: it was placed again, and has returned no batch since.
     """
 

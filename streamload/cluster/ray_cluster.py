@@ -1,7 +1,6 @@
-"""Connects to a Ray cluster that runs already, with one clear error for each reason why that fails.
+"""Connect to a running Ray cluster, and find out early what would fail late: no cluster, other versions, no room.
 
-Nothing of Ray is imported before `connect` is called. Ray places, runs and watches the processes; this module only
-finds out early what would fail late: no such cluster, other versions, too few resources, a folder that nodes lack.
+Nothing of Ray is imported before `connect` is called.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ def check_version(there: str, where: str, here: str) -> None:
 
 
 def _import_ray() -> Any:
-    """The module `ray`. Raises ClusterError if it is not installed."""
     try:
         return import_module("ray")
     except ImportError as exc:
@@ -63,19 +61,16 @@ class RayCluster:
         self._is_own = is_own
 
     def cpus(self) -> float:
-        """The processors of all nodes, as Ray counts them."""
+        """Return the processors of all nodes, as Ray counts them."""
         return float(self.ray.cluster_resources().get("CPU", 0))
 
     def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
-        """Check that the nodes have room for tasks or actors that need these resources, when nobody else uses them.
+        """Raise ClusterError if even idle nodes have no room for tasks or actors: Ray would wait forever.
 
         Args:
             resources: that each needs on its node, as Ray names them, "CPU" and "GPU" included.
             number: how many of them run at the same time.
-            of: what they are, for the message.
-
-        Raises:
-            ClusterError: they have not; Ray would wait for it forever.
+            of: their name in the message.
         """
         nodes = [node["Resources"] for node in self._nodes()]
         room = sum(_room(node, resources, number) for node in nodes)
@@ -92,17 +87,17 @@ class RayCluster:
         )
 
     def free(self, resources: Iterable[str]) -> str:
-        """How much of these resources nobody uses now on all nodes together, in words."""
+        """Return the free amounts of these resources on all nodes together, in words."""
         free = self.ray.available_resources()
         return _listed({name: free.get(name, 0) for name in resources})
 
     def lost_errors(self) -> tuple[type[Exception], ...]:
-        """What Ray raises for a task whose process or node was lost."""
+        """Return the errors of Ray for a task whose process or node was lost."""
         names = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "TaskUnschedulableError")
         return tuple(getattr(self.ray.exceptions, name) for name in names)
 
     def close(self) -> None:
-        """Disconnect, if `connect` made the connection; what runs for it on the nodes is ended. Idempotent."""
+        """Disconnect, if `connect` made the connection, and end its work on the nodes. Idempotent."""
         if self._is_own:
             self._is_own = False
             self.ray.shutdown()
@@ -153,11 +148,7 @@ def _join(ray: Any, address: str, *, log_to_driver: bool, runtime_env: Mapping[s
 
 
 def _resolve(address: str) -> tuple[str, str]:
-    """The address that "auto" stands for, and what messages call it.
-
-    Raises:
-        ClusterError: it stands for none.
-    """
+    """Return the address that "auto" stands for, and its name in messages. Raises ClusterError if there is none."""
     if address != "auto":
         return address, repr(address)
     named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
@@ -168,7 +159,7 @@ def _resolve(address: str) -> tuple[str, str]:
 
 
 def _find_running() -> str:
-    """The address of the cluster that Ray finds on this machine; "auto" where this Ray does not say."""
+    """Return the address of the cluster on this machine; "auto" if this version of Ray does not say."""
     try:
         services = import_module("ray._private.services")
         return str(services.get_ray_address_from_environment("auto", None))
@@ -207,7 +198,7 @@ def _why(where: str, exc: Exception) -> str:
 
 
 def _room(node: Mapping[str, float], resources: Mapping[str, float], number: int) -> int:
-    """How many of `number` with such needs a node has room for."""
+    """Return how many of `number` tasks a node has room for."""
     each = [int(node.get(name, 0) // amount) for name, amount in resources.items() if amount]
     return min(number, *each)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.arguments import check_int
 from streamload.errors import LoaderStateError
 from streamload.index.columns import Labels, unknown_class
 from streamload.order.options import MAX_SAMPLES, OrderOptions, full_batches_and_last_rows
@@ -24,28 +25,27 @@ from streamload.sampling.selection import digest
 from streamload.text import counted
 
 Weights = Literal["balanced"] | Mapping[int, float] | Mapping[str, float] | Sequence[float] | NDArray[Any]
-ByLabel = Literal["balanced"] | Mapping[int, float] | NDArray[np.float64]
-"""Those without names: the last ones are of samples."""
+_Checked = str | dict[Any, float] | NDArray[np.float64]
+"""All labels of a mapping are integers, or all are names of classes."""
 
 _WHAT = '"balanced", a mapping from labels or classes to weights, or one number for each sample'
+_ALL_ZERO = "weights are all zero, so nothing can be drawn; give a weight above zero"
+_LABELS_SHOWN = 20
 
 
-def checked_weights(weights: Weights | None) -> tuple[Mapping[str, float] | None, ByLabel | None]:
-    """The weights, split: those by class names, whose labels are still to be found, and all others.
-
-    Raises:
-        TypeError, ValueError: they make no sense.
-    """
+def _checked_weights(weights: Weights | None) -> _Checked | None:
     if weights is None or (isinstance(weights, str) and weights == "balanced"):
-        return None, weights
+        return weights
     if isinstance(weights, str):
         raise ValueError(f"weights={weights!r} must be {_WHAT}")
+    checked: _Checked
     if isinstance(weights, Mapping):
         _check_mapping(weights)
-        values = np.array([float(weight) for weight in weights.values()])
+        checked = {each if isinstance(each, str) else int(each): float(weight) for each, weight in weights.items()}
+        values = np.array(list(checked.values()))
     else:
         try:
-            values = np.asarray(weights, np.float64)
+            checked = values = np.asarray(weights, np.float64)
         except (TypeError, ValueError) as error:
             raise TypeError(f"weights is of type {type(weights).__name__}, and must be {_WHAT}") from error
         if values.ndim != 1:
@@ -54,12 +54,8 @@ def checked_weights(weights: Weights | None) -> tuple[Mapping[str, float] | None
     if len(wrong):
         raise ValueError(f"weights has {wrong[0]}; weights are finite and not negative")
     if not values.any():
-        raise ValueError("weights are all zero, so nothing can be drawn; give a weight above zero")
-    if not isinstance(weights, Mapping):
-        return None, values
-    of_names = {name: float(weight) for name, weight in weights.items() if isinstance(name, str)}
-    of_labels = {int(label): float(weight) for label, weight in weights.items() if not isinstance(label, str)}
-    return (of_names, None) if of_names else (None, of_labels)
+        raise ValueError(_ALL_ZERO)
+    return checked
 
 
 def _check_mapping(weights: Mapping[Any, Any]) -> None:
@@ -73,16 +69,8 @@ def _check_mapping(weights: Mapping[Any, Any]) -> None:
             raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
 
 
-def by_label(weights: Mapping[str, float], names: Sequence[str] | None) -> dict[int, float]:
-    """The same weights by label.
-
-    Args:
-        weights: by the names of classes.
-        names: of all classes, by label, as `classes.json` has them; None where there is no such file.
-
-    Raises:
-        ValueError: a class is not known.
-    """
+def _by_label(weights: Mapping[str, float], names: Sequence[str] | None) -> dict[int, float]:
+    """Return weights by label for weights by class. Raises ValueError if a class is not among the names."""
     if names is None:
         raise ValueError(
             f"weights has the class {next(iter(weights))!r}, and beside the shards there is no classes.json, which "
@@ -95,10 +83,20 @@ def by_label(weights: Mapping[str, float], names: Sequence[str] | None) -> dict[
     return {label_of[name]: weight for name, weight in weights.items()}
 
 
-def label_weights(
-    weights: str | Mapping[int, float], labels: Labels, names: Sequence[str] | None
+def _label_weights(
+    weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int], names: Sequence[str] | None
 ) -> NDArray[np.float64]:
-    """The weight of one sample of each label."""
+    """Return the weight of one sample of each label.
+
+    Args:
+        weights: by label, or "balanced".
+        labels: of the samples that take part.
+        existing: the labels of all samples; each may have a weight.
+        names: of the classes, for messages.
+
+    Raises:
+        ValueError: a label has no weight, a weight has no label, or all weights are zero.
+    """
     counts = group_sizes(labels.number, len(labels.values))
     if len(counts) == 0:
         raise ValueError("weights by label: the dataset has no samples")
@@ -111,45 +109,39 @@ def label_weights(
         return repr(names[label]) if 0 <= label < len(names) else f"of label {label} (not named in classes.json)"
 
     one, all_of_them = ("the label", "the labels") if names is None else ("the class", "the classes")
-    existing = ", ".join(map(shown, labels.values[:20])) + (", ..." if len(labels.values) > 20 else "")
+    known = ", ".join(map(shown, existing[:_LABELS_SHOWN])) + (", ..." if len(existing) > _LABELS_SHOWN else "")
     for label in weights:
-        if label not in labels.values:
-            raise ValueError(f"weights has {one} {shown(label)}, which no sample has; {all_of_them} are {existing}")
+        if label not in existing:
+            raise ValueError(f"weights has {one} {shown(label)}, which no sample has; {all_of_them} are {known}")
     for label in labels.values:
         if label not in weights:
             raise ValueError(
-                f"weights lacks {one} {shown(label)}; give a weight, or 0, for each of {all_of_them} {existing}"
+                f"weights lacks {one} {shown(label)}; give a weight, or 0, for each of {all_of_them} {known}"
             )
     found = np.array([weights[label] for label in labels.values])
-    if math.fsum(found) == 0:
-        raise ValueError("weights are all zero, so nothing can be drawn; give a weight above zero")
+    if not found.any():
+        raise ValueError(_ALL_ZERO)
     return found
 
 
-def named(weights: str | Mapping[int, float] | NDArray[np.float64]) -> str:
-    """A short name for weights."""
+def _named(weights: _Checked) -> str:
+    """Return a short name of weights, by which a state recognizes them."""
     if isinstance(weights, str):
         return weights
     if isinstance(weights, Mapping):
-        kind, content = (
-            "labels",
-            repr(sorted((int(label), float(weight)) for label, weight in weights.items())).encode(),
-        )
-    else:
-        kind, content = "samples", weights.astype("<f8").tobytes()
-    return f"{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
+        return f"labels:{_hash(repr(sorted(weights.items())).encode())}"
+    return f"samples:{_hash(weights.astype('<f8').tobytes())}"
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 _UNDRAWN = "order: not drawn yet"
 
 
 class SamplerDraws:
-    """A user's sampler: drawn once per epoch, and checked against a loaded state.
-
-    Args:
-        sampler: any iterable of numbers of samples that can be iterated repeatedly.
-        rank: the loader's.
-        world_size: the loader's.
+    """Draws a user's sampler once an epoch, and checks it against a loaded state.
 
     Raises:
         TypeError, ValueError: it can be iterated only once, or it divides the samples among other ranks.
@@ -178,11 +170,7 @@ class SamplerDraws:
         self._expected: str | None = None
 
     def __len__(self) -> int:
-        """The number of samples in an epoch.
-
-        Raises:
-            TypeError: it has no length.
-        """
+        """Return the samples of an epoch. Raises TypeError if the sampler has no length."""
         if not isinstance(self._sampler, Sized):
             raise TypeError(
                 "the sampler has no len(), so the number of batches is not known before an epoch has begun; give it a "
@@ -191,16 +179,16 @@ class SamplerDraws:
         return len(self._sampler)
 
     def expect(self, state: str | None) -> None:
-        """Require the epoch drawn next to be the one of a loaded state."""
+        """Require the next drawn epoch to be the one of a loaded state."""
         self._numbers = None
         self._expected = state
 
     def draw(self, epoch: int, position: int, n_samples: int) -> NDArray[np.int64]:
-        """The samples of an epoch, int64[M]. A resumed epoch is not drawn again.
+        """Return the samples of an epoch, int64[M]. A resumed epoch is not drawn again.
 
         Raises:
-            TypeError, ValueError: it gives what is no number of a sample.
-            LoaderStateError: it does not give the order in which a loaded state stands.
+            TypeError, ValueError: the sampler gives something that is not a number of a sample.
+            LoaderStateError: it gives another order than that of the loaded state.
         """
         if position and self._numbers is not None and self._epoch == epoch:
             return self._numbers
@@ -215,7 +203,7 @@ class SamplerDraws:
         return numbers
 
     def state(self, epoch: int) -> str:
-        """What a state records to recognize the order: its digest."""
+        """Return what a state records to recognize the order."""
         if self.divides:
             return self._kind
         if self._numbers is None or self._epoch != epoch:
@@ -236,7 +224,7 @@ class SamplerDraws:
             ) from error
 
     def _replayed(self, numbers: NDArray[np.int64], epoch: int, expected: str) -> NDArray[np.int64]:
-        """The saved order: the first that is drawn, or where a generator goes on and on, the one of the epoch."""
+        """Return the saved order: `numbers`, or the draw of that epoch if each draw goes on with the generator."""
         for _ in range(epoch):
             if _digest(numbers) == expected:
                 break
@@ -251,23 +239,15 @@ class SamplerDraws:
 
 
 def _digest(numbers: NDArray[np.int64]) -> str:
-    return "order:" + hashlib.blake2b(numbers.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    return f"order:{_hash(numbers.astype('<i8').tobytes())}"
 
 
 class SamplingOptions:
-    """What `weights`, `sampler` and `epoch_size` make of the order.
-
-    Args:
-        weights, sampler, epoch_size, lanes: as for `StreamLoader`.
-        mixture: the datasets, if there are several.
-        shuffle: whether the loader shuffles.
-        batch_size: the loader's.
-        rank: the loader's.
-        world_size: the loader's.
+    """What `weights`, `sampler` and `epoch_size` make of the order. Arguments are those of the loader.
 
     Attributes:
         lanes: how many lanes the order has at first.
-        sampling: the order's sampling; None before `resolve`, or where every sample comes once.
+        sampling: the order's sampling; None before `resolve`, or if every sample comes once.
         n_selected: how many samples of the dataset take part; None for all.
 
     Raises:
@@ -281,59 +261,42 @@ class SamplingOptions:
         epoch_size: int | None,
         *,
         mixture: Mixture | None,
-        shuffle: bool,
+        shuffle: bool | int,
         batch_size: int,
         lanes: int | None,
         rank: int,
         world_size: int,
     ) -> None:
-        _check_together(weights, sampler, epoch_size, shuffle=shuffle)
-        if sampler is not None and lanes is not None:
+        if epoch_size is not None:
+            check_int("epoch_size", epoch_size, 1, "or None", most=MAX_SAMPLES)
+        given = {"weights": weights, "epoch_size": epoch_size, "lanes": lanes, "shuffle": shuffle or None}
+        for name, value in given.items() if sampler is not None else ():
+            if value is not None:
+                raise ValueError(
+                    f"{name} and sampler don't go together: a sampler gives all samples of an epoch, in their order; "
+                    f"leave {name} out"
+                )
+        if weights is not None and not shuffle:
             raise ValueError(
-                f"lanes={lanes!r} and sampler don't go together: a sampler gives the order; leave lanes out"
+                "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the "
+                "repeats of one would stand side by side"
             )
-        self.lanes = 1 if sampler is not None else lanes or world_size
-        self.sampling: Sampling | None = None
         if mixture is not None and (weights is not None or sampler is not None):
             raise ValueError(
                 "weights and sampler don't go together with a Mixture, which has weights of its own; leave one out"
             )
+        self.lanes = 1 if sampler is not None else lanes or world_size
+        self.sampling: Sampling | None = None
+        self.n_selected: int | None = None
         self._mixture = mixture
         self._block = batch_size * world_size
         self._epoch_size = epoch_size
-        self._by_name, self._weights = checked_weights(weights)
-        self._names: Sequence[str] | None = None
-        self._weights_name = None if self._weights is None else named(self._weights)
+        self._weights = _checked_weights(weights)
+        self._weights_name: str | None = None
         self._place = rank, world_size
         self._passes = count(1)
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
         self._selected: NDArray[np.bool_] | None = None
-        self.n_selected: int | None = None
-
-    @classmethod
-    def among(cls, arguments: Mapping[str, Any], rank: int, world_size: int) -> SamplingOptions:
-        """From the loader's arguments and the detected rank and world size."""
-        return cls(
-            arguments["weights"],
-            arguments["sampler"],
-            arguments["epoch_size"],
-            mixture=arguments["urls"] if isinstance(arguments["urls"], Mixture) else None,
-            shuffle=arguments["shuffle"],
-            batch_size=arguments["batch_size"],
-            lanes=arguments["lanes"],
-            rank=rank,
-            world_size=world_size,
-        )
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether the labels of all samples are needed."""
-        return self.needs_names or isinstance(self._weights, str | Mapping)
-
-    @property
-    def needs_names(self) -> bool:
-        """Whether the names of the classes are needed."""
-        return self._by_name is not None
 
     @property
     def needs_counts(self) -> bool:
@@ -342,27 +305,27 @@ class SamplingOptions:
 
     @property
     def epoch_samples(self) -> int | None:
-        """The samples of an epoch, over all ranks; None where each sample of the dataset comes once.
+        """The samples of an epoch, over all ranks; None if each sample of the dataset comes once.
 
         Raises:
-            TypeError: the sampler does not say.
+            TypeError: the sampler has no length.
         """
         if self._sampler is not None:
             return len(self._sampler)
         return self.sampling.epoch_size if isinstance(self.sampling, Weighted | Stretched | Mixed) else None
 
     def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
-        """The samples of a pass's whole epoch, among its ranks; None where the shards' counts are not known."""
+        """Return the samples of a pass's whole epoch, among its ranks; None if the shards' counts are not known."""
         samples = self.epoch_samples if start.numbers is None else len(start.numbers)
         if samples is not None or counts is None:
             return samples
         return sum(counts)
 
     def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
-        """The position behind a pass's last batch on this rank; infinite where the shards' counts are not known.
+        """Return the position after a pass's last batch on this rank; infinite if the counts are not known.
 
         Raises:
-            ValueError: the pass begins behind the epoch's end.
+            ValueError: the pass begins after the epoch's end.
         """
         samples = self.samples_of(start, counts)
         if samples is None:
@@ -372,63 +335,55 @@ class SamplingOptions:
 
     def resolve(
         self,
-        labels: Callable[[], Labels] | None,
         edges: tuple[int, ...],
-        names: Callable[[], Sequence[str] | None] | None = None,
-        selected: NDArray[np.bool_] | None = None,
+        selected: NDArray[np.bool_] | None,
+        find_labels: Callable[[], Labels],
+        find_names: Callable[[], Sequence[str] | None],
     ) -> None:
         """Resolve what the order depends on.
 
         Args:
-            labels: finds the labels of all samples, where they are needed.
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
-            names: finds the names of the classes by label, where they are needed; gives None where there are none.
             selected: bool[N], which samples take part, in the order of the listing; None for all.
+            find_labels: finds the labels of all samples; called if weights need them.
+            find_names: finds the names of the classes by label, or None; called if weights need them.
 
         Raises:
-            ValueError: the weights are not those of the labels or the classes that exist.
+            ValueError: the weights do not fit the labels or the classes that exist.
             StreamloadError: the labels or the names cannot be found.
         """
         self._selected = selected
         self.n_selected = None if selected is None else int(selected.sum())
-        if self._by_name is not None and names is not None:
-            self._names = names()
-            self._weights = by_label(self._by_name, self._names)
-            self._weights_name = named(self._weights)
-        if self._mixture is not None:
-            shares, epoch_size = tuple(self._mixture.shares.values()), self._epoch_size or self.n_selected
-            self.sampling = Mixed(edges, shares, self._block, epoch_size, selected)
-        else:
-            self.sampling = self._sampling_of(None if labels is None else labels())
-
-    def _sampling_of(self, labels: Labels | None) -> Sampling | None:
-        if self._sampler is not None:
-            return Sampled()
-        if isinstance(self._weights, np.ndarray):
-            if self._selected is not None:
-                self._check_length(len(self._selected))
-            weight, group = np.unique(self._weights, return_inverse=True)
-            if (
-                self._selected is not None
-                and len(self._selected) == len(group)
-                and not weight[group[self._selected]].any()
-            ):
-                raise ValueError("weights of all selected samples are zero, so nothing can be drawn")
-            return Weighted.among(self._selected, group, weight, self._epoch_size or self.n_selected or len(group))
-        if labels is not None and self._weights is not None:
-            among = labels if self._selected is None else labels.of(self._selected)
-            weights = self._weights
-            if isinstance(weights, Mapping):  # the label of no selected sample needs no weight, and may have one
-                unused = set(labels.values).difference(among.values)
-                weights = {label: one for label, one in weights.items() if label not in unused}
-            weight = label_weights(weights, among, self._names)
-            size = self._epoch_size or len(among.number)
-            return Weighted.among(self._selected, labels.numbers_in(among), weight, size)
+        names = None
+        if isinstance(self._weights, dict) and any(isinstance(label, str) for label in self._weights):
+            names = find_names()
+            self._weights = _by_label(self._weights, names)
+        weights = self._weights
+        if weights is not None:
+            self._weights_name = _named(weights)
         epoch_size = self._epoch_size or self.n_selected
-        return None if epoch_size is None else Stretched(epoch_size, self._selected)
+        if self._mixture is not None:
+            self.sampling = Mixed(edges, tuple(self._mixture.shares.values()), self._block, epoch_size, selected)
+        elif self._sampler is not None:
+            self.sampling = Sampled()
+        elif isinstance(weights, np.ndarray):
+            if selected is not None:
+                self._check_length(len(selected))
+                if not weights[selected].any():
+                    raise ValueError("weights of all selected samples are zero, so nothing can be drawn")
+            weight, group = np.unique(weights, return_inverse=True)
+            self.sampling = Weighted.among(selected, group, weight, epoch_size or len(group))
+        elif weights is not None:
+            labels = find_labels()
+            among = labels if selected is None else labels.of(selected)
+            weight = _label_weights(weights, among, labels.values, names)
+            size = self._epoch_size or len(among.number)
+            self.sampling = Weighted.among(selected, labels.numbers_in(among), weight, size)
+        elif epoch_size is not None:
+            self.sampling = Stretched(epoch_size, selected)
 
     def check_counts(self, counts: Sequence[int]) -> None:
-        """Refuse weights that are not one for each sample, and datasets of a mixture that have none.
+        """Refuse weights that are not one for each sample, and empty datasets of a mixture.
 
         Raises:
             ValueError: a number does not fit.
@@ -457,16 +412,15 @@ class SamplingOptions:
         return (0, 1) if self.is_divided else self._place
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
-        """The beginning of a pass.
+        """Return the beginning of a pass.
 
         Args:
-            epoch: which epoch.
+            epoch: its epoch.
             position: from where on.
-            n_samples: of the dataset, where that `needs_counts`. A sampler counts the selected ones.
+            n_samples: of the dataset, if that `needs_counts`. A sampler counts the selected samples.
 
         Raises:
-            TypeError, ValueError: the sampler gives what is no number of a sample.
-            LoaderStateError: the sampler does not give the order in which a loaded state stands.
+            TypeError, ValueError, LoaderStateError: as `SamplerDraws.draw`.
         """
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, self.n_selected or n_samples)
         if numbers is not None and self._selected is not None:
@@ -474,7 +428,7 @@ class SamplingOptions:
         return EpochStart(epoch, position, *self.place, numbers, next(self._passes))
 
     def resume(self, state: LoaderState) -> bool:
-        """Take up a loaded state of the same sampling; returns whether that changes what the order depends on."""
+        """Take up a loaded state of the same sampling. Return True if that changes what the order depends on."""
         if self._sampler is not None:
             self._sampler.expect(state.sampler)
         if not isinstance(self.sampling, Mixed) or state.block in (None, self.sampling.block):
@@ -483,14 +437,14 @@ class SamplingOptions:
         return True
 
     def state(self, epoch: int) -> dict[str, Any]:
-        """The entries of a state of some epoch."""
+        """Return the entries of a state of some epoch."""
         held: dict[str, Any] = {}
-        if isinstance(self.sampling, Weighted) or (isinstance(self.sampling, Stretched) and self._epoch_size):
-            held["epoch_size"] = self.sampling.epoch_size
-        if self._mixture is not None and isinstance(self.sampling, Mixed):
-            held["epoch_size"] = self.sampling.epoch_size
+        sampling = self.sampling
+        if isinstance(sampling, Weighted | Mixed) or (isinstance(sampling, Stretched) and self._epoch_size):
+            held["epoch_size"] = sampling.epoch_size
+        if self._mixture is not None and isinstance(sampling, Mixed):
             held["mixture"] = ", ".join(f"{name}: {share!r}" for name, share in self._mixture.shares.items())
-            held["block"] = self.sampling.block
+            held["block"] = sampling.block
         if self._weights_name is not None:
             held["weights"] = self._weights_name
         if self._sampler is not None:
@@ -498,26 +452,3 @@ class SamplingOptions:
         if self._selected is not None:
             held["selection"] = digest(self._selected)
         return held
-
-
-def _check_together(weights: object, sampler: object, epoch_size: object, *, shuffle: bool) -> None:
-    if epoch_size is not None:
-        if isinstance(epoch_size, bool) or not isinstance(epoch_size, int):
-            raise TypeError(f"epoch_size={epoch_size!r} must be an integer of at least 1, or None")
-        if epoch_size < 1:
-            raise ValueError(f"epoch_size={epoch_size!r} must be at least 1, or None")
-        if epoch_size > MAX_SAMPLES:
-            raise ValueError(f"epoch_size={epoch_size!r} must be at most {MAX_SAMPLES:,}, or None")
-    if sampler is not None:
-        for name, given in (("weights", weights), ("epoch_size", epoch_size)):
-            if given is not None:
-                raise ValueError(
-                    f"{name} and sampler don't go together: a sampler names the samples of an epoch itself"
-                )
-        if shuffle:
-            raise ValueError("shuffle=True and sampler don't go together: a sampler gives the order; leave shuffle out")
-    if weights is not None and not shuffle:
-        raise ValueError(
-            "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the repeats "
-            "of one would stand side by side"
-        )

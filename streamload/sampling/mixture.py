@@ -21,13 +21,13 @@ class Portion:
     Attributes:
         urls: its shards, as `StreamLoader` takes them.
         weight: its share of the samples, relative to the others'; above 0.
-        transform: applied to its samples instead of the loader's `transform`; None for that one.
+        transform: for its samples, instead of the loader's `transform`.
         index: a folder with its index, if that is not beside the shards.
         where: which of its samples take part, as for `StreamLoader`.
         join: its sidecars, as for `StreamLoader`.
 
     Raises:
-        TypeError, ValueError: the weight is no number above 0, or what is to take part makes no sense.
+        TypeError, ValueError: the weight is not a number above 0, or `where` makes no sense.
     """
 
     urls: Urls = field(repr=False)  # both may hold a login or a signature
@@ -49,22 +49,21 @@ class Portion:
 
     @property
     def sidecars(self) -> Sequence[Urls]:
-        """Each dataset that `join` names."""
+        """The datasets that `join` names."""
         if self.join is None:
             return ()
         return (self.join,) if isinstance(self.join, str | os.PathLike) else tuple(self.join)
 
 
 class Mixture:
-    """Several datasets, each with a share of the samples; stands in the place of a loader's `urls`.
+    """Several datasets, each with a share of the samples, for `urls` of a loader.
 
         mixture = Mixture({"photos": ("s3://b/photos", 0.7), "drawings": ("s3://b/drawings", 0.3)})
         loader = StreamLoader(mixture, 64, shuffle=True)
 
     In every global batch each dataset has its share to less than one sample (in blocks of the global batch with which a
-    run was started). Each dataset has passes of its own, which continue from epoch to epoch: a small one is repeated,
-    and a large one is read to its end over several epochs. An epoch has as many samples as all the
-    datasets have together, or `epoch_size`.
+    run was started). Passes over a dataset continue from epoch to epoch: a small one is repeated, and a large one is
+    read to its end over several epochs. An epoch has as many samples as all datasets together, or `epoch_size`.
 
     Args:
         datasets: for each name a pair of urls and weight, or a `Portion`. Weights need not have the sum 1.
@@ -73,7 +72,7 @@ class Mixture:
         portions: the datasets by name, in the order given.
 
     Raises:
-        TypeError, ValueError: there is no dataset, or one makes no sense.
+        TypeError, ValueError: there is no dataset, or its arguments make no sense.
     """
 
     def __init__(self, datasets: Mapping[str, tuple[Urls, float] | Portion]) -> None:
@@ -99,7 +98,7 @@ class Mixture:
 
     @property
     def shares(self) -> dict[str, float]:
-        """For each dataset its part of the samples; the sum is 1."""
+        """Each dataset's part of the samples; the sum is 1."""
         total = math.fsum(portion.weight for portion in self.portions.values())
         return {name: portion.weight / total for name, portion in self.portions.items()}
 
@@ -111,21 +110,16 @@ def portions_of(
     where: Where | None = None,
     join: Urls | None = None,
 ) -> dict[str, Portion]:
-    """The datasets that a loader's `urls` stands for: those of a mixture, or one without a name.
+    """Return the datasets of a loader's `urls`: those of a mixture, or one without a name.
 
     Raises:
-        ValueError: there is an index, a selection, or a sidecar, for a whole mixture.
+        ValueError: an argument is given for a whole mixture.
     """
     if not isinstance(urls, Mixture):
         return {"": Portion(urls, 1.0, index=index, where=where, join=join)}
-    for name, value in (("where", where), ("join", join)):
+    for name, value in (("index", index), ("where", where), ("join", join)):
         if value is not None:
             raise ValueError(
                 f"{name}= and a Mixture don't go together; give each dataset its own: Portion(..., {name}=)"
             )
-    if index is not None:
-        raise ValueError(
-            f"index={without_secrets(repr(index))} and a Mixture don't go together; give each dataset its own: "
-            "Portion(..., index=)"
-        )
     return urls.portions

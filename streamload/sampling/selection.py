@@ -27,11 +27,11 @@ ReadNames = Callable[[], Sequence[str] | None]
 
 
 class ColumnsOf:
-    """The columns of a dataset, each of which is looked up by its name, and read then.
+    """The columns of a dataset, read as they are looked up by name.
 
     Args:
         read: reads columns of the index.
-        class_names: reads the names of the classes by label; gives None where there are none.
+        class_names: reads the names of the classes by label, or None.
     """
 
     def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
@@ -59,7 +59,7 @@ class ColumnsOf:
                 self._found[name] = _fractions(self._found[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def check_classes(self, names: Iterable[str]) -> None:
-        """Refuse names of classes that are not in `classes.json`; ValueError names what is like them."""
+        """Raise ValueError for a class that is not in `classes.json`, with similar names."""
         for name in names:
             known = self._class_names() or ()
             if name not in known:
@@ -83,8 +83,7 @@ class Selection:
     """Which samples take part.
 
     Attributes:
-        where: a condition as text; a function of the columns that returns a truth value for each sample; keys; or the
-            path of a file with one key a line. None selects all samples.
+        where: as for `StreamLoader`; None selects all samples.
 
     Raises:
         TypeError, ValueError: it makes no sense.
@@ -100,11 +99,11 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
-        """Whether nothing is asked."""
+        """Whether all samples take part."""
         return self.where is None
 
     def select(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_]:
-        """Which samples take part, bool[N], in the order of the listing.
+        """Return which samples take part, bool[N], in the order of the listing.
 
         Args:
             columns: of the dataset.
@@ -177,7 +176,7 @@ class Selection:
 
 
 def digest(selected: NDArray[np.bool_]) -> str:
-    """A short name for which samples are selected."""
+    """Return a short name for a selection, by which a state recognizes it."""
     return hashlib.blake2b(np.packbits(selected).tobytes(), digest_size=8).hexdigest()
 
 
@@ -186,6 +185,6 @@ def _stored_name(name: str) -> str:
 
 
 def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
-    """For each key a number in [0, 1) that it alone decides, so a split stays when samples are added."""
+    """Return a number in [0, 1) for each key, decided by it alone, so a split stays when samples are added."""
     words = mixed_words(mixed_words(key_hashes) + np.uint64(seed % (1 << 64)))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -271,12 +271,7 @@ class FeederLink:
             StorageError: the index or classes.json cannot be read.
         """
         try:
-            sampling.resolve(
-                self.labels if sampling.needs_labels else None,
-                self.edges,
-                self.class_names if sampling.needs_names else None,
-                self._selected(),
-            )
+            sampling.resolve(self.edges, self._selected(), self.labels, self.class_names)
             if self.listing.counts is not None:
                 sampling.check_counts(self.listing.counts)
         except (TypeError, ValueError, StreamloadError):
