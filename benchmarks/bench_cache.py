@@ -144,7 +144,7 @@ def measure(shards: Shards, n_epochs: int) -> Iterator[int]:
         checksums = sum(cached_bytes(size, part_bytes) - size for size in shards.sizes)  # not simulated
         cache = DiskCache(folder, shards.room + checksums, part_bytes=part_bytes)
         for next_use, order in epochs_of(shards, n_epochs):
-            cache.expect(next_use)
+            cache.next_use = next_use
             yield sum(_read(cache, shards.identity(shard), part_bytes) for shard in order)
 
 

@@ -323,14 +323,14 @@ class ScanFeed:
         """
         if shard in self._fetcher.compressed:
             self._request(shard, range(1))
-            self._fetcher.are_present([part_key(shard, 0)])  # raises why it cannot be decompressed
+            self._fetcher.window.are_present([part_key(shard, 0)])  # raises why it cannot be decompressed
             return 1
         missing = max(first, missing)
         end = missing + 1 if total is None else max(missing, min(missing + most, -(-total // PART_BYTES)))
         now = min(end, missing + 1) if self._first_is_unknown else end
         self._request(shard, range(min(first, now), now))
         requested = [part_key(shard, number) for number in range(missing, now)]
-        self._fetcher.are_present(requested)  # raises why one of them cannot be fetched
+        self._fetcher.window.are_present(requested)  # raises why one of them cannot be fetched
         if total is not None:
             self._usual_parts = max(1, -(-total // PART_BYTES))
         return self._usual_parts if self._is_unknown(shard) else end - missing
@@ -395,10 +395,7 @@ def _fetching(prerequisites: Prerequisites) -> str:
     fetcher = prerequisites.fetcher
     slowest, counts = fetcher.slowest(), fetcher.counts
     if slowest is None:
-        asked = fetcher.asked_version()
-        if asked is None:
-            return prerequisites.loading_now()
-        return f"the storage does not answer which version of {without_secrets(asked)!r} it has"
+        return prerequisites.loading_now()
     failed = counts.broken + counts.throttled
     return (
         f"the storage: a request for {without_secrets(slowest.url)!r} from byte {slowest.start} on has taken "
@@ -498,7 +495,7 @@ class Feeder:
                 self._try_again()
                 if self.fetcher is not None:
                     order, counts = self._settings.order, self.tables.counts.values
-                    self.fetcher.foresight.begin(order, counts, message.epoch, message.position)
+                    self.fetcher.expect(order, counts, message.epoch, message.position)
                 self._epochs.request(message)
                 self.pool.abandon_unwanted()
             case Tracing():

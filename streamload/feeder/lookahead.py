@@ -95,7 +95,7 @@ class EpochNeeds:
 
     def are_present(self, keys: Collection[int]) -> bool:
         """Whether the parts of a batch are. Raises what keeps one of them from coming."""
-        return self._fetcher.are_present(keys)
+        return self._window.are_present(keys)
 
     def start(self, keys: Collection[int]) -> None:
         """The next batch is scheduled: it holds its parts until `finish`, and the epoch until they are passed."""
@@ -396,7 +396,7 @@ class Lookahead:
         self._blocks.append((block, finished))
         self._scan_ahead()
         if self._prerequisites is not None:
-            self._prerequisites.fetcher.foresight.passed(self._plan.number)
+            self._prerequisites.fetcher.passed(self._plan.number)
             self._want_tables_ahead(block)
         return True
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from streamload.decode.failure import Attempt, error_from
 from streamload.decode.tasks import ScanDone, ScannedShard, ScanTask
 from streamload.errors import StreamloadError
-from streamload.fetch.fetcher import Failures, Fetcher
+from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.window import raise_first
 from streamload.index.dataset import Dataset
 from streamload.workers.protocol import Pool
 
@@ -64,7 +65,7 @@ class Scans:
         self._turns = itertools.count()
         self._first_turns = itertools.count(-1, -1)
         self._started: dict[int, list[int]] = {}
-        self._failures = Failures()
+        self._errors: dict[int, Exception] = {}
         self.numbers: Iterator[int] = itertools.count()
 
     @property
@@ -233,15 +234,16 @@ class Scans:
         """Note that a shard cannot be scanned. That is no matter before someone needs it, and checks it."""
         self._forget(shard)
         self._requested.add(shard)  # it is not scanned again
-        self._failures.note(shard, error)
+        self._errors[shard] = error
 
     def check(self, shards: Collection[int]) -> None:
         """Raise why one of some shards cannot be scanned."""
-        self._failures.check(shards)
+        raise_first(self._errors, shards)
 
     def try_again(self) -> None:
         """Forget what has failed, so that it is scanned when it is requested again."""
-        self._requested -= self._failures.take()
+        self._requested -= self._errors.keys()
+        self._errors.clear()
 
     def _is_known(self, shard: int) -> bool:
         """Whether a shard's count is known, or can be found without a scan."""

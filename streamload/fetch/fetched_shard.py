@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -15,86 +15,58 @@ from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.parts import PART_BYTES, part_edges
 from streamload.memory.unnamed import new_memory
 from streamload.storage.download import Pin
-from streamload.tar.decompression import Compression, Decompressor, decompress
+from streamload.tar.decompression import Compression, Decompressor
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 class Decompression:
-    """Decompresses one shard from its start to its end, and waits where there is no room for more.
+    """The room of a shard that is being decompressed, which waits while there is no more.
 
     Args:
-        body: the compressed shard; closed when it has ended.
         decompressor: a new one.
-        write: takes what is decompressed, in order, with its offset.
-        grow: called where there is no room for what comes next; returns True if it has called `add_room`.
-        on_end: called when nothing of it runs any more: with its size, an error, or None if it was cancelled.
+        store: takes the decompressed pieces with their offsets.
+        grow: called if there is no room for the next piece; returns True if it has called `add_room`.
 
     Attributes:
+        decompressor: as given.
         room_bytes: how much of the decompressed shard there is room for.
         waits: for room.
-        cancelled: it is ending, or has ended, before the shard's end.
+        cancelled: it ends before the shard does.
+        task: decompresses.
     """
 
+    task: asyncio.Task[int]
+
     def __init__(
-        self,
-        body: AsyncGenerator[bytes],
-        decompressor: Decompressor,
-        write: Callable[[int, bytes], None],
-        grow: Callable[[], bool],
-        on_end: Callable[[int | Exception | None], None],
+        self, decompressor: Decompressor, store: Callable[[int, bytes], None], grow: Callable[[], bool]
     ) -> None:
+        self.decompressor = decompressor
         self.room_bytes = PART_BYTES
         self.waits = self.cancelled = False
-        self._decompressor = decompressor
-        self._store = write
+        self._store = store
         self._grow = grow
-        self._on_end = on_end
         self._room = asyncio.Event()
-        self._task = asyncio.create_task(self._run(body))
-        self._task.add_done_callback(self._ended)
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing of it runs any more."""
-        return self._task.done()
 
     def add_room(self) -> None:
-        """There is room for a part more."""
+        """Give it room for a part more."""
         self.room_bytes += PART_BYTES
         self.waits = False
         self._room.set()
 
     def expected_bytes(self, compressed_bytes: int) -> int:
-        """What the shard takes decompressed, if the rest of it is like what has come."""
-        done = self._decompressor
+        """Return the decompressed size of the shard, if the rest is like what has come."""
+        done = self.decompressor
         return done.decompressed_bytes * compressed_bytes // max(1, done.compressed_bytes)
 
     def cancel(self) -> None:
         """Stop soon, without waiting for it."""
         self.cancelled = True
-        self._task.cancel()
+        self.task.cancel()
 
-    async def close(self) -> None:
-        """Stop; `on_end` is not called any more. Idempotent."""
-        self._on_end = lambda _: None
-        self.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self, body: AsyncGenerator[bytes]) -> int:
-        async with aclosing(body):
-            return await decompress(body, self._decompressor, self._write)
-
-    def _ended(self, task: asyncio.Task[int]) -> None:
-        """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
-        if self.cancelled or task.cancelled():
-            self._on_end(None)
-        else:
-            error = task.exception()
-            self._on_end(error if isinstance(error, Exception) else task.result())
-
-    async def _write(self, offset: int, piece: bytes) -> None:
+    async def write(self, offset: int, piece: bytes) -> None:
+        """Store a piece as soon as there is room for it."""
         while offset + len(piece) > self.room_bytes:
             if not self._grow():
                 self._room.clear()
@@ -108,15 +80,14 @@ _PAGE_BYTES = mmap.PAGESIZE
 
 
 class SparseMemory:
-    """Only what has been written takes memory. Other processes read it through a copy of the descriptor.
+    """Memory of which only what has been written is allocated; other processes read it through a copied descriptor.
 
     Args:
-        size_bytes: how large it is; None where that is not known: then it grows with what is written, and is larger
-            than that.
+        size_bytes: its size; None if that is not known: then it grows ahead of what is written.
 
     Attributes:
-        descriptor: of the memory, this object's own.
-        size_bytes: how large it is now; it never shrinks.
+        descriptor: this object's own.
+        size_bytes: its size now; it never shrinks.
     """
 
     def __init__(self, size_bytes: int | None) -> None:
@@ -126,49 +97,34 @@ class SparseMemory:
         self._closing = Lock()
 
     def allocate(self, start: int, end: int) -> None:
-        """Allocate the pages between two places, so that writing there only copies. Any thread may do it.
-
-        What cannot be allocated is left to `write`, and so is its error.
-        """
+        """Allocate pages ahead, so that `write` only copies; on any thread. Errors are left to `write`."""
         if hasattr(os, "posix_fallocate"):
-            with suppress(OSError), self._closing:  # else the number might be another file's by now
+            with suppress(OSError), self._closing:  # the number might be another file's by now
                 os.posix_fallocate(self.descriptor, start, end - start)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write bytes at their place.
-
-        Raises:
-            OSError: there is no memory left.
-        """
+        """Write bytes at their place. Raises OSError if there is no memory left."""
         view = memoryview(data).cast("B")
         if offset + len(view) > self.size_bytes:
-            self.resize(max(offset + len(view), 2 * self.size_bytes))
+            self.size_bytes = max(offset + len(view), 2 * self.size_bytes)
+            os.ftruncate(self.descriptor, self.size_bytes)
+            self._unmap()
         while len(view):
             written = os.pwrite(self.descriptor, view, offset)
             view, offset = view[written:], offset + written
 
-    def resize(self, size_bytes: int) -> None:
-        """Make it larger; nothing happens if it is large enough."""
-        if size_bytes > self.size_bytes:
-            os.ftruncate(self.descriptor, size_bytes)
-            self.size_bytes = size_bytes
-            self._unmap()
-
     def free(self, start: int, end: int) -> None:
-        """Free the pages that lie wholly between two places; they read as zeros then. Linux only, else nothing happens.
-
-        The last page of all counts as whole.
-        """
+        """Free the pages that lie wholly between two places, on Linux; the last page of all counts as whole."""
         first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
         behind = self.size_bytes if end >= self.size_bytes else end // _PAGE_BYTES * _PAGE_BYTES
         if behind <= first or not hasattr(mmap, "MADV_REMOVE"):
             return
-        if self._mapped is None:  # the mapping's own pages are never touched, so it takes none
+        if self._mapped is None:  # takes no memory, since its pages are never touched
             self._mapped = mmap.mmap(self.descriptor, self.size_bytes)
         self._mapped.madvise(mmap.MADV_REMOVE, first, behind - first)
 
     def close(self) -> None:
-        """Release it; whoever has a copy of the descriptor keeps what is there. Idempotent."""
+        """Release it, but for copies of the descriptor. Idempotent."""
         if self.descriptor >= 0:
             self._unmap()
             with self._closing:
@@ -183,31 +139,33 @@ class SparseMemory:
 
 @dataclass(slots=True, eq=False)
 class FetchedShard:
-    """A shard of which parts are wanted, there, or in flight.
+    """A shard that is, was, or will be fetched.
 
     Attributes:
         number: in the listing.
         url: the shard.
         pin: the version that is read.
         compression: how it is compressed; it is decompressed as a whole then, and has the single part 0.
-        generation: another one for every memory or file that the shard has had; workers need a new descriptor for each.
-        total_bytes: its size, decompressed; None as long as it is not known.
+        total_bytes: its size, decompressed; None until it is known.
+        generation: changes with every memory or file that the shard gets; workers need a new descriptor for each.
         memory: where its parts arrive.
         file: a file of the disk cache in place of memory, whole or being filled.
-        looked_up: whether the disk cache was looked up for that.
+        looked_up: the disk cache was asked for that.
         decompression: of a compressed shard, until it has ended.
+        completing: keys of the parts that are fetched only to make the file whole.
     """
 
     number: int
     url: str
     pin: Pin
     compression: Compression | None
-    generation: int
     total_bytes: int | None
+    generation: int = 0
     memory: SparseMemory | None = None
     file: CacheFile | None = None
     looked_up: bool = False
     decompression: Decompression | None = None
+    completing: list[int] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
@@ -215,15 +173,15 @@ class FetchedShard:
         return self.total_bytes or self._memory().size_bytes
 
     def descriptor(self) -> int:
-        """A copy of the descriptor, for whoever reads; the caller closes it."""
+        """Return a copy of the descriptor, which the caller closes."""
         return os.dup(self.file.descriptor if self.file is not None else self._memory().descriptor)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Bytes have come. Raises OSError: there is no memory left."""
+        """Write bytes to the memory. Raises OSError if there is none left."""
         self._memory().write(offset, data)
 
     def pages(self) -> SparseMemory | None:
-        """The memory whose pages may be allocated ahead; None where its size is not known yet, or it is a file."""
+        """Return the memory whose pages may be allocated ahead; None if its size is not known, or it is a file."""
         return None if self.total_bytes is None or self.file is not None else self._memory()
 
     def free(self, part: int) -> None:
@@ -232,20 +190,14 @@ class FetchedShard:
             whole = 0, self.memory.size_bytes
             self.memory.free(*(whole if self.compression is not None else part_edges(part, self.total_bytes)))
 
-    def release(self, generation: int) -> None:
-        """Let go of the memory or the file; what comes from now on comes into another one."""
-        self.generation = generation
+    def release(self) -> None:
+        """Close the memory or the file; what comes from now on comes into another one."""
+        self.generation += 1
         for each in (self.memory, self.file):
             if each is not None:
                 each.close()
         self.memory = self.file = None
         self.looked_up = False
-
-    def close(self) -> None:
-        """Let go of everything."""
-        if self.decompression is not None:
-            self.decompression.cancel()
-        self.release(-1)
 
     def _memory(self) -> SparseMemory:
         if self.memory is None:

@@ -19,193 +19,21 @@ from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import OpenShard, open_listed
 from streamload.fetch.transfers import TransferCounts, Waiting
-from streamload.fetch.window import PartWindow
+from streamload.fetch.window import PartWindow, raise_first
 from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
 from streamload.limits import FETCHED_SHARDS_SHARE, MOST_REQUESTS, SMALL_REQUESTS
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.options import OrderOptions
-from streamload.storage.download import Pin
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
-
-
-class Failures:
-    """Errors by the numbers of what they were met for. It is not tried again before they are taken."""
-
-    def __init__(self) -> None:
-        self._errors: dict[int, Exception] = {}
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._errors
-
-    def note(self, number: int, error: Exception) -> None:
-        """Something cannot be fetched."""
-        self._errors[number] = error
-
-    def check(self, numbers: Collection[int]) -> None:
-        """Raise the error that was met for the first of some numbers that have one."""
-        for number in numbers if self._errors else ():
-            if number in self._errors:
-                raise self._errors[number].with_traceback(None)  # it would grow each time
-
-    def take(self) -> set[int]:
-        """Forget all of them; gives their numbers."""
-        taken, self._errors = set(self._errors), {}
-        return taken
-
-
-class FetchedShards:
-    """Shards by number, from the first time that anything is needed of them until they are closed.
-
-    A shard that is finished with is *kept* as long as some of it is there, since the next epoch may use that.
-
-    Args:
-        listing: the shards.
-        most_open: how many may be open at once; by default a sixth of what this process may have open.
-    """
-
-    def __init__(self, listing: Listing, most_open: int | None = None) -> None:
-        self.most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE) if most_open is None else most_open
-        self._listing = listing
-        self._states: dict[int, FetchedShard] = {}
-        self._pins: dict[int, Pin] = {}
-        self._open: dict[int, None] = {}
-        self._finished: dict[int, None] = {}
-        self._generations = 0
-        self._closed: list[int] = []
-
-    def __contains__(self, shard: int) -> bool:
-        return shard in self._states
-
-    def __getitem__(self, shard: int) -> FetchedShard:
-        """A shard; made if it is not known."""
-        state = self._states.get(shard)
-        if state is None:
-            listed = self._listing.shard(shard)
-            compression = compression_of(listed.url)
-            # It outlives the shard's memory: where samples lie was found in the version that was read first.
-            pin = self._pins.setdefault(shard, self._listing.pin(shard))
-            total_bytes = None if compression is not None else pin.total_bytes
-            state = FetchedShard(shard, listed.url, pin, compression, self.new_generation(), total_bytes)
-            self._states[shard] = state
-        return state
-
-    def new_generation(self) -> int:
-        """A number that no memory of a shard has had."""
-        self._generations += 1
-        return self._generations
-
-    def opened(self, shard: int) -> None:
-        """Some of it is in flight, so it is open now, and not finished with."""
-        self._open[shard] = None
-        self._finished.pop(shard, None)
-
-    def to_close(self, shard: int, window: PartWindow) -> list[int] | None:
-        """What to `release` so that a shard may be open: one of which nothing is needed, or that is needed last.
-
-        Args:
-            shard: the shard, of which a part is fetched next.
-            window: knows who needs what of the others.
-
-        Returns:
-            The numbers of shards; None where none can be closed.
-        """
-        if shard in self._open or len(self._open) < self.most_open:
-            return []
-        if window.shards_present < len(self._open):
-            return [next(each for each in self._open if not window.parts_of(each))]
-        evictable: Counter[int] = Counter()
-        for key in window.evictable():
-            other = shard_and_number(key)[0]
-            evictable[other] += 1
-            if evictable[other] == len(window.parts_of(other)):
-                return [other]
-        return None
-
-    def release(self, shard: int) -> None:
-        """Let go of a shard's memory, of which nothing is there any more; what its answers said of it stays known."""
-        self._states[shard].release(self.new_generation())
-        self._open.pop(shard, None)
-        self._closed.append(shard)
-
-    def finish(self, shard: int) -> None:
-        """Nothing of it will be wanted soon."""
-        if shard in self._states:
-            self._finished.pop(shard, None)
-            self._finished[shard] = None
-
-    def take_if_finished(self, shard: int) -> FetchedShard | None:
-        """Forget a shard that is finished with, for whoever closes it; None for any other."""
-        if shard not in self._finished:
-            return None
-        del self._finished[shard]
-        self._open.pop(shard, None)
-        self._closed.append(shard)
-        return self._states.pop(shard)
-
-    def take_closed(self) -> list[int]:
-        """The shards whose memory was released since the last call, and that have no other one now."""
-        closed, self._closed = self._closed, []
-        return [shard for shard in closed if shard not in self._open]
-
-    def close(self) -> None:
-        """Let go of all memory."""
-        while self._states:
-            self._states.popitem()[1].close()
-        self._open.clear()
-
-    def too_many(self) -> StorageError:
-        """The error to raise where no shard can be closed, and another one is needed."""
-        limit = descriptor_limit()
-        enough = FETCHED_SHARDS_SHARE * limit
-        return StorageError(
-            f"more than {self.most_open} shards are needed at once, because samples in them are yet to be drawn within "
-            f"the shuffle window, and this process may have only {limit} files open. Raise that limit (`ulimit -n "
-            f"{enough}`, before the program is started), give a smaller window (shuffle=N), or pack "
-            "fewer and larger shards"
-        )
-
-
-class Foresight:
-    """What a cache knows of the future, from epoch to epoch.
-
-    Args:
-        cache: the cache; None if there is none, and then nothing is done.
-        listing: the shards.
-    """
-
-    def __init__(self, cache: DiskCache | None, listing: Listing) -> None:
-        self._cache = cache
-        self._listing = listing
-        self._numbers: dict[str, int] | None = None
-        self._next_use: OrderNextUse | None = None
-
-    def begin(self, options: OrderOptions, counts: NDArray[np.int64], epoch: int, start: int) -> None:
-        """An epoch begins at a position of its order."""
-        if self._cache is None:
-            return
-        if self._numbers is None:
-            by_key = numbers_by_key(shard.url for shard in self._listing.numbered)  # a sidecar is used with its shard
-            self._numbers = {key: self._listing.owner(number) for key, number in by_key.items()}
-        self._next_use = OrderNextUse(self._numbers, options, counts, epoch, start=start)
-        self._cache.expect(self._next_use)
-
-    def passed(self, number: int) -> None:
-        """Every lane has come to this number of its outputs."""
-        if self._next_use is not None:
-            self._next_use.advance(number)
-
-
-def _open_local(listing: Listing, shard: int) -> int:
-    return open_listed(listing.shard(shard))
 
 
 class Fetcher:
     """Fetches parts of the shards that workers cannot open by themselves.
 
-    Whoever uses it says what is wanted and is notified when something has come. Nothing is started but in `pump`, which
-    must be called in a running loop, always the same one.
+    Its users say what they need, and are notified when something has come. Nothing is started but in `pump`, which must
+    be called in a running loop, always the same one.
 
     Args:
         listing: the shards.
@@ -220,8 +48,7 @@ class Fetcher:
     Attributes:
         fetched: as given.
         compressed: those of them that are compressed: each has a single part.
-        window: which parts are there or come.
-        foresight: tells the disk cache what will be needed when.
+        window: which parts are present or in flight.
     """
 
     def __init__(
@@ -239,43 +66,39 @@ class Fetcher:
         self.fetched = fetched
         self.compressed = frozenset(each for each in fetched if compression_of(listing.shard(each).url) is not None)
         self.window = PartWindow(budget_bytes)
-        self.foresight = Foresight(cache, listing)
         self._missing: tuple[int, int] | None = None
         self._listing = listing
         self._storages = storages
         self._wake = wake
         self._progress = progress
-        open_local = partial(_open_local, listing)
-        self._part_fetcher = PartFetcher(storages, cache, open_local, self, most_requests)
-        self._shards = FetchedShards(listing)
-        self._failures = Failures()
+        self._cache = cache
+        self._part_fetcher = PartFetcher(storages, cache, self._open_local, self, most_requests)
+        self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
+        self._shards: dict[int, FetchedShard] = {}
+        self._open: dict[int, None] = {}
+        # These stay open as long as some of them is there, since the next epoch may use that.
+        self._finished: set[int] = set()
+        self._closed: set[int] = set()
+        self._by_url: dict[str, int] = {}  # a sidecar is used with its shard
         self._on_arrival: list[Callable[[int, int], None]] = []
 
     # -- what is needed --------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """The window has changed: something may have to be fetched, or to be freed."""
+        """Note that the window has changed: something may have to be fetched, or to be freed."""
         self._missing = None
-        if self.window.waiting or self.window.has_free or self._waiting:
+        if self.window.waiting or self.window.free or self._waiting:
             self._wake()
 
-    def are_present(self, keys: Collection[int]) -> bool:
-        """Whether parts are all in memory, or in a file.
-
-        Raises:
-            StorageError, ShardFormatError: one of them cannot be fetched.
-        """
-        self._failures.check(keys)
-        return self.window.are_present(keys)
-
     def try_again(self) -> None:
-        """Have fetched once more what could not be, as far as it is still needed."""
-        self.window.try_again(self._failures.take())
+        """Retry what has failed, if it is still needed."""
+        self.window.try_again()
         self.notify()
 
     def below_watermark(self) -> bool:
-        """Whether more could be fetched at once than is wanted."""
-        return self.window.waiting < self._part_fetcher.at_once
+        """Return True if more could be fetched at once than is needed."""
+        transfers = self._part_fetcher.transfers
+        return self.window.waiting < transfers.room() + len(transfers.running)
 
     def begin_epoch(self, on_arrival: Callable[[int, int], None]) -> None:
         """Call a function with the shard and the key of each part that comes, until `end_epoch`."""
@@ -286,28 +109,60 @@ class Fetcher:
         if on_arrival in self._on_arrival:
             self._on_arrival.remove(on_arrival)
 
+    def expect(self, options: OrderOptions, counts: NDArray[np.int64], epoch: int, start: int) -> None:
+        """Tell the disk cache the order of an epoch that begins at a position, if there is a cache."""
+        if self._cache is not None:
+            if not self._by_url:
+                by_url = numbers_by_key(shard.url for shard in self._listing.numbered)
+                self._by_url = {key: self._listing.owner(number) for key, number in by_url.items()}
+            self._cache.next_use = OrderNextUse(self._by_url, options, counts, epoch, start=start)
+
+    def passed(self, number: int) -> None:
+        """Tell the disk cache that every lane has come to this number of its outputs."""
+        if self._cache is not None and self._cache.next_use is not None:
+            self._cache.next_use.advance(number)
+
     def finish(self, shards: Iterable[int]) -> None:
-        """Nothing of these shards will be wanted soon: they are closed when their last part is given up."""
+        """Close shards that are not needed soon when their last part is dropped.
+
+        If half of a shard or more is in its file of the disk cache, the rest is fetched for later epochs.
+        """
         for shard in shards:
-            if shard in self._shards:
-                self._part_fetcher.finish(self._shards[shard])
-            self._shards.finish(shard)
+            if shard not in self._open:
+                continue
+            self._finished.add(shard)
+            state = self._shards[shard]
+            missing = [] if state.file is None else sorted(state.file.missing)
+            if state.file is not None and 2 * len(missing) <= state.file.n_parts:
+                state.completing = [part_key(shard, number) for number in missing]
+                for key in state.completing:
+                    self.window.request(key, scan=None)
+                self.notify()
             self._close_if_unused(shard)
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
+    def state_of(self, shard: int) -> FetchedShard:
+        """Return a shard."""
+        state = self._shards.get(shard)
+        if state is None:
+            url, pin = self._listing.shard(shard).url, self._listing.pin(shard)
+            total_bytes = None if shard in self.compressed else pin.total_bytes
+            state = self._shards[shard] = FetchedShard(shard, url, pin, compression_of(url), total_bytes)
+        return state
+
     def open(self, shard: int) -> OpenShard:
-        """The memory of a shard, some part of which is there."""
-        state = self._shards[shard]
+        """Return the memory of a shard that has a part there."""
+        state = self.state_of(shard)
         return OpenShard(state.url, state.size_bytes, state.descriptor())
 
     def version(self, shard: int) -> tuple[int, int]:
-        """Another value for every memory that a shard has had, and for every size of it."""
-        state = self._shards[shard]
+        """Return a value that changes with every memory that a shard gets, and with its size."""
+        state = self.state_of(shard)
         return state.generation, state.size_bytes
 
     def arrived_from(self, shard: int, start: int) -> tuple[int, int | None]:
-        """The end of what is there without a gap from a place on, and the shard's size where that is known."""
+        """Return the end of what is there without a gap from a place on, and the shard's size if it is known."""
         number, total_bytes = start // PART_BYTES, self.state_of(shard).total_bytes
         if shard in self.compressed:
             is_present = total_bytes is not None and self.window.is_present(part_key(shard, 0))
@@ -318,48 +173,46 @@ class Fetcher:
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
     def keys_between(self, shard: int, start: int, end: int) -> list[int]:
-        """The keys of the parts that hold some bytes of a shard."""
+        """Return the keys of the parts that hold some bytes of a shard."""
         if shard in self.compressed:
             return [part_key(shard, 0)]
         return [part_key(shard, number) for number in range(start // PART_BYTES, -(-end // PART_BYTES))]
 
     def size_by_index(self, shard: int) -> int:
-        """The bytes of a fetched shard that has been listed with them and lies there as it is; -1 for any other."""
+        """Return the listed bytes of a fetched shard that lies there uncompressed; -1 for any other."""
         listed = self._listing.shard(shard)
         return listed.bytes if shard in self.fetched and shard not in self.compressed else -1
 
     @property
     def lacks_room(self) -> bool:
-        """Whether what is wanted next waits for room in the budget."""
+        """Whether what is needed next waits for room in the budget."""
         return self._missing is not None or bool(self._waiting)
 
     @property
     def used_bytes(self) -> int:
         """What counts against the budget now: parts and decompression."""
-        return self.window.used_bytes + self._other_bytes
+        return self.window.used_bytes + self._part_fetcher.held_bytes
 
     @property
     def counts(self) -> TransferCounts:
         """What has happened to requests so far."""
-        return self._part_fetcher.counts
+        return self._part_fetcher.transfers.counts
 
     def slowest(self) -> Waiting | None:
-        """The part that has been in flight for the longest time; None where there is none."""
-        return self._part_fetcher.slowest()
-
-    def asked_version(self) -> str | None:
-        """The shard whose version has been requested for the longest time; None where none is."""
-        return self._part_fetcher.asked_version()
+        """Return the request that has been in flight for the longest time; None if there is none."""
+        return self._part_fetcher.transfers.slowest()
 
     def take_closed(self) -> list[int]:
-        """The shards whose memory has been closed since the last call, and that have no other one now."""
-        return self._shards.take_closed()
+        """Return the shards whose memory was closed since the last call, and that have no other one now."""
+        closed = sorted(self._closed - self._open.keys())
+        self._closed.clear()
+        return closed
 
     # -- work ------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Start all that there is room for."""
-        for free in self.window.take_free():
+        for free in self.window.free:
             self._drop(free)
         self._missing = None
         for state in self._waiting:
@@ -379,12 +232,13 @@ class Fetcher:
                 self._missing = key, needed_bytes
                 return
             self.window.admit(key, size_bytes)
-            self._shards.opened(shard)
+            self._open[shard] = None
+            self._finished.discard(shard)
             self._part_fetcher.fetch(state, number)
 
     @property
     def stalled(self) -> bool:
-        """Whether what is wanted next does not fit, and nothing is in flight whose arrival could change that."""
+        """Whether what is needed next does not fit, and nothing is in flight whose arrival could change that."""
         waiting = dict.fromkeys([part_key(state.number, 0) for state in self._waiting], PART_BYTES)
         needs = [*waiting.items(), *([] if self._missing is None else [self._missing])]
         if not needs or self._part_fetcher.is_ending or self.window.in_flight() - waiting.keys():
@@ -392,18 +246,18 @@ class Fetcher:
         return not any(self._has_room(*need) for need in needs)
 
     def unkeep(self) -> bool:
-        """Keep nothing for rows that scans will find, for somebody waits for the counts; whether it may make room."""
+        """Drop what is kept for rows that scans will find, if the counts are waited for; True if it may make room."""
         unkept = self.window.unkeep_all()
         if unkept:
             self.notify()
         return unkept
 
     def too_small(self, *, counting: bool, expands: bool = False) -> StorageError:
-        """The error to raise for a budget within which nothing goes on.
+        """Make the error for a budget within which nothing goes on.
 
         Args:
             counting: `len()` waits for all shards.
-            expands: a share of the budget is kept for what fields expand to.
+            expands: a share of the budget is kept for the values that fields expand to.
         """
         key, missing_bytes = self._missing or (0, 0)
         for state in self._waiting[:1]:
@@ -412,26 +266,59 @@ class Fetcher:
             left_bytes = decompression.expected_bytes(compressed_bytes) - decompression.room_bytes
             key, missing_bytes = part_key(state.number, 0), max(PART_BYTES, left_bytes)
         shard = shard_and_number(key)[0]
-        if self._shards.to_close(shard, self.window) is None:
-            return self._shards.too_many()
-        needs = missing_bytes, self.window.bytes_kept_from_next(), self._other_bytes
+        if self._to_close(shard) is None:
+            limit = descriptor_limit()
+            return StorageError(
+                f"more than {self._most_open} shards are needed at once, because samples in them are yet to be drawn "
+                f"within the shuffle window, and this process may have only {limit} files open. Raise that limit "
+                f"(`ulimit -n {FETCHED_SHARDS_SHARE * limit}`, before the program is started), give a smaller window "
+                "(shuffle=N), or pack fewer and larger shards"
+            )
+        needs = missing_bytes, self.window.bytes_kept_from_next(), self._part_fetcher.held_bytes
         budget_bytes = budget_for(self.window.budget_bytes, expands=expands)
-        helps = self._shards[shard].compression is None
+        helps = shard not in self.compressed
         return budget_error(budget_bytes, *needs, counting=counting, expands=expands, cache_helps=helps)
 
     async def close(self) -> None:
         """Stop everything and release all memory. Idempotent."""
+        self._wake = self._progress = lambda: None
         await self._part_fetcher.close()
-        self._shards.close()
+        for state in self._shards.values():
+            state.release()
+        self._open.clear()
         await self._storages.aclose()
 
+    @property
+    def _waiting(self) -> list[FetchedShard]:
+        """The shards whose decompression waits for room, those needed first."""
+        return sorted(self._part_fetcher.waiting, key=lambda state: self.window.turn_of(part_key(state.number, 0)))
+
+    def _to_close(self, shard: int) -> list[int] | None:
+        """Return what to `_release` so that a shard may be open: one that is needed last, or not at all.
+
+        None if there must not be one more, and none can be closed.
+        """
+        if shard in self._open or len(self._open) < self._most_open:
+            return []
+        if self.window.shards_present < len(self._open):
+            return [next(each for each in self._open if not self.window.parts_of(each))]
+        evictable: Counter[int] = Counter()
+        for key in self.window.evictable():
+            other = shard_and_number(key)[0]
+            evictable[other] += 1
+            if evictable[other] == len(self.window.parts_of(other)):
+                return [other]
+        return None
+
+    def _room_for(self, key: int, size_bytes: int) -> list[int] | None:
+        return self.window.room_for(size_bytes, self._part_fetcher.held_bytes, key) if size_bytes else []
+
     def _has_room(self, key: int, size_bytes: int) -> bool:
-        """Whether a part can come, in bytes and in open shards."""
-        closing = self._shards.to_close(shard_and_number(key)[0], self.window)
-        return closing is not None and self._room_for(key, size_bytes) is not None
+        """Return True if a part can come, in bytes and in open shards."""
+        return self._to_close(shard_and_number(key)[0]) is not None and self._room_for(key, size_bytes) is not None
 
     def _make_room(self, key: int, size_bytes: int) -> bool:
-        """See to it that a part, or more of it, can come; False where that is not possible now."""
+        """Make room for a part, or for more of it; return False if that is not possible now."""
         while not self._has_room(key, size_bytes):
             in_flight = self.window.in_flight() if self.compressed else ()
             whole = [each for each in in_flight if shard_and_number(each)[0] in self.compressed]
@@ -440,66 +327,56 @@ class Fetcher:
                 return False
             self._part_fetcher.forget(self.state_of(shard_and_number(last)[0]))  # begins again when its turn comes
             self._drop(last)
-        shard = shard_and_number(key)[0]
-        for other in self._shards.to_close(shard, self.window) or ():
+        for other in self._to_close(shard_and_number(key)[0]) or ():
             self._release(other)
         for each in self._room_for(key, size_bytes) or ():
             self._drop(each)
         return True
 
-    def _room_for(self, key: int, size_bytes: int) -> list[int] | None:
-        return self.window.room_for(size_bytes, self._other_bytes, key) if size_bytes else []
-
-    @property
-    def _waiting(self) -> list[FetchedShard]:
-        """The shards whose decompression waits for room, first those that are needed first."""
-        return sorted(self._part_fetcher.waiting, key=lambda state: self.window.turn_of(part_key(state.number, 0)))
-
-    @property
-    def _other_bytes(self) -> int:
-        """What decompression takes of the budget."""
-        return self._part_fetcher.held_bytes
-
-    def _release(self, shard: int) -> None:
-        """Let go of all that is there of a shard; what is needed of it is fetched again."""
-        for key in list(self.window.parts_of(shard)):
-            self.window.drop(key)
-        self._part_fetcher.forget(self._shards[shard])
-        self._shards.release(shard)
-
     def _drop(self, key: int) -> None:
         shard, number = shard_and_number(key)
-        state = self.state_of(shard)
-        state.free(number)
+        self._shards[shard].free(number)
         self.window.drop(key)
         self._close_if_unused(shard)
 
     def _close_if_unused(self, shard: int) -> None:
-        state = None if self.window.uses(shard) else self._shards.take_if_finished(shard)
-        if state is not None:
-            self._part_fetcher.forget(state)
-            state.close()
+        if shard in self._finished and not self.window.uses(shard):
+            self._release(shard)
+
+    def _release(self, shard: int) -> None:
+        """Close a shard; what is needed of it is fetched again."""
+        state = self._shards[shard]
+        for key in list(self.window.parts_of(shard)):
+            self.window.drop(key)
+        for key in state.completing:
+            self.window.withdraw(key)
+        state.completing = []
+        self._part_fetcher.forget(state)
+        state.release()
+        self._open.pop(shard, None)
+        self._finished.discard(shard)
+        self._closed.add(shard)
+
+    def _open_local(self, shard: int) -> int:
+        return open_listed(self._listing.shard(shard))
 
     # -- events of the part fetcher ------------------------------------------------------------------------------------
 
-    def state_of(self, shard: int) -> FetchedShard:
-        """Return a shard."""
-        return self._shards[shard]
-
-    def in_flight(self, state: FetchedShard) -> set[int]:
-        """Return the parts of a shard that are to be fetched and have not come."""
-        parts = self.window.parts_of(state.number)
-        return {shard_and_number(key)[1] for key in parts if not self.window.is_present(key)}
+    def has_room(self) -> None:
+        """Note that more parts can be fetched at once."""
+        self._wake()
 
     def sized(self) -> None:
-        """Note that an answer has begun that states the size of a shard, which was not known."""
+        """Note that the first answer has stated the size of a shard."""
         self._progress()
 
     def arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        """Note that a part is there, and takes so much memory."""
+        """Note that a part is there, and how much memory it takes."""
         key = part_key(state.number, number)
         if key in self.window.parts_of(state.number):
             self.window.arrive(key, size_bytes)
+            if key in state.completing:
+                self.window.withdraw(key)
             for on_arrival in self._on_arrival:
                 on_arrival(state.number, key)
             self._progress()
@@ -507,33 +384,32 @@ class Fetcher:
 
     def failed(self, state: FetchedShard, number: int, error: Exception) -> None:
         """Note that a part cannot be fetched."""
-        key = part_key(state.number, number)
-        self._failures.note(key, error)
         state.free(number)
-        self.window.fail(key)
+        self.window.fail(part_key(state.number, number), error)
+        self._close_if_unused(state.number)
         self._progress()
 
-    def not_coming(self, state: FetchedShard) -> None:
-        """Note that what is in flight of a shard will not come: it is not in the disk cache."""
-        for key in self.window.in_flight() & self.window.parts_of(state.number):
-            self.window.drop(key)
+    def looked_up(self, state: FetchedShard, error: Exception | None) -> None:
+        """Note that a shard was looked up in the disk cache, or why not: its parts in flight are there, or fetched."""
+        for key in sorted(self.window.parts_of(state.number)):
+            number = shard_and_number(key)[1]
+            if error is not None:
+                self.failed(state, number, error)
+            elif state.file is not None and state.file.whole:
+                self.arrived(state, number, 0)
+            else:
+                self.window.drop(key)
 
-    def on_disk(self, state: FetchedShard) -> None:
-        """Note that all of a shard is in its file."""
-        for key in list(self.window.parts_of(state.number)):
-            self.arrived(state, shard_and_number(key)[1], 0)
-
-    def lost(self, state: FetchedShard) -> None:
-        """Note that the file that a shard was written to is gone."""
-        self._release(state.number)
+    def disk_refused(self) -> None:
+        """Fetch what was to be written to the disk cache to memory."""
+        for shard in list(self._open):
+            file = self._shards[shard].file
+            if file is not None and not file.whole:
+                self._release(shard)
         self.notify()
 
-    def has_room(self) -> None:
-        """Note that more parts can be fetched at once."""
-        self._wake()
-
     def grow(self, state: FetchedShard) -> bool:
-        """Give a shard that is being decompressed room for a part more; return False where there is none."""
+        """Make room for a part more of a shard that is being decompressed; return False if there is none."""
         key = part_key(state.number, 0)
         if not self._make_room(key, PART_BYTES):
             self._wake()  # nothing may be left that makes room
@@ -563,7 +439,7 @@ class Prerequisites:
         self._progress = progress
         self._wanted: dict[int, None] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
-        self._failures = Failures()
+        self._errors: dict[int, Exception] = {}
 
     def has_tables(self, shards: Collection[int]) -> bool:
         """Whether the tables of some shards can be had at once; if not, they are loaded, in this order.
@@ -574,7 +450,7 @@ class Prerequisites:
             DatasetIndexError, StorageError: one of them cannot be loaded.
         """
         missing = self._tables.hold(self._tables.with_sidecars(shards))
-        self._failures.check(missing)
+        raise_first(self._errors, missing)
         self.want_tables(shards)
         return not missing
 
@@ -582,7 +458,7 @@ class Prerequisites:
         """Have tables loaded that will be needed."""
         numbers = self._tables.with_sidecars(shards)
         new = [shard for shard in numbers if shard not in self._wanted and shard not in self._loading]
-        wanted = [shard for shard in new if self._tables.needs_read(shard) and shard not in self._failures]
+        wanted = [shard for shard in new if self._tables.needs_read(shard) and shard not in self._errors]
         self._wanted.update(dict.fromkeys(wanted))
         if wanted:
             self._wake()
@@ -594,7 +470,7 @@ class Prerequisites:
 
     def try_again(self) -> None:
         """Forget what has failed, so that it is tried once more when it is needed."""
-        self._failures.take()
+        self._errors.clear()
         self.fetcher.try_again()
 
     def pump(self) -> None:
@@ -626,6 +502,6 @@ class Prerequisites:
         """Note what was raised, a mistake of ours too: `has_tables` raises it, and nothing else would tell of it."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._failures.note(shard, error)
+            self._errors[shard] = error
         self._progress()
         self._wake()

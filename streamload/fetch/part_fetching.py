@@ -3,243 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamload.errors import StreamloadError
+from streamload.errors import without_secrets
 from streamload.fetch.cache.cache_file import CacheFile
-from streamload.fetch.cache.disk_cache import CacheOpenings, DiskCache, on_thread
+from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.cache.next_use import ShardIdentity
 from streamload.fetch.fetched_shard import Decompression, FetchedShard
 from streamload.fetch.parts import part_edges
-from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers, Waiting
+from streamload.fetch.transfers import Source, Transfers
 from streamload.limits import DECOMPRESSED_AT_ONCE, MOST_REQUESTS, SMALL_REQUESTS
-from streamload.storage.download import Downloaded
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import Compression, Decompressor
+from streamload.tar.decompression import Decompressor, decompress
 
 if TYPE_CHECKING:
     from streamload.fetch.fetcher import Fetcher
+
+_Done = TypeVar("_Done")
+_log = logging.getLogger("streamload")
 
 _PIECE_BYTES = 2 << 20
 _PIECES_AHEAD = 3
 # About how much memory a shard takes besides its part while it is decompressed.
 _HELD_BYTES = (_PIECES_AHEAD + 2) * _PIECE_BYTES
-
-
-async def _file_body(descriptor: int, end: int | None = None) -> AsyncIterator[bytes]:
-    """What is in a file, which stays the caller's, up to a place or to its end."""
-    offset, end = 0, sys.maxsize if end is None else end
-    while data := await asyncio.to_thread(os.pread, descriptor, min(_PIECE_BYTES, end - offset), offset):
-        yield data
-        offset += len(data)
-
-
-class ShardBodies:
-    """Opens shards for reading them as they are stored, from their start.
-
-    Args:
-        transfers: fetches their pieces.
-        source: where a shard lies.
-        cache: the disk cache, which keeps compressed shards as they are; or None.
-        openings: of that.
-    """
-
-    def __init__(
-        self,
-        transfers: Transfers,
-        source: Callable[[FetchedShard], Source],
-        cache: DiskCache | None,
-        openings: CacheOpenings,
-    ) -> None:
-        self._transfers = transfers
-        self._source = source
-        self._cache = cache
-        self._openings = openings
-
-    async def local(self, descriptor: int) -> AsyncGenerator[bytes]:
-        """The bytes of a local shard, whose descriptor is closed here."""
-        try:
-            async for piece in _file_body(descriptor):
-                yield piece
-        finally:
-            os.close(descriptor)
-
-    async def remote(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """The bytes of a remote shard, from the disk cache or into it.
-
-        Raises:
-            StorageError: they cannot be had.
-        """
-        file = await self._openings.open(state.url, state.pin)
-        position = 0
-        try:
-            if file is not None and file.whole:
-                with suppress(OSError):  # the disk cannot read it any more
-                    async for piece in _file_body(file.descriptor, state.pin.total_bytes):
-                        yield piece
-                        position += len(piece)
-            if position != state.pin.total_bytes:
-                async with aclosing(self.fetch(state, position)) as pieces:
-                    async for piece in pieces:
-                        if file is not None and file.missing and file.descriptor >= 0:
-                            await self._keep(file, position, piece)
-                        yield piece
-                        position += len(piece)
-        finally:
-            if file is not None:
-                file.close()
-
-    async def fetch(self, state: FetchedShard, start: int, end: int | None = None) -> AsyncGenerator[bytes]:
-        """The bytes of a remote shard from one place to another or to its end, a few requests ahead.
-
-        Raises:
-            StorageError: they cannot be fetched.
-        """
-        ahead: deque[asyncio.Task[bytes]] = deque()
-        try:
-            while True:
-                known_end = end if end is not None else state.pin.total_bytes  # the first answer states the size
-                while not ahead if known_end is None else len(ahead) <= _PIECES_AHEAD and start < known_end:
-                    piece_end = start // _PIECE_BYTES * _PIECE_BYTES + _PIECE_BYTES
-                    piece_end = piece_end if known_end is None else min(piece_end, known_end)
-                    ahead.append(asyncio.create_task(self._transfers.read(self._source(state), start, piece_end)))
-                    start = piece_end
-                if not ahead:
-                    return
-                yield await ahead.popleft()
-        finally:
-            for task in ahead:
-                task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
-
-    async def _keep(self, file: CacheFile, offset: int, piece: bytes) -> None:
-        """Write bytes to the disk cache, or go on without it."""
-        assert self._cache is not None
-        try:
-            await on_thread(partial(self._cache.write, file, offset, piece))
-        except OSError as exc:
-            self._cache.turn_off(exc)
-            file.close()
-
-
 # Parts that have come and are not written yet; more are not fetched before, which bounds what a slow disk holds up.
 _MOST_UNWRITTEN = 4
-
-
-class CacheFilling:
-    """Writes parts to the files of their shards in the disk cache, from which workers read them.
-
-    All of that is done by one thread, one after the other.
-
-    Args:
-        cache: the cache.
-        bodies: reads what is missing of a shard.
-        fetcher: notified of what happens.
-    """
-
-    def __init__(self, cache: DiskCache, bodies: ShardBodies, fetcher: Fetcher) -> None:
-        self._cache = cache
-        self._bodies = bodies
-        self._fetcher = fetcher
-        self._thread = ThreadPoolExecutor(1, "streamload-cache")
-        self._filled: set[FetchedShard] = set()
-        self._writes: dict[Part, list[Future[None]]] = {}
-        self._written: set[asyncio.Task[None]] = set()
-        self._completed: dict[CacheFile, asyncio.Task[None]] = {}
-
-    @property
-    def takes_parts(self) -> bool:
-        """Whether the disk keeps up."""
-        return len(self._written) < _MOST_UNWRITTEN
-
-    def begin(self, state: FetchedShard) -> None:
-        """Fill the file of a shard with what comes of it."""
-        self._filled.add(state)
-
-    def completes(self, state: FetchedShard) -> bool:
-        """Return True if all that is missing of a shard is being fetched."""
-        return state.file in self._completed
-
-    def write(self, file: CacheFile, part: Part, offset: int, data: bytes) -> None:
-        """Bytes of a part have come."""
-        self._writes.setdefault(part, []).append(self._thread.submit(self._cache.write, file, offset, data))
-
-    def arrived(self, state: FetchedShard, part: Part) -> None:
-        """All of a part has come; it is there when it is written."""
-        task = asyncio.create_task(self._await_writes(state, part))
-        self._written.add(task)
-        task.add_done_callback(self._was_written)
-
-    def failed(self, part: Part) -> None:
-        """A part cannot be fetched; what came of it is written again."""
-        self._writes.pop(part, None)
-
-    def finish(self, state: FetchedShard) -> None:
-        """Nothing more is needed of a shard: if half of it or more has come, the rest is fetched for later epochs."""
-        file = state.file
-        if state not in self._filled or file is None or file in self._completed:
-            return
-        if file.missing and 2 * len(file.missing) <= file.n_parts:
-            self._completed[file] = asyncio.create_task(self._complete(state, file))
-
-    def forget(self, state: FetchedShard) -> None:
-        """Close the file of a shard, unless it is whole or being completed. The loop need not be running."""
-        if state in self._filled:
-            self._filled.remove(state)
-            file, state.file = state.file, None
-            if file is not None and file not in self._completed:
-                self._thread.submit(file.close)
-
-    async def close(self) -> None:
-        """Write what has come, and stop. Idempotent."""
-        for task in self._completed.values():
-            task.cancel()
-        await asyncio.gather(*self._completed.values(), *self._written, return_exceptions=True)
-        self._thread.shutdown()
-
-    async def _await_writes(self, state: FetchedShard, part: Part) -> None:
-        file = state.file
-        with self._failing():
-            for write in self._writes.pop(part, []):
-                await asyncio.wrap_future(write)
-            if file is not None and state.file is file:
-                self._fetcher.arrived(state, part.number, 0)
-
-    def _was_written(self, task: asyncio.Task[None]) -> None:
-        self._written.remove(task)
-        self._fetcher.has_room()  # only now: before it counted as unwritten
-
-    async def _complete(self, state: FetchedShard, file: CacheFile) -> None:
-        try:
-            with self._failing(), suppress(StreamloadError):  # whoever needs the shard is told so
-                for part in sorted(file.missing - self._fetcher.in_flight(state)):
-                    offset, end = file.edges(part)
-                    async with aclosing(self._bodies.fetch(state, offset, end)) as pieces:
-                        async for piece in pieces:
-                            await asyncio.wrap_future(self._thread.submit(self._cache.write, file, offset, piece))
-                            offset += len(piece)
-        finally:
-            del self._completed[file]
-            if state.file is file:
-                self._fetcher.not_coming(state)  # what was needed meanwhile is fetched, or is there
-            else:
-                self._thread.submit(file.close)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Go on without the cache where the disk refuses something."""
-        try:
-            yield
-        except OSError as exc:
-            self._cache.turn_off(exc)
-            for state in [*self._filled]:
-                self._fetcher.lost(state)
+# Cached files that are compared with their checksums at the same time; the threads do the disk's other work too.
+_COMPARED_AT_ONCE = 2
 
 
 class PartFetcher:
@@ -248,9 +46,12 @@ class PartFetcher:
     Args:
         storages: where shards lie.
         cache: shards on the disk, or None.
-        open_local: opens a local shard by its number; gives a descriptor.
+        open_local: opens a local shard by its number; returns a descriptor.
         fetcher: notified of what happens.
         most_requests: how many may be in flight.
+
+    Attributes:
+        transfers: the downloads in flight.
     """
 
     def __init__(
@@ -265,248 +66,315 @@ class PartFetcher:
         self._cache = cache
         self._fetcher = fetcher
         self._open_local = open_local
-        self._transfers = Transfers(
-            self._write, self._on_done, self._on_failed, fetcher.has_room, retries=storages.retries, most=most_requests
-        )
-        self._openings = CacheOpenings(cache, storages)
-        self._bodies = ShardBodies(self._transfers, self._source, cache, self._openings)
-        self._filling = None if cache is None else CacheFilling(cache, self._bodies, fetcher)
-        self._lookups: dict[FetchedShard, asyncio.Task[None]] = {}
+        self.transfers = Transfers(fetcher.has_room, retries=storages.retries, most=most_requests)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lookups: set[FetchedShard] = set()
+        self._without_version: set[str] = set()
+        self._comparing = asyncio.Semaphore(_COMPARED_AT_ONCE)
+        self._unwritten = 0
         self._decompressions: list[tuple[FetchedShard, Decompression]] = []
         self._largest_bytes = 0
-        # One thread: the kernel clears pages no faster for several.
+        # One thread each: the kernel clears pages no faster for several, and a file's parts are written in order.
         self._allocator = ThreadPoolExecutor(1, "streamload-allocate")
-        self._allocations: dict[Part, Future[None]] = {}
-
-    @property
-    def at_once(self) -> int:
-        """How many parts may be in flight."""
-        return self._transfers.room() + self._transfers.in_flight
-
-    def slowest(self) -> Waiting | None:
-        """See `Transfers.slowest`."""
-        return self._transfers.slowest()
-
-    def asked_version(self) -> str | None:
-        """The shard whose version has been requested for the longest time, for the disk cache; None where none is."""
-        return next(iter(self._openings.asked), None)
-
-    @property
-    def counts(self) -> TransferCounts:
-        """What has happened to requests so far."""
-        return self._transfers.counts
-
-    @property
-    def held_bytes(self) -> int:
-        """What fetching takes besides the parts."""
-        return _HELD_BYTES * len(self._running())
-
-    def opening_bytes(self, state: FetchedShard) -> int:
-        """What else must be free to fetch a part of this shard, so that one decompression does not stop another."""
-        is_beside = state.compression is not None and bool(self._running())
-        return _HELD_BYTES + self._largest_bytes if is_beside else 0
+        self._writer = ThreadPoolExecutor(1, "streamload-cache")
 
     def takes(self, state: FetchedShard) -> bool:
-        """Whether a part of this shard can be fetched now."""
+        """Return True if a part of a shard can be fetched now."""
         if self._is_unknown(state):
             return state in self._lookups or len(self._lookups) < SMALL_REQUESTS
         if state.compression is not None:
             return len(self._running()) < DECOMPRESSED_AT_ONCE
         if state.file is not None and state.file.whole:
             return True
-        return self._transfers.room() > 0 and (self._filling is None or self._filling.takes_parts)
+        return self.transfers.room() > 0 and self._unwritten < _MOST_UNWRITTEN
 
     def takes_memory(self, state: FetchedShard) -> bool:
-        """Whether a part of this shard needs memory to be fetched: False where it is, or may be, in the disk cache."""
+        """Return True if a part of a shard needs memory: not if it is, or may be, in the disk cache."""
         return state.file is None and not self._is_unknown(state)
 
     def fetch(self, state: FetchedShard, number: int) -> None:
         """Fetch a part."""
         if state.compression is not None:
-            self._decompress(state, state.compression)
+            decompressor = Decompressor(state.compression, state.url)
+            state.decompression = job = Decompression(decompressor, state.write, partial(self._fetcher.grow, state))
+            job.task = self._start(self._decompress(state, job), partial(self._decompressed, state, job))
+            self._decompressions.append((state, job))
+        elif self._is_unknown(state):
+            if state not in self._lookups:
+                self._lookups.add(state)
+                self._start(self._open_cached(state), partial(self._looked_up, state))
         elif state.file is not None and number not in state.file.missing:
             self._fetcher.arrived(state, number, 0)
-        elif self._filling is not None and self._filling.completes(state):
-            return  # it comes with all that is missing
-        elif not self._is_unknown(state):
+        else:
             self._download(state, number)
-        elif state not in self._lookups:
-            self._start_lookup(state)
-
-    @property
-    def waiting(self) -> list[FetchedShard]:
-        """The shards whose decompression waits for room."""
-        return [state for state, decompression in self._running() if decompression.waits]
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether a cancelled decompression still holds memory; `has_room` is called when it does not."""
-        return any(decompression.cancelled for _, decompression in self._running())
-
-    def finish(self, state: FetchedShard) -> None:
-        """Nothing more of this shard is needed soon."""
-        if self._filling is not None:
-            self._filling.finish(state)
 
     def forget(self, state: FetchedShard) -> None:
-        """Nothing more of this shard is wanted, and its memory is about to be closed. The loop need not be running."""
-        if self._filling is not None:
-            self._filling.forget(state)
+        """Stop the decompression of a shard whose memory is about to be closed, and close its file.
+
+        The loop need not be running.
+        """
+        if state.file is not None:
+            self._writer.submit(state.file.close)  # after what is being written
+            state.file = None
         if state.decompression is not None:
             state.decompression.cancel()
             state.decompression = None
 
     async def close(self) -> None:
-        """Stop everything. Idempotent."""
-        for lookup in self._lookups.values():
-            lookup.cancel()
-        await asyncio.gather(*self._lookups.values(), return_exceptions=True)
-        for _, decompression in self._running():  # first, since they request more
-            await decompression.close()
-        if self._filling is not None:
-            await self._filling.close()
-        await self._transfers.close()
+        """Stop everything, and write what has come. Idempotent."""
+        for _, job in self._running():
+            job.cancel()
+        await self.transfers.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._writer.shutdown()
         self._allocator.shutdown(cancel_futures=True)
 
-    # -- downloads -------------------------------------------------------------------------------------------------
+    def _start(
+        self, work: Coroutine[Any, Any, _Done], on_end: Callable[[_Done | Exception], None]
+    ) -> asyncio.Task[_Done]:
+        """Begin work; `on_end` gets its result or its error, unless it is cancelled."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, on_end))
+        return task
 
-    def _download(self, state: FetchedShard, number: int) -> None:
-        part = _part(state, number)
-        self._transfers.start(part, self._source(state))
-        self._allocate(state, part)
-
-    def _allocate(self, state: FetchedShard, part: Part) -> None:
-        """Have the pages of a part in flight allocated, so that the loop only copies what comes of it."""
-        memory = state.pages()
-        if memory is not None:
-            end = min(part.end, memory.size_bytes)
-            self._allocations[part] = self._allocator.submit(memory.allocate, part.start, end)
-
-    def _stop_allocating(self, part: Part) -> None:
-        """It has ended, and its pages may be freed from now on."""
-        allocation = self._allocations.pop(part, None)
-        if allocation is not None and not allocation.cancel():
-            allocation.result()  # it is nearly done: what was written is allocated
+    def _ended(self, on_end: Callable[[_Done | Exception], None], task: asyncio.Task[_Done]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            on_end(error if isinstance(error, Exception) else task.result())
+        self._fetcher.has_room()
 
     def _source(self, state: FetchedShard) -> Source:
         return Source(self._storages.for_url(state.url), state.url, state.pin)
 
-    def _write(self, part: Part, offset: int, data: bytes) -> None:
-        if (state := self._state_for(part)) is None:
-            return
-        if state.total_bytes is None:
-            self._note_size(state, part)
-        if self._filling is not None and state.file is not None:
-            self._filling.write(state.file, part, offset, data)
-        else:
-            state.write(offset, data)
+    # -- downloads -------------------------------------------------------------------------------------------------
 
-    def _note_size(self, state: FetchedShard, part: Part) -> None:
-        """The first answer of all has begun."""
-        state.total_bytes = state.pin.total_bytes
-        self._allocate(state, part)
-        self._fetcher.sized()
+    def _download(self, state: FetchedShard, number: int) -> None:
+        """Fetch a part to the memory of its shard, or to its file in the disk cache."""
+        generation, file, cache = state.generation, state.file, self._cache
+        start, end = part_edges(number, state.total_bytes)
+        writes: list[Future[None]] = []
 
-    def _on_done(self, part: Part, done: Downloaded) -> None:
-        self._stop_allocating(part)
-        state = self._state_for(part)
-        if state is None:
-            self._fetcher.has_room()
-            return
-        state.total_bytes = state.pin.total_bytes
-        if self._filling is not None and state.file is not None:
-            self._filling.arrived(state, part)
-        else:
-            self._fetcher.arrived(state, part.number, done.end - done.start)
+        def write(offset: int, data: bytes) -> None:
+            if state.generation != generation:
+                return  # what came before lies in the old memory
+            if state.total_bytes is None:  # the first answer of all has begun
+                state.total_bytes = state.pin.total_bytes
+                self._fetcher.sized()
+            if file is None or cache is None:
+                state.write(offset, data)
+            else:
+                writes.append(self._writer.submit(cache.write, file, offset, data))
 
-    def _on_failed(self, part: Part, error: BaseException) -> None:
-        self._stop_allocating(part)
-        if self._filling is not None:
-            self._filling.failed(part)
-        state = self._state_for(part)
-        if state is None:
-            self._fetcher.has_room()
-        elif isinstance(error, Exception):
-            self._fetcher.failed(state, part.number, error)
-        else:
-            raise error
+        download = self.transfers.begin(self._source(state), start, end, write)
+        memory = state.pages()
+        allocation = None if memory is None else self._allocator.submit(memory.allocate, start, end)
 
-    def _state_for(self, part: Part) -> FetchedShard | None:
-        """A part's shard; None where its memory is another one by now, or a file.
+        async def finish() -> int:
+            try:
+                done = await download
+            finally:
+                if allocation is not None and not allocation.cancel():
+                    await asyncio.wrap_future(allocation)  # the pages may be freed from now on
+            if file is None:
+                return done.end - done.start
+            await self._wait_for(writes)
+            return 0
 
-        What was written of the part lies in the old memory, so the new one would get only the rest of it.
-        """
-        state = self._fetcher.state_of(part.shard)
-        return state if state.generation == part.generation else None
+        def on_end(result: int | Exception) -> None:
+            if state.generation != generation:
+                return
+            if isinstance(result, Exception):
+                self._fetcher.failed(state, number, result)
+            else:
+                state.total_bytes = state.pin.total_bytes
+                self._fetcher.arrived(state, number, result)
+
+        self._start(finish(), on_end)
+
+    async def _wait_for(self, writes: list[Future[None]]) -> None:
+        """Wait until a part is in its file; go on without the disk cache if the disk refuses something."""
+        assert self._cache is not None
+        self._unwritten += 1
+        try:
+            for written in writes:
+                await asyncio.wrap_future(written)
+        except OSError as exc:
+            self._cache.turn_off(exc)
+            self._fetcher.disk_refused()
+        finally:
+            self._unwritten -= 1
 
     # -- the disk cache --------------------------------------------------------------------------------------------
 
     def _is_unknown(self, state: FetchedShard) -> bool:
-        """Whether a shard may be in the disk cache, and was not looked up."""
+        """Return True if a shard may be in the disk cache, and was not looked up."""
         return self._cache is not None and state.compression is None and not state.looked_up
 
-    def _start_lookup(self, state: FetchedShard) -> None:
-        self._lookups[state] = lookup = asyncio.create_task(self._look_up(state))
-        lookup.add_done_callback(partial(self._looked_up, state, state.generation))
+    def _looked_up(self, state: FetchedShard, result: CacheFile | Exception | None) -> None:
+        self._lookups.discard(state)
+        if not isinstance(result, Exception):
+            state.file, state.total_bytes, state.looked_up = result, state.pin.total_bytes, True
+            if result is not None and result.whole:
+                self.transfers.counts.cached_bytes += state.total_bytes or 0
+        self._fetcher.looked_up(state, result if isinstance(result, Exception) else None)
 
-    async def _look_up(self, state: FetchedShard) -> None:
-        generation = state.generation
-        file = await self._openings.open(state.url, state.pin)
-        if state.generation != generation:  # it was closed meanwhile
-            if file is not None:
-                file.close()
-            return
-        state.total_bytes = state.pin.total_bytes
-        state.file, state.looked_up = file, True
-        if file is not None and file.whole:
-            self.counts.cached_bytes += state.total_bytes or 0
-            self._fetcher.on_disk(state)
-            return
-        if file is not None and self._filling is not None:
-            self._filling.begin(state)
-        self._fetcher.not_coming(state)
+    async def _open_cached(self, state: FetchedShard) -> CacheFile | None:
+        """Open a shard's file in the disk cache, whole or to be filled, which the caller closes; see `DiskCache.open`.
 
-    def _looked_up(self, state: FetchedShard, generation: int, lookup: asyncio.Task[None]) -> None:
-        """Pass on what was raised, a mistake of ours too: nothing else would tell of it."""
-        del self._lookups[state]
-        error = None if lookup.cancelled() else lookup.exception()
-        if state.generation != generation:
-            if self._fetcher.in_flight(state) and not lookup.cancelled():
-                self._start_lookup(state)  # they waited for this one, of earlier memory
-        elif isinstance(error, Exception):
-            for number in sorted(self._fetcher.in_flight(state)):
-                self._fetcher.failed(state, number, error)
-        self._fetcher.has_room()
+        Returns:
+            The file; None if there is no cache, or it does not take the shard. A shard is not cached if its storage
+            states neither an ETag nor a date: a later run could not tell that it was rewritten.
+
+        Raises:
+            ShardChangedError: the storage has another version than the pinned one.
+            StorageError: the storage does not state a version.
+        """
+        cache, url, pin = self._cache, state.url, state.pin
+        if cache is None or url in self._without_version:
+            return None
+        if pin.total_bytes is None or pin.etag is None:
+            # By the first byte, since some urls are signed for reading only.
+            await self.transfers.read(self._source(state), 0, 1)
+        if pin.etag is None or pin.total_bytes is None:
+            if not self._without_version:
+                _log.warning(
+                    "%s is not kept in cache_dir, nor is any other shard of which the storage states no ETag and no "
+                    "date: a rewritten one would not be noticed. To keep them, copy the shards to a local folder",
+                    without_secrets(url),
+                )
+            self._without_version.add(url)
+            return None
+        identity = ShardIdentity(url, pin.etag, pin.total_bytes)
+        async with self._comparing:
+            return await _on_thread(partial(cache.open, identity), _close)
 
     # -- compressed shards -----------------------------------------------------------------------------------------
 
+    @property
+    def held_bytes(self) -> int:
+        """What fetching takes besides the parts."""
+        return _HELD_BYTES * len(self._running())
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a cancelled decompression still holds memory; `has_room` is called when it does not."""
+        return any(job.cancelled for _, job in self._running())
+
+    def opening_bytes(self, state: FetchedShard) -> int:
+        """Return what else must be free to fetch a part of a shard, so that one decompression does not stop another."""
+        is_beside = state.compression is not None and bool(self._running())
+        return _HELD_BYTES + self._largest_bytes if is_beside else 0
+
+    @property
+    def waiting(self) -> list[FetchedShard]:
+        """The shards whose decompression waits for room."""
+        return [state for state, job in self._running() if job.waits and not job.cancelled]
+
     def _running(self) -> list[tuple[FetchedShard, Decompression]]:
-        self._decompressions = [each for each in self._decompressions if not each[1].over]
+        self._decompressions = [each for each in self._decompressions if not each[1].task.done()]
         return self._decompressions
 
-    def _decompress(self, state: FetchedShard, compression: Compression) -> None:
+    async def _decompress(self, state: FetchedShard, job: Decompression) -> int:
         is_local = self._storages.is_local(state.url)
-        state.decompression = Decompression(
-            self._bodies.local(self._open_local(state.number)) if is_local else self._bodies.remote(state),
-            Decompressor(compression, state.url),
-            state.write,
-            partial(self._fetcher.grow, state),
-            partial(self._decompressed, state),
-        )
-        self._decompressions.append((state, state.decompression))
+        body = self._local_body(self._open_local(state.number)) if is_local else self._remote_body(state)
+        async with aclosing(body):
+            return await decompress(body, job.decompressor, job.write)
 
-    def _decompressed(self, state: FetchedShard, result: int | Exception | None) -> None:
-        if isinstance(result, int):
+    def _decompressed(self, state: FetchedShard, job: Decompression, result: int | Exception) -> None:
+        if state.decompression is not job:
+            return
+        state.decompression = None
+        if isinstance(result, Exception):
+            self._fetcher.failed(state, 0, result)
+        else:
             state.total_bytes = result
             self._largest_bytes = max(self._largest_bytes, result)
             self._fetcher.arrived(state, 0, result)
-        elif result is not None:
-            self._fetcher.failed(state, 0, result)
-        if result is not None:
-            state.decompression = None
-        self._fetcher.has_room()
+
+    async def _local_body(self, descriptor: int) -> AsyncGenerator[bytes]:
+        """Yield the bytes of a local shard, and close its descriptor."""
+        try:
+            async for piece in _read_file(descriptor):
+                yield piece
+        finally:
+            os.close(descriptor)
+
+    async def _remote_body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+        """Yield the bytes of a remote shard, from the disk cache or into it."""
+        file = await self._open_cached(state)
+        position = 0
+        try:
+            if file is not None and file.whole:
+                with suppress(OSError):  # the disk cannot read it any more
+                    async for piece in _read_file(file.descriptor, state.pin.total_bytes or 0):
+                        yield piece
+                        position += len(piece)
+            if position != state.pin.total_bytes:
+                async with aclosing(self._pieces(state, position)) as pieces:
+                    async for piece in pieces:
+                        if file is not None and file.missing and file.descriptor >= 0:
+                            await self._keep(file, position, piece)
+                        yield piece
+                        position += len(piece)
+        finally:
+            _close(file)
+
+    async def _pieces(self, state: FetchedShard, start: int) -> AsyncGenerator[bytes]:
+        """Fetch the bytes of a remote shard from a place to its end, a few requests ahead."""
+        ahead: deque[asyncio.Task[bytes]] = deque()
+        source = self._source(state)
+        try:
+            while True:
+                end = state.pin.total_bytes  # stated by the first answer
+                while not ahead if end is None else len(ahead) <= _PIECES_AHEAD and start < end:
+                    piece_end = start // _PIECE_BYTES * _PIECE_BYTES + _PIECE_BYTES
+                    piece_end = piece_end if end is None else min(piece_end, end)
+                    ahead.append(asyncio.create_task(self.transfers.read(source, start, piece_end)))
+                    start = piece_end
+                if not ahead:
+                    return
+                yield await ahead.popleft()
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def _keep(self, file: CacheFile, offset: int, piece: bytes) -> None:
+        """Write bytes of a compressed shard to the disk cache, or go on without it."""
+        assert self._cache is not None
+        try:
+            await _on_thread(partial(self._cache.write, file, offset, piece))
+        except OSError as exc:
+            self._cache.turn_off(exc)
+            file.close()
 
 
-def _part(state: FetchedShard, number: int) -> Part:
-    start, end = part_edges(number, state.total_bytes)
-    return Part(state.number, number, start, end, state.generation)
+async def _read_file(descriptor: int, end: int = sys.maxsize) -> AsyncIterator[bytes]:
+    """Yield the bytes of a file, which stays the caller's, up to a place or to its end."""
+    offset = 0
+    while data := await asyncio.to_thread(os.pread, descriptor, min(_PIECE_BYTES, end - offset), offset):
+        yield data
+        offset += len(data)
+
+
+async def _on_thread(work: Callable[[], _Done], undo: Callable[[_Done], object] = lambda _: None) -> _Done:
+    """Run in a thread. On cancellation, wait for the thread and roll back."""
+    working = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait((working,))
+        except asyncio.CancelledError as exc:  # not passed on to the thread, which would work for nobody
+            cancelled = exc
+    done = working.result()
+    if cancelled is None:
+        return done
+    undo(done)
+    raise cancelled
+
+
+def _close(file: CacheFile | None) -> None:
+    if file is not None:
+        file.close()

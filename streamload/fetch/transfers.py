@@ -1,4 +1,4 @@
-"""The parts that are in flight: started by whoever knows the order, fetched as fast as the storage takes it."""
+"""Downloads in flight: as many beside each other as the storage takes."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Concurrency:
 
     @property
     def limit(self) -> int:
-        """How many requests may run at once now; from 1 to 64."""
+        """How many requests may run at once now, from 1 to 64."""
         return self._limit
 
     def succeeded(self, in_flight: int) -> None:
-        """A request has been answered in full; `in_flight` ran beside each other, it included.
+        """Note that one of `in_flight` requests was answered in full.
 
-        Fewer than the limit say nothing about whether more would be taken, and are not counted.
+        Fewer than the limit do not show that the storage would take more, and are not counted.
         """
         if in_flight < self._limit or self._limit >= self._most:
             return
@@ -56,7 +56,7 @@ class Concurrency:
             self._succeeded = 0
 
     def throttled(self, sent_s: float, now_s: float) -> None:
-        """A request that was sent at `sent_s` has been refused because there were too many."""
+        """Note that a request sent at `sent_s` was refused because there were too many."""
         if sent_s < self._halved_s:
             return
         self._halved_s = now_s
@@ -65,25 +65,8 @@ class Concurrency:
         self._succeeded = 0
 
 
-class Part(NamedTuple):
-    """A range of a shard that is fetched as one.
-
-    Attributes:
-        shard: its number in the listing.
-        number: of the part in the shard.
-        start, end: its bytes, end exclusive. The end may lie behind that of the shard where its size is not known.
-        generation: whatever tells whoever started it where it was to be written.
-    """
-
-    shard: int
-    number: int
-    start: int
-    end: int
-    generation: int = 0
-
-
 class Waiting(NamedTuple):
-    """A part in flight: since when it has been requested, where it lies, and how much of it has come."""
+    """A download in flight: since when, of what, and how much has come."""
 
     seconds: float
     url: str
@@ -92,7 +75,7 @@ class Waiting(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where a shard's parts come from. All parts of a shard share one pin."""
+    """Where the bytes of a shard come from; all its downloads share one pin."""
 
     storage: Storage
     url: str
@@ -104,19 +87,18 @@ class TransferCounts:
     """What has happened since the start.
 
     Attributes:
-        requests: all that were sent, with those that failed.
-        throttled: those that were refused because there were too many.
+        requests: all that were sent, failed ones too.
+        throttled: those refused because there were too many.
         broken: those that failed otherwise, also in the middle of a body.
         received_bytes: what arrived, with what arrived twice.
         cached_bytes: of shards that were in the disk cache when they were needed.
-        answered: those whose answer has begun.
+        answered: requests whose answer has begun.
         answer_s: seconds from these requests to the first bytes of their answers.
-        connection_s: seconds in flight of all parts together.
-        limit_s: the integral of how many parts may be in flight, over the seconds in which there were any.
+        connection_s: seconds in flight of all downloads together.
+        limit_s: the integral of how many may be in flight, over the seconds in which there were any.
         full_s: seconds in which as many were in flight as may.
-        in_flight: parts now.
-        ended: what has been fetched, if that is to be noted: its url, its start, when it was begun and when it ended
-            by the loop's clock, and its bytes.
+        in_flight: downloads now.
+        ended: for a trace, each download's url, start, begin and end by the loop's clock, and bytes; or None.
     """
 
     requests: int = 0
@@ -134,195 +116,116 @@ class TransferCounts:
 
 
 class Transfers:
-    """Fetches parts beside each other, in a running loop, until `close`.
-
-    What is started is not waited for: `on_done` or `on_failed` is called once for each part, in the loop, unless
-    `close` comes first. Both may start other parts. `start` does not refuse a part beyond `room()`.
+    """Downloads ranges beside each other, in a running loop, until `close`.
 
     Args:
-        write: `write(part, offset, piece)` is called for each piece as it arrives, in order; offset is in the shard. It
-            is never called after the part's `on_done`, `on_failed` or `close`.
-        on_done: a part has been written whole.
-        on_failed: it cannot be: a StorageError, or what `write` has raised.
-        on_read: a `read` has ended, so there may be room.
-        retries: how requests are made again.
-        most: an upper bound of the parts beside each other, at least 1.
+        on_end: called in the loop when a download has ended, so that there may be room.
+        retries: how requests are repeated.
+        most: an upper bound of the downloads beside each other, at least 1.
     """
 
     def __init__(
-        self,
-        write: Callable[[Part, int, bytes], None],
-        on_done: Callable[[Part, Downloaded], None],
-        on_failed: Callable[[Part, BaseException], None],
-        on_read: Callable[[], None],
-        *,
-        retries: Retries | None = None,
-        most: int = MOST_REQUESTS,
+        self, on_end: Callable[[], None], *, retries: Retries | None = None, most: int = MOST_REQUESTS
     ) -> None:
-        self._write = write
-        self._on_done = on_done
-        self._on_failed = on_failed
-        self._on_read = on_read
+        self.concurrency = Concurrency(most=most)
+        self.running: dict[asyncio.Task[Downloaded], _Running] = {}
+        self._on_end = on_end
         self._retries = retries or Retries()
-        self._steering = _Steering(asyncio.get_running_loop(), most)
+        self._loop = asyncio.get_running_loop()
+        self._counts = TransferCounts()
+        self._in_flight, self._limit, self._full = (TimeIntegral(self._loop.time) for _ in range(3))
         self._closed = False
 
     def slowest(self) -> Waiting | None:
-        """The part that has been in flight for the longest time; None where there is none."""
-        now_s = asyncio.get_running_loop().time()
-        return max((running.waiting(now_s) for running in self._steering.running.values()), default=None)
-
-    @property
-    def in_flight(self) -> int:
-        """How many parts are in flight."""
-        return len(self._steering.running)
+        """Return the download that has been in flight for the longest time; None if there is none."""
+        now_s = self._loop.time()
+        return max((running.waiting(now_s) for running in self.running.values()), default=None)
 
     @property
     def counts(self) -> TransferCounts:
         """What has happened since the start."""
-        return self._steering.counted()
+        self._counts.connection_s, self._counts.limit_s = self._in_flight.now(), self._limit.now()
+        self._counts.full_s = self._full.now()
+        return self._counts
 
     def room(self) -> int:
-        """How many more may be started now; 0 or more. It grows when a part ends."""
-        return max(0, self._steering.concurrency.limit - self.in_flight)
+        """Return how many more downloads may begin now; it grows when one ends."""
+        return max(0, self.concurrency.limit - len(self.running))
 
-    def start(self, part: Part, source: Source) -> None:
-        """Begin to fetch a part. Raises RuntimeError after `close`."""
-        task = self._begin(source, part.start, part.end, partial(self._write, part))
-        task.add_done_callback(partial(self._ended, part))
-
-    async def read(self, source: Source, start: int, end: int) -> bytes:
-        """Fetch some bytes, fewer where the shard ends before. Raises what `download` raises."""
-        content = bytearray()
-
-        def write(offset: int, piece: bytes) -> None:  # bytes may come twice
-            content[offset - start : offset - start + len(piece)] = piece
-
-        try:
-            await self._begin(source, start, end, write)
-        finally:
-            self._on_read()
-        return bytes(content)
-
-    def _begin(
+    def begin(
         self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]
     ) -> asyncio.Task[Downloaded]:
+        """Begin a download, also beyond `room()`; see `download`. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError("these transfers are closed")
-        watch = _ReportingWatch(self._steering)
-        watch.position = start
+        storage, url, pin = source
+        running = _Running(self, self._counts, url, start, self._loop.time())
 
         def receive(offset: int, piece: bytes) -> None:
-            self._steering.counts.received_bytes += len(piece)
+            self._counts.received_bytes += len(piece)
             write(offset, piece)
 
-        storage, url, pin = source
         task = asyncio.create_task(
-            download(storage, url, start, end, receive, pin=pin, retries=self._retries, watch=watch)
+            download(storage, url, start, end, receive, pin=pin, retries=self._retries, watch=running)
         )
-        self._steering.add(task, _Running(start, url, self._steering.loop.time(), watch))
-        task.add_done_callback(lambda task: self._steering.remove(task, end - start))
-        return task
-
-    async def close(self) -> None:
-        """Give up what is in flight and wait until it has ended; neither callback is called again. Idempotent."""
-        self._closed = True
-        tasks = list(self._steering.running)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _ended(self, part: Part, task: asyncio.Task[Downloaded]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if self._closed or task.cancelled():
-            return
-        if error is None:
-            self._on_done(part, task.result())
-        else:
-            self._on_failed(part, error)
-
-
-class _Steering:
-    """What is learned from all requests together, and what follows from it for those that run."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, most: int) -> None:
-        self.concurrency = Concurrency(most=most)
-        self.counts = TransferCounts()
-        self.running: dict[asyncio.Task[Downloaded], _Running] = {}
-        self.loop = loop
-        self._in_flight, self._limit, self._full = (TimeIntegral(loop.time) for _ in range(3))
-
-    def add(self, task: asyncio.Task[Downloaded], running: _Running) -> None:
-        """A part is in flight, until `remove`."""
         self.running[task] = running
         self._note_in_flight()
+        task.add_done_callback(partial(self._ended, end - start))
+        return task
 
-    def remove(self, task: asyncio.Task[Downloaded], part_bytes: int) -> None:
-        """A part is in flight no more."""
+    async def read(self, source: Source, start: int, end: int) -> bytes:
+        """Fetch some bytes, fewer if the shard ends before. Raises what `download` raises."""
+        content = bytearray()
+        await self.begin(source, start, end, lambda _, piece: content.extend(piece))
+        return bytes(content)
+
+    async def close(self) -> None:
+        """Cancel what is in flight, and wait until it has ended. Idempotent."""
+        self._closed = True
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+
+    def _ended(self, part_bytes: int, task: asyncio.Task[Downloaded]) -> None:
         running = self.running.pop(task)
-        if self.counts.ended is not None:
-            now_s = self.loop.time()
-            waiting = running.waiting(now_s)
-            self.counts.ended.append((waiting.url, waiting.start, now_s - waiting.seconds, now_s, part_bytes))
+        if self._counts.ended is not None:
+            now_s = self._loop.time()
+            self._counts.ended.append((running.url, running.start, running.started_s, now_s, part_bytes))
         self._note_in_flight()
-
-    def counted(self) -> TransferCounts:
-        """The counts until now."""
-        self.counts.connection_s, self.counts.limit_s = self._in_flight.now(), self._limit.now()
-        self.counts.full_s = self._full.now()
-        return self.counts
+        self._on_end()
 
     def _note_in_flight(self) -> None:
         in_flight, limit = len(self.running), self.concurrency.limit
-        self.counts.in_flight = in_flight
+        self._counts.in_flight = in_flight
         self._in_flight.set(in_flight)
         self._limit.set(limit if in_flight else 0)
         self._full.set(in_flight >= limit)
 
 
-class _Running(NamedTuple):
-    """A part in flight, and the progress of its download."""
+class _Running(Watch):
+    """A download in flight: it counts its requests, and adapts how many there may be."""
 
-    start: int
-    url: str
-    started_s: float
-    watch: Watch
+    def __init__(self, transfers: Transfers, counts: TransferCounts, url: str, start: int, started_s: float) -> None:
+        super().__init__(start)
+        self.url, self.start, self.started_s = url, start, started_s
+        self._transfers = transfers
+        self._counts = counts
 
     def waiting(self, now_s: float) -> Waiting:
-        """Since when it is in flight, and how far it has come."""
-        return Waiting(now_s - self.started_s, self.url, self.start, self.watch.position - self.start)
+        return Waiting(now_s - self.started_s, self.url, self.start, self.position - self.start)
 
+    def sent(self) -> None:
+        self._counts.requests += 1
 
-class _ReportingWatch(Watch):
-    """Report the progress of one download to the steering of all."""
+    def answered(self, after_s: float) -> None:
+        self._counts.answered += 1
+        self._counts.answer_s += after_s
 
-    __slots__ = ("_steering",)
+    def completed(self) -> None:
+        self._transfers.concurrency.succeeded(len(self._transfers.running))
 
-    def __init__(self, steering: _Steering) -> None:
-        super().__init__()
-        self._steering = steering
-
-    def sent(self, now_s: float) -> None:
-        """See `Watch.sent`."""
-        super().sent(now_s)
-        self._steering.counts.requests += 1
-
-    def answered(self, now_s: float) -> None:
-        """See `Watch.answered`."""
-        if self.sent_s is not None:
-            self._steering.counts.answered += 1
-            self._steering.counts.answer_s += now_s - self.sent_s
-        super().answered(now_s)
-
-    def completed(self, now_s: float) -> None:
-        """See `Watch.completed`."""
-        self._steering.concurrency.succeeded(len(self._steering.running))
-        super().completed(now_s)
-
-    def failed(self, now_s: float, failure: TransientStorageError) -> None:
-        """See `Watch.failed`."""
-        if failure.throttled and self.sent_s is not None:
-            self._steering.concurrency.throttled(self.sent_s, now_s)
-        self._steering.counts.throttled += failure.throttled
-        self._steering.counts.broken += not failure.throttled
-        super().failed(now_s, failure)
+    def failed(self, sent_s: float, now_s: float, failure: TransientStorageError) -> None:
+        if failure.throttled:
+            self._transfers.concurrency.throttled(sent_s, now_s)
+        self._counts.throttled += failure.throttled
+        self._counts.broken += not failure.throttled

@@ -1,4 +1,4 @@
-"""The window: which parts are in memory or in flight, when each is needed next, and which gives its room to which.
+"""The window: which parts are in memory or in flight, when each is needed next, and which makes room for which.
 
 Nothing here reads, writes or waits.
 """
@@ -6,12 +6,14 @@ Nothing here reads, writes or waits.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from streamload.fetch.parts import shard_and_number
 
 _HELD = 0
+_AT_ONCE = 1
 _SCANS = 1 << 60
 _NEVER = 1 << 62
 _MOST_STALE = 64
@@ -30,30 +32,85 @@ class Turns:
         self.next = 0
 
     def take(self) -> int:
-        """The turn of the next batch."""
+        """Return the turn of the next batch."""
         self.next += 1
         return self.next - 1
 
     def give_back(self, turn: int) -> None:
-        """A batch is not wanted any more; the last one first."""
+        """Take back the turn of a cancelled batch; the last one first."""
         if turn == self.next - 1:
             self.next = turn
+
+
+def raise_first(errors: Mapping[int, Exception], numbers: Iterable[int]) -> None:
+    """Raise the error of the first of some numbers that has one."""
+    for number in numbers if errors else ():
+        if number in errors:
+            raise errors[number].with_traceback(None)  # it would grow each time
+
+
+class _Queue:
+    """Parts by rank, the least first: a heap that may hold outdated entries too.
+
+    Attributes:
+        ranks: the present rank of each part.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, tuple[int, int]] = {}
+        self._heap: list[tuple[tuple[int, int], int]] = []
+
+    def put(self, key: int, rank: tuple[int, int]) -> None:
+        """Add a part, or change its rank."""
+        if self.ranks.get(key) == rank:
+            return
+        self.ranks[key] = rank
+        if len(self._heap) > 2 * len(self.ranks) + _MOST_STALE:
+            self._heap = [(rank, key) for key, rank in self.ranks.items()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (rank, key))
+
+    def discard(self, key: int) -> None:
+        """Remove a part, or do nothing."""
+        self.ranks.pop(key, None)
+
+    def first(self) -> int | None:
+        """Return the part of the least rank; None if there is none."""
+        while self._heap:
+            rank, key = self._heap[0]
+            if self.ranks.get(key) == rank:
+                return key
+            heapq.heappop(self._heap)
+        return None
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the parts by rank; they must not change meanwhile."""
+        popped: list[tuple[tuple[int, int], int]] = []
+        try:
+            while (key := self.first()) is not None:
+                entry = heapq.heappop(self._heap)
+                if entry not in popped[-1:]:  # an entry comes twice if the rank has changed and changed back
+                    popped.append(entry)
+                    yield key
+        finally:
+            for entry in popped:
+                heapq.heappush(self._heap, entry)
 
 
 class PartWindow:
     """A stretch of an epoch's parts that moves forward: parts enter it in the order of need, and leave it when passed.
 
-    Each part has a *turn*, which is when it is needed next: now, where it is *held*; else for the first of the planned
-    batches that need it; else, behind all of these, for the scan or the rows of its shard; else never. The missing part
-    with the first turn is fetched next. For its room only parts of later turns are evicted: first those that are never
-    needed, the longest unneeded before the others, then those of the last turn. So what comes first is never kept
-    waiting by what comes later, whatever was fetched before, and while there is room everything stays: of a dataset
-    that is smaller than the budget nothing is fetched twice.
+    Each part has a *turn*, which is when it is needed next: now, if it is *held*; else for the first planned batch that
+    needs it; else, after all of these, for the scan or the rows of its shard; else never. The missing part with the
+    first turn is fetched next. Only parts of later turns are evicted for it: first those that are never needed, the
+    longest unneeded first, then those of the last turn. So a part never waits for a later one, and while there is room
+    everything stays: of a dataset that is smaller than the budget nothing is fetched twice.
 
     Parts are known by their keys (`parts.part_key`).
 
     Args:
-        budget_bytes: what all parts that are present or in flight may take together, beside what others take.
+        budget_bytes: the most that parts present or in flight may take together, beside other uses of the budget.
 
     Attributes:
         used_bytes: what they take.
@@ -65,98 +122,94 @@ class PartWindow:
         self._sizes: dict[int, int] = {}
         self._present: set[int] = set()
         self._of_shard: dict[int, set[int]] = {}
-        self._failed: set[int] = set()
+        self._errors: dict[int, Exception] = {}
         self._changes: Counter[int] = Counter()
         # Why a part is needed: each of these is a turn, or several.
         self._holds: Counter[int] = Counter()
         self._planned: dict[int, deque[int]] = {}  # ascending
         self._requested: dict[int, int] = {}
         self._kept: dict[int, int] = {}
-        self._turns = Turns()
-        # What follows from these, by `_update` alone; the heaps may also have what is not so any more.
-        self._missing: dict[int, int] = {}
-        self._queue: list[tuple[int, int]] = []
-        self._evictable: dict[int, tuple[int, int]] = {}
-        self._eviction_queue: list[tuple[tuple[int, int], int]] = []
-        self._evictable_since = 0
-        self._free: dict[int, None] = {}
+        # What follows from these, by `_update` alone.
+        self._missing = _Queue()
+        self._evictable = _Queue()
+        self._free: set[int] = set()
+        self._clock = itertools.count()
 
     @property
     def waiting(self) -> int:
         """How many parts are needed and not even in flight."""
-        return len(self._missing)
+        return len(self._missing.ranks)
 
     @property
-    def has_free(self) -> bool:
-        """Whether `take_free` may have something to give."""
-        return bool(self._free)
+    def free(self) -> list[int]:
+        """The present parts that are never needed and take no memory; to be dropped."""
+        return list(self._free)
 
     @property
     def shards_present(self) -> int:
-        """Of how many shards a part is present or in flight."""
+        """The number of shards that have a part present or in flight."""
         return len(self._of_shard)
 
     def changes_of(self, shard: int) -> int:
-        """How often a part of a shard has come or gone: where it is the same number again, nothing has."""
+        """How often a part of a shard has come or gone."""
         return self._changes[shard]
 
     def in_flight(self) -> set[int]:
-        """The keys of the parts that are in flight."""
+        """Return the keys of the parts in flight."""
         return self._sizes.keys() - self._present
 
     def is_present(self, key: int) -> bool:
-        """Whether a part is in memory, or in a file."""
+        """Return True if a part is in memory, or in a file."""
         return key in self._present
 
     def are_present(self, keys: Iterable[int]) -> bool:
-        """Whether all of them are."""
+        """Return True if all of some parts are; raises the error of one that has failed."""
+        raise_first(self._errors, keys)
         return self._present.issuperset(keys)
 
     def turn_of(self, key: int) -> int:
-        """When a part is needed next, to compare it with others."""
-        return self._turn_to_fetch(key)
+        """Return when a part is needed next, to compare it with others."""
+        if key in self._holds:
+            return _HELD
+        planned = self._planned.get(key)
+        return planned[0] if planned else self._requested.get(key, _NEVER)
 
     def parts_of(self, shard: int) -> set[int]:
-        """The keys of a shard's parts that are present or in flight."""
+        """Return the keys of a shard's parts that are present or in flight."""
         return self._of_shard.get(shard, set())
 
     def uses(self, shard: int) -> bool:
-        """Whether a part of a shard is present, in flight, or missing."""
-        return bool(self.parts_of(shard)) or any(shard_and_number(key)[0] == shard for key in self._missing)
+        """Return True if a part of a shard is present, in flight, or missing."""
+        return shard in self._of_shard or any(shard_and_number(key)[0] == shard for key in self._missing.ranks)
 
     def bytes_kept_from_next(self) -> int:
-        """What is present or in flight and may not be evicted for the part that is fetched next."""
+        """Return what is present or in flight and may not be evicted for the part that is fetched next."""
         return self.used_bytes - sum(self._sizes[key] for key in self.evictable())
 
     # -- needs -----------------------------------------------------------------------------------------------------
 
-    def plan(self, keys: Iterable[int], turn: int | None = None) -> None:
-        """A batch needs these, in this order.
-
-        Args:
-            keys: the parts.
-            turn: the batch's, see `Turns`; by default it comes after all batches planned so before.
-        """
-        at = 1 + (self._turns.take() if turn is None else turn) * _PARTS_OF_BATCH
+    def plan(self, keys: Iterable[int], turn: int) -> None:
+        """Note that the batch of a turn (see `Turns`) needs parts, in this order."""
+        at = _AT_ONCE + turn * _PARTS_OF_BATCH
         for number, key in enumerate(keys):
             self._planned.setdefault(key, deque()).append(at + min(number, _PARTS_OF_BATCH - 1))
             self._update(key)
 
     def start(self, keys: Iterable[int]) -> None:
-        """The first batch for which these are planned is scheduled; they are held for it until they are released."""
+        """Hold parts for the first batch for which they are planned, until they are released."""
         for key in keys:
-            self._remove_turn(key, first=True)
+            self._unplan(key, 0)
             self._holds[key] += 1
             self._update(key)
 
     def cancel(self, keys: Iterable[int]) -> None:
-        """The last batch for which these are planned is not wanted any more."""
+        """Undo the last `plan` of parts."""
         for key in keys:
-            self._remove_turn(key, first=False)
+            self._unplan(key, -1)
             self._update(key)
 
     def hold(self, keys: Iterable[int]) -> None:
-        """Keep these until they are released as often as they were held."""
+        """Keep parts until they are released as often as they were held."""
         for key in keys:
             self._holds[key] += 1
             self._update(key)
@@ -169,18 +222,18 @@ class PartWindow:
                 del self._holds[key]
             self._update(key)
 
-    def request(self, key: int, scan: int) -> None:
-        """A scan needs a part; later scans have larger numbers. Idempotent."""
-        self._requested[key] = _SCANS + scan
+    def request(self, key: int, scan: int | None) -> None:
+        """Fetch a part for a scan (later scans have larger numbers), or for None at once. Idempotent."""
+        self._requested[key] = _AT_ONCE if scan is None else _SCANS + scan
         self._update(key)
 
     def withdraw(self, key: int) -> None:
         """Undo `request`, or do nothing."""
-        if self._requested.pop(key, None) is not None:
-            self._update(key)
+        self._requested.pop(key, None)
+        self._update(key)
 
     def keep(self, key: int, scan: int) -> None:
-        """Keep a part for rows that are planned when a scan has found them, as long as nothing sooner needs its room.
+        """Keep a present part for the rows that a scan will find, until something sooner needs its room.
 
         It is not fetched again for that.
         """
@@ -189,11 +242,11 @@ class PartWindow:
 
     def unkeep(self, key: int) -> None:
         """Undo `keep`, or do nothing."""
-        if self._kept.pop(key, None) is not None:
-            self._update(key)
+        self._kept.pop(key, None)
+        self._update(key)
 
     def unkeep_all(self) -> bool:
-        """Undo every `keep`; whether there was one."""
+        """Undo every `keep`; returns True if there was one."""
         kept = list(self._kept)
         for key in kept:
             self.unkeep(key)
@@ -202,21 +255,16 @@ class PartWindow:
     # -- what comes and goes ---------------------------------------------------------------------------------------
 
     def next_missing(self) -> int | None:
-        """The part to fetch next, which stays the next until it is admitted or not needed any more."""
-        while self._queue:
-            turn, key = self._queue[0]
-            if self._missing.get(key) == turn:
-                return key
-            heapq.heappop(self._queue)
-        return None
+        """Return the part to fetch next; it stays that until it is admitted or not needed any more."""
+        return self._missing.first()
 
     def room_for(self, size_bytes: int, other_bytes: int, key: int | None = None) -> list[int] | None:
-        """What to evict so that there is room for a part, or more of it; None where there cannot be.
+        """Return what to evict to make room for a part, or for more of it; None if there cannot be room.
 
         Args:
-            size_bytes: of the part, or of what more of it comes.
+            size_bytes: the bytes that come.
             other_bytes: what else counts against the budget now.
-            key: of the part; by default of the one that is fetched next.
+            key: the part; by default the one that is fetched next.
         """
         lacking_bytes = self.used_bytes + size_bytes + other_bytes - self.budget_bytes
         if lacking_bytes <= 0:
@@ -230,44 +278,28 @@ class PartWindow:
         return None
 
     def evictable(self, for_key: int | None = None) -> Iterator[int]:
-        """What may be evicted for a part, by default the next one: what is needed later, the last of it first."""
+        """Yield what may be evicted for a part, by default the next one: what is needed later, the last first."""
         for_key = self.next_missing() if for_key is None else for_key
-        turn = _HELD if for_key is None else self._turn_to_fetch(for_key)
-        self._discard_stale()
-        seen: list[tuple[tuple[int, int], int]] = []
-        try:
-            while self._eviction_queue:
-                rank, key = heapq.heappop(self._eviction_queue)
-                # It is queued once more where its turn was another one meanwhile.
-                if self._evictable.get(key) != rank or (rank, key) in seen[-1:]:
-                    continue
-                seen.append((rank, key))
-                if -rank[0] <= turn:
-                    return
-                yield key
-        finally:
-            for each in seen:
-                heapq.heappush(self._eviction_queue, each)
-
-    def take_free(self) -> list[int]:
-        """The parts that are never needed and take no memory; to be dropped."""
-        free, self._free = self._free, {}
-        return [key for key in free if self._evictable.get(key, (_HELD,))[0] == -_NEVER]
+        turn = _HELD if for_key is None else self.turn_of(for_key)
+        for key in self._evictable:
+            if -self._evictable.ranks[key][0] <= turn:
+                return
+            yield key
 
     def admit(self, key: int, size_bytes: int) -> None:
-        """A part is in flight, and counts from now on."""
+        """Count a part that is in flight from now on."""
         self._sizes[key] = size_bytes
         self._of_shard.setdefault(shard_and_number(key)[0], set()).add(key)
         self.used_bytes += size_bytes
         self._update(key)
 
     def grow(self, key: int, size_bytes: int) -> None:
-        """A part in flight is larger than it was thought to be, by so many bytes."""
+        """Count more bytes for a part in flight."""
         self._sizes[key] += size_bytes
         self.used_bytes += size_bytes
 
     def arrive(self, key: int, size_bytes: int) -> None:
-        """A part is present, with so many bytes that count; it may have been present with more."""
+        """Note that a part in flight is present, and how many bytes it takes."""
         self.used_bytes += size_bytes - self._sizes[key]
         self._sizes[key] = size_bytes
         self._present.add(key)
@@ -275,7 +307,7 @@ class PartWindow:
         self._update(key)
 
     def drop(self, key: int) -> None:
-        """A part is not present any more, or will not come. Where it is needed, it is fetched again in its turn."""
+        """Remove a part that is present or in flight; if it is needed, it is fetched again in its turn."""
         self._kept.pop(key, None)
         self._present.discard(key)
         shard = shard_and_number(key)[0]
@@ -287,62 +319,42 @@ class PartWindow:
                 del self._of_shard[shard]
         self._update(key)
 
-    def fail(self, key: int) -> None:
-        """A part cannot be had: as `drop`, and it is not fetched again before `try_again`."""
-        self._failed.add(key)
+    def fail(self, key: int, error: Exception) -> None:
+        """Mark a part as failed; it is not retried until `try_again`."""
+        self._errors[key] = error
         self.drop(key)
 
-    def try_again(self, keys: Iterable[int]) -> None:
-        """Have parts that failed fetched again where they are needed."""
-        for key in keys:
-            self._failed.discard(key)
+    def try_again(self) -> None:
+        """Forget errors, so that parts that failed are fetched if they are needed."""
+        failed = list(self._errors)
+        self._errors.clear()
+        for key in failed:
             self._update(key)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _remove_turn(self, key: int, *, first: bool) -> None:
+    def _unplan(self, key: int, which: int) -> None:
         turns = self._planned[key]
-        if first:
-            turns.popleft()
-        else:
-            turns.pop()
+        del turns[which]
         if not turns:
             del self._planned[key]
 
-    def _turn_to_fetch(self, key: int) -> int:
-        if key in self._holds:
-            return _HELD
-        planned = self._planned.get(key)
-        return planned[0] if planned else self._requested.get(key, _NEVER)
-
     def _update(self, key: int) -> None:
-        """Note what follows from a part's needs and from where it is. Called whenever one of these has changed."""
-        turn = self._turn_to_fetch(key)
-        self._update_missing(key, turn if key not in self._sizes and key not in self._failed else _NEVER)
-        is_idle = key in self._present and key not in self._holds
-        self._update_evictable(key, min(turn, self._kept.get(key, _NEVER)) if is_idle else _HELD)
-
-    def _update_missing(self, key: int, turn: int) -> None:
-        if turn == _NEVER:
-            self._missing.pop(key, None)
-        elif self._missing.get(key) != turn:
-            self._missing[key] = turn
-            heapq.heappush(self._queue, (turn, key))
-
-    def _update_evictable(self, key: int, turn: int) -> None:
-        if turn == _HELD:
-            self._evictable.pop(key, None)
+        """Queue a part by its needs and its place; called whenever one of these has changed."""
+        turn = self.turn_of(key)
+        self._free.discard(key)
+        if turn == _NEVER or key in self._sizes or key in self._errors:
+            self._missing.discard(key)
+        else:
+            self._missing.put(key, (turn, key))
+        if turn == _HELD or key not in self._present:
+            self._evictable.discard(key)
             return
-        if turn == _NEVER and not self._sizes[key]:
-            self._free[key] = None
-        if self._evictable.get(key, (_HELD,))[0] == -turn:
+        turn = min(turn, self._kept.get(key, _NEVER))
+        if turn != _NEVER:
+            self._evictable.put(key, (-turn, -key))
             return
-        self._evictable_since += 1
-        rank = -turn, self._evictable_since if turn == _NEVER else -key
-        self._evictable[key] = rank
-        heapq.heappush(self._eviction_queue, (rank, key))
-
-    def _discard_stale(self) -> None:
-        if len(self._eviction_queue) > 2 * len(self._evictable) + _MOST_STALE:
-            self._eviction_queue = [(rank, key) for key, rank in self._evictable.items()]
-            heapq.heapify(self._eviction_queue)
+        if not self._sizes[key]:
+            self._free.add(key)
+        if self._evictable.ranks.get(key, (0, 0))[0] != -_NEVER:  # else it keeps its place among the unneeded
+            self._evictable.put(key, (-_NEVER, next(self._clock)))

@@ -222,38 +222,26 @@ class Downloaded(NamedTuple):
 
 
 class Watch:
-    """The progress of a download's running request, for observers; its methods are called as things happen.
+    """Observes a download; its methods are called as things happen, and do nothing here.
 
     Attributes:
-        sent_s: when the running request was sent, by the loop's clock; None between two requests.
-        answered_s: when its first byte came; None before that.
         position: the byte of the shard up to which everything has been written.
     """
 
-    __slots__ = ("answered_s", "position", "sent_s")
+    def __init__(self, start: int = 0) -> None:
+        self.position = start
 
-    def __init__(self) -> None:
-        self.sent_s: float | None = None
-        self.answered_s: float | None = None
-        self.position = 0
+    def sent(self) -> None:
+        """Note that a request is sent."""
 
-    def sent(self, now_s: float) -> None:
-        """Record that a request is sent."""
-        self.sent_s, self.answered_s = now_s, None
+    def answered(self, after_s: float) -> None:
+        """Note that the first byte of an answer has come, so many seconds after the request."""
 
-    def answered(self, now_s: float) -> None:
-        """Record the first byte of its answer."""
-        self.answered_s = now_s
+    def completed(self) -> None:
+        """Note that a request has fetched everything it was for."""
 
-    def completed(self, now_s: float) -> None:
-        """Record that it has fetched everything requested."""
-        del now_s
-        self.sent_s = None
-
-    def failed(self, now_s: float, failure: TransientStorageError) -> None:
-        """Record a transient failure."""
-        del now_s, failure
-        self.sent_s = None
+    def failed(self, sent_s: float, now_s: float, failure: TransientStorageError) -> None:
+        """Note that a request that was sent at `sent_s`, by the loop's clock, has failed."""
 
 
 async def download(
@@ -312,6 +300,7 @@ class _Download:
     policy: RetryPolicy
     watch: Watch
     attempts: Attempts
+    sent_s: float = 0.0
     warning: asyncio.TimerHandle | None = None
 
     async def run(self) -> Downloaded:
@@ -326,7 +315,7 @@ class _Download:
                 requests += 1
                 await self._request()
             except TransientStorageError as exc:
-                self.watch.failed(asyncio.get_running_loop().time(), exc)
+                self.watch.failed(self.sent_s, asyncio.get_running_loop().time(), exc)
                 throttled += exc.throttled
                 if self.watch.position == before:  # otherwise continue from here at once
                     wait_s = self.attempts.wait_s(exc)
@@ -341,7 +330,8 @@ class _Download:
 
     async def _request(self) -> None:
         """Make one request for the missing bytes. Raises TransientStorageError for what may be tried again."""
-        self.watch.sent(asyncio.get_running_loop().time())
+        self.sent_s = asyncio.get_running_loop().time()
+        self.watch.sent()
         body, stall_timeout_s = None, self.policy.stall_timeout_s
         deadline = asyncio.timeout(min(stall_timeout_s, self.attempts.left_s))
         self._warn_when_silent()
@@ -360,7 +350,7 @@ class _Download:
                 self.warning.cancel()
             if body is not None:
                 await body.aclose()
-        self.watch.completed(asyncio.get_running_loop().time())
+        self.watch.completed()
 
     async def _open(self) -> RangeBody:
         try:
@@ -379,7 +369,7 @@ class _Download:
             self.warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), self._warn_when_silent)
 
     async def _receive(self, body: RangeBody, deadline: asyncio.Timeout) -> None:
-        watch, stop = self.watch, self._stop()
+        watch, stop, answered = self.watch, self._stop(), False
         async for piece in body.chunks():
             piece_bytes = len(piece)
             if watch.position + piece_bytes > stop:
@@ -393,8 +383,9 @@ class _Download:
                 continue
             now_s = self.attempts.progressed()
             deadline.reschedule(now_s + self.policy.stall_timeout_s)
-            if watch.answered_s is None:
-                watch.answered(now_s)
+            if not answered:
+                answered = True
+                watch.answered(now_s - self.sent_s)
             self.write(watch.position, piece)
             watch.position += piece_bytes
         if watch.position < stop:

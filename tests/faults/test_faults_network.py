@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from matrix import exhaustive
@@ -13,7 +14,7 @@ from servers.faults import FaultServer, Script
 from servers.plain_storage import PlainStorage
 
 from streamload.errors import ShardChangedError, StorageError
-from streamload.fetch.transfers import Part, Source, TransferCounts, Transfers
+from streamload.fetch.transfers import Source, TransferCounts, Transfers
 from streamload.storage.download import Downloaded, Pin, Retries, RetryPolicy
 
 SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 30))]
@@ -56,40 +57,35 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
     """Every part of every shard once, with the shards' sizes not known before; ends with the first error."""
     storage = PlainStorage(url)
     sources = [Source(storage, f"{url}/{name}", Pin()) for name in SHARDS]
-    parts = [
-        Part(shard, number, start, start + part_bytes)
-        for shard in range(len(SHARDS))
-        for number, start in enumerate(range(0, SHARD_BYTES, part_bytes))
-    ]
+    parts = [(shard, start) for shard in range(len(SHARDS)) for start in range(0, SHARD_BYTES, part_bytes)]
     contents = list(SHARDS.values())
     todo, fetched = iter(parts), Fetched([bytearray(SHARD_BYTES) for _ in SHARDS], TransferCounts(), [])
-    ended, done = asyncio.Event(), []
+    ended = asyncio.Event()
 
-    def write(part: Part, offset: int, piece: bytes) -> None:
-        assert part.start <= offset < offset + len(piece) <= part.end
-        assert contents[part.shard][offset : offset + len(piece)] == bytes(piece)
-        fetched.shards[part.shard][offset : offset + len(piece)] = piece
+    def write(shard: int, start: int, offset: int, piece: bytes) -> None:
+        assert start <= offset < offset + len(piece) <= start + part_bytes
+        assert contents[shard][offset : offset + len(piece)] == bytes(piece)
+        fetched.shards[shard][offset : offset + len(piece)] = piece
 
     def start_more() -> None:
-        while transfers.room() and (part := next(todo, None)):
-            transfers.start(part, sources[part.shard])
-        if not transfers.in_flight:
+        while not fetched.errors and transfers.room() and (part := next(todo, None)):
+            shard, start = part
+            task = transfers.begin(sources[shard], start, start + part_bytes, partial(write, shard, start))
+            task.add_done_callback(on_end)
+        if not transfers.running:
             ended.set()
 
-    def on_done(part: Part, downloaded: Downloaded) -> None:
-        done.append(part)
-        start_more()
+    def on_end(task: asyncio.Task[Downloaded]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            fetched.errors.append(error)
+            ended.set()
 
-    def on_failed(part: Part, error: BaseException) -> None:
-        fetched.errors.append(error)
-        ended.set()
-
-    transfers = Transfers(write, on_done, on_failed, start_more, retries=Retries(limits), most=most)
+    transfers = Transfers(start_more, retries=Retries(limits), most=most)
     start_more()
     async with asyncio.timeout(DEADLINE_S):
         await ended.wait()
     await transfers.close()
-    assert fetched.errors or sorted(done, key=parts.index) == parts
+    assert fetched.errors or next(todo, None) is None
     return replace(fetched, counts=transfers.counts)
 
 

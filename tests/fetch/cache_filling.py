@@ -93,7 +93,7 @@ def main() -> None:
     identities = [identity_of(number) for number in range(int(n_shards))]
     numbers = numbers_by_key(identity.url for identity in identities)
     for epoch in range(int(epochs)):
-        cache.expect(OrderNextUse(numbers, ORDER, np.ones(len(identities), np.int64), epoch))
+        cache.next_use = OrderNextUse(numbers, ORDER, np.ones(len(identities), np.int64), epoch)
         for number in shards_in_order(ORDER, len(identities), epoch).tolist():
             file = cache.open(identities[number])
             if file is None:

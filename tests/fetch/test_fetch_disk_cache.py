@@ -107,7 +107,7 @@ def test_another_version_or_url_is_another_entry(cache: DiskCache, folder: str, 
 def test_the_furthest_next_use_goes_first(folder: str) -> None:
     cache = cache_of(folder, 3)
     one, two, three, four = (identity_of(number) for number in (1, 2, 3, 4))
-    cache.expect(Listed(one, two, three, four, two, four, three, one))
+    cache.next_use = Listed(one, two, three, four, two, four, three, one)
     keep(cache, one, two, three, four)
     assert cached_names(folder) == {two.file_name, three.file_name, four.file_name}
 
@@ -119,11 +119,11 @@ def test_files_in_use_are_not_evicted(folder: str) -> None:
     file = opened(cache_of(folder, 2), one)
     copy = os.dup(file.descriptor)  # as a worker has one
     file.close()
-    cache.expect(Listed(three, three, two, one))
+    cache.next_use = Listed(three, three, two, one)
     keep(cache, three)
     assert cached_names(folder) == {one.file_name, three.file_name}
     os.close(copy)
-    cache.expect(Listed(two, two, three, one))
+    cache.next_use = Listed(two, two, three, one)
     keep(cache, two)
     assert cached_names(folder) == {two.file_name, three.file_name}
 
@@ -189,7 +189,7 @@ def test_files_that_the_cache_did_not_make_are_neither_counted_nor_removed(folde
         path.write_bytes(bytes(ROOM))
     cache = cache_of(folder, 2)
     one, two, three = (identity_of(number) for number in (1, 2, 3))
-    cache.expect(Listed(one, two, three, three, two, one))
+    cache.next_use = Listed(one, two, three, three, two, one)
     keep(cache, one, two, three)
     assert cached_names(folder) == {two.file_name, three.file_name, theirs[0].name}
     assert all(path.exists() for path in theirs)
