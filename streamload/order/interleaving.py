@@ -13,10 +13,10 @@ from streamload.order.runs import SampleSequence
 
 
 class ShardRetirement:
-    """Follows how far every lane has been emitted, and names the shards that lie wholly behind.
+    """Follows how far every lane has been emitted, and names the shards that were passed.
 
-    A shard is cut into parts by the bounds of the lanes, and where it has several runs. Parts are passed in the order
-    of their ends, so naming all shards costs one sort and one walk over the parts, however often it is called.
+    The lanes' bounds cut shards into parts, and so do their runs. Parts are passed in the order of their ends, so
+    naming all shards costs one sort and one walk over the parts.
     """
 
     def __init__(self, sequence: SampleSequence, n_lanes: int) -> None:
@@ -28,7 +28,7 @@ class ShardRetirement:
             self._cut(n_lanes)
 
     def pass_positions(self, end: int) -> list[int]:
-        """Name the shards of which, in every lane, all samples lie at positions (in the lane) below `end`."""
+        """Name the shards whose samples all lie at positions (in their lane) below `end`."""
         ends = self._part_ends if self._many_parts else self._sequence.edges[1:]
         first = self._passed_parts
         self._passed_parts = max(first, int(ends.searchsorted(end, side="right")))
@@ -42,7 +42,6 @@ class ShardRetirement:
 
     def pass_all(self) -> list[int]:
         """Name the remaining shards, in the order of the epoch."""
-        self._passed_parts = len(self._part_ends) if self._many_parts else self._sequence.known_shards
         return self._name(self._sequence.order)
 
     def _name(self, shards: NDArray[np.int64]) -> list[int]:
@@ -51,7 +50,7 @@ class ShardRetirement:
         return fresh
 
     def _cut(self, n_lanes: int) -> None:
-        """Cut the shards at the lanes' bounds; the parts are sorted by where they end in their lane."""
+        """Cut the shards at the lanes' bounds; sort the parts by their ends in the lane."""
         bounds = lane_bounds(self._sequence.known_end, n_lanes)
         cuts = distinct(np.concatenate((self._sequence.edges, bounds)))
         starts, ends = cuts[:-1], cuts[1:]
@@ -71,8 +70,8 @@ class Interleaving:
     """The lanes of one sequence, as one rank reads them: forward only.
 
     Args:
-        sequence: what the epoch's samples lie on.
-        n_lanes: how many lanes it is cut into.
+        sequence: of the epoch's samples.
+        n_lanes: the number of lanes.
         radius: how far, in samples, a sample can move within its lane.
     """
 
@@ -84,13 +83,8 @@ class Interleaving:
         self._bounds: IntArray | None = None
         self._retirement: ShardRetirement | None = None
 
-    @property
-    def lanes_read(self) -> list[int]:
-        """The lanes of which the shuffled stream was made so far; without shuffle there are none."""
-        return sorted(self._streams)
-
     def refresh(self) -> bool:
-        """Apply counts that have become known; returns whether the sequence has become complete."""
+        """Apply counts that have become known; return True if the sequence has become complete."""
         if self._bounds is not None:
             return False
         sequence = self.sequence
@@ -102,29 +96,26 @@ class Interleaving:
         return sequence.complete
 
     def finalize(self, first_number: int, number_end: int) -> int:
-        """With one lane: finalize outputs from the first one on, as far as the known counts allow; see the stream's."""
+        """Finalize outputs of a single lane; see `SlidingShuffle.finalize`."""
         return self._stream(self._streams, 0, first_number).finalize(number_end)
 
     def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """The positions of some outputs; in each lane the numbers ascend, and are above those of earlier calls."""
+        """Return the positions of some outputs; in each lane the numbers ascend, also from call to call."""
         return self._positions(self._streams, lanes, numbers)
 
     def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """As `positions`, by streams of their own; a lane's numbers may come in any order and repeat."""
+        """Return the positions of outputs whose numbers come in any order, by streams of their own."""
         pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
         return self._positions({}, pairs[0], pairs[1])[places.ravel()]
 
     def finished(self, least: int) -> list[int]:
-        """The shards that no output from number `least` of every lane on is of, each named once."""
+        """Name the shards that outputs from number `least` of every lane on do not need, each once."""
         if not self.sequence.complete and (self._n_lanes > 1 or self.sequence.needs_all):
             return []
         return self._retired().pass_positions(least - self._radius)
 
     def shards_from(self, number: int, lanes: IntArray) -> list[int]:
-        """The shards that outputs of some lanes from a number on may be of, in the order in which lanes come to them.
-
-        The sequence must be complete.
-        """
+        """Return the shards that outputs of some lanes from a number on may need, in order; all counts are known."""
         assert self._bounds is not None, "the lanes have no bounds before all counts are known"
         sequence = self.sequence
         first = self._bounds[lanes] + max(0, number - self._radius)
@@ -140,17 +131,17 @@ class Interleaving:
         return list(dict.fromkeys(sequence.order[runs[by_start]].tolist()))
 
     def finish_all(self) -> list[int]:
-        """The shards of the sequence that were not named yet."""
+        """Name the remaining shards."""
         return self._retired().pass_all()
 
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
-        """Ranges of a shard's samples that hold all those of later outputs, the end of each exclusive.
+        """Return ranges of a shard's samples that hold all those of later outputs, each end exclusive.
 
-        Where the sequence comes to a shard several times, those that are yet to begin are left out: what they need
-        may be fetched again.
+        If the sequence comes to a shard several times, the times that are yet to begin are left out: their parts may be
+        fetched again.
 
         Args:
-            shard: which one.
+            shard: its number.
             least: a number that every lane has reached.
             most: a number that no lane has passed.
         """
@@ -160,7 +151,7 @@ class Interleaving:
             return [(0, ENDLESS)]
         reached = most + self._radius if sequence.has_repeats else ENDLESS
         bounds = [0, ENDLESS] if self._bounds is None or self._n_lanes == 1 else self._bounds.tolist()
-        found = []
+        ranges = []
         for start, end in places:
             first = bisect_right(bounds, start) - 1
             for lane, (lane_start, lane_end) in enumerate(
@@ -170,11 +161,11 @@ class Interleaving:
                     break
                 piece = max(start, lane_start + self._passed_in(lane, least)), min(end, lane_end)
                 if piece[0] < piece[1] and piece[0] - lane_start <= reached:
-                    found.append(sequence.samples_at(*piece))
-        return found
+                    ranges.append(sequence.samples_at(*piece))
+        return ranges
 
     def _passed_in(self, lane: int, number: int) -> int:
-        """A position of a lane below which no output from a number on lies, as far as is known."""
+        """Return a position of a lane below which no output from a number on lies, as far as is known."""
         stream = self._streams.get(lane)
         return max(0, number - self._radius, 0 if stream is None else stream.least_position)
 
@@ -184,7 +175,7 @@ class Interleaving:
         return self._retirement
 
     def _stream(self, streams: Streams, lane: int, first_number: int) -> SlidingShuffle:
-        """The lane's stream, made when it is first needed."""
+        """Return the lane's stream, which is made at the first use."""
         if lane not in streams:
             sequence = self.sequence
             start, end = 0, sequence.known_end

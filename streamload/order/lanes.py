@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 
 def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
-    """Where the lanes lie in the shards concatenated: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].
+    """Cut the concatenated shards into lanes: lane l is `bounds[l]:bounds[l + 1]`, int64[n_lanes + 1].
 
     The lengths of two lanes differ by at most one.
     """
@@ -39,7 +39,7 @@ def lane_bounds(n_samples: int, n_lanes: int) -> NDArray[np.int64]:
 
 
 def expected_radius(number_end: int, window: int) -> int:
-    """About how many positions must be drawn before the first `number_end` outputs are final.
+    """Estimate how many positions must be drawn before the first `number_end` outputs are final.
 
     Of the positions below x, about x**2 / 2w have a key below x while x < w, and x - w/2 from there on.
     """
@@ -52,12 +52,11 @@ class SlidingShuffle:
     """The outputs of one lane, in order, from a first number on. Moves forward only; memory O(window + block).
 
     Args:
-        uniforms: gives the draws of the lane's positions `first` to `first + count` as float64[count].
+        uniforms: draws for the lane's positions `first` to `first + count`, float64[count].
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
         first_number: the first output that will be requested.
-        first_block: how many positions are drawn at once at first, at most; each block is twice as large as the one
-            before, up to `full_blocks`.
-        full_blocks: the fewest and the most that are drawn at once later; between them, as many as the window has.
+        first_block: maximum size of the first block of draws; each block is twice as large as the last one.
+        full_blocks: minimum and maximum size of full blocks, which have the window's size in between.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class SlidingShuffle:
 
     @property
     def least_position(self) -> int:
-        """The least position that may still come: all below have been taken or passed over."""
+        """The least position that may still come."""
         if self._least is None:
             waiting = (positions.min(initial=self._drawn_end) for positions in (self._ready, self._waiting))
             self._least = int(min(waiting))
@@ -98,7 +97,7 @@ class SlidingShuffle:
         self._block = self._full_block if self._drawn_end else self._first_block
 
     def grow(self, known_end: int, ended: bool) -> None:
-        """Say how many positions of the lane are known by now, and whether these are all that it has."""
+        """Set the number of known positions of the lane, and whether the lane ends there."""
         self._known_end = known_end
         self._ended = ended
 
@@ -106,7 +105,7 @@ class SlidingShuffle:
         """Finalize the outputs below `number_end`, as far as the known positions allow.
 
         Returns:
-            The number below which the outputs are final; it may be more than was requested.
+            The number below which the outputs are final; it may exceed `number_end`.
         """
         pieces = [self._ready]
         finalized_end = self._ready_start + len(self._ready)
@@ -117,13 +116,13 @@ class SlidingShuffle:
         return finalized_end
 
     def take(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The positions (in the lane) of some outputs, and release everything up to the last of them.
+        """Return the positions (in the lane) of some outputs, and release everything up to the last output.
 
         Args:
-            numbers: int64[k], ascending, none below what was taken before, all within what can be finalized.
+            numbers: int64[k], ascending, none below those of earlier calls.
 
         Raises:
-            IndexError: a number lies before what is left of the stream, or cannot be finalized yet.
+            IndexError: a number was passed, or cannot be finalized yet.
         """
         positions = np.empty(len(numbers), np.int64)
         found = 0
@@ -169,11 +168,11 @@ class SlidingShuffle:
 def _sorted_by_key(
     keys: NDArray[np.float64], positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Sort by key; samples with equal keys stay in the order given, which is the order of their positions."""
+    """Sort by key; samples with equal keys stay in their order, that of their positions."""
     order = np.argsort(keys)
     ordered = keys[order]
     if bool((ordered[1:] == ordered[:-1]).any()):
-        # Equal keys are rare, and the sort that does not care for them is three times as fast.
+        # Equal keys are rare, and the unstable sort is three times as fast.
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
     return ordered, positions[order]

@@ -29,28 +29,26 @@ class BlockShares:
         shares: of the datasets, with the sum 1.
         block: samples of a block.
         epoch_size: samples of an epoch; its last block may be shorter.
+
+    Attributes:
+        sizes: int64[D], the samples of each dataset in an epoch, the same in every epoch.
     """
 
     def __init__(self, shares: tuple[float, ...], block: int, epoch_size: int) -> None:
         self._block = block
-        exact = np.array(shares) * block
-        self._whole: IntArray = np.floor(exact + 1e-9).astype(np.int64)
-        self._period, parts = _as_parts(np.maximum(exact - self._whole, 0.0), block - int(self._whole.sum()))
+        self._whole, self._period, parts = _divided(shares, block)
         step = _step(self._period)
         shifts = np.arange(self._period, dtype=np.int64) * step % self._period
         self._extra = np.zeros((self._period + 1, len(shares)), np.int64)
         self._extra[1:] = np.cumsum(_chosen(parts, self._period, shifts), axis=0)
         full, rest = divmod(epoch_size, block)
-        last = np.array(shares) * rest
-        whole = np.floor(last + 1e-9).astype(np.int64)
-        period, parts = _as_parts(np.maximum(last - whole, 0.0), rest - int(whole.sum()))
+        whole, period, parts = _divided(shares, rest)
         self._full = full
         self._last: IntArray = whole + _chosen(parts, period, np.zeros(1, np.int64))[0]
         self.sizes: IntArray = self.before(np.array([full]))[0] + self._last
-        """int64[D], the samples of each dataset in an epoch, the same in every epoch."""
 
     def before(self, blocks: IntArray) -> IntArray:
-        """The samples of each dataset before some blocks, int64[len(blocks), D]; one block past the last is allowed."""
+        """Return the samples of each dataset before some blocks, int64[len(blocks), D]; at most one past the last."""
         inside = np.minimum(blocks, self._full)
         periods, rest = np.divmod(inside, self._period)
         counts: IntArray = inside[:, np.newaxis] * self._whole + periods[:, np.newaxis] * self._extra[-1]
@@ -63,7 +61,7 @@ class MixedTurns:
     """Which dataset is next, and with which of its outputs, at every position of an epoch's order.
 
     Args:
-        shares: how many of each dataset are in a block.
+        shares: of the blocks.
         block: samples of a block.
         seed, epoch: key the order within the blocks.
     """
@@ -74,23 +72,19 @@ class MixedTurns:
         self._draws = CounterDraws(philox_key(seed, epoch, "mixture"))
 
     def at(self, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """For the positions from `start` to `end` the dataset, and the number of its output; int64 each."""
+        """Return for the positions from `start` to `end` the dataset, and the number of its output; int64 each."""
         if start >= end:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         first, last = start // self._block, (end - 1) // self._block
         before = self._shares.before(np.arange(first, last + 2))
         datasets, numbers = [], []
         for number, counts, so_far in zip(range(first, last + 1), np.diff(before, axis=0), before[:-1], strict=True):
-            turns = self._turns(number, counts)
+            words = self._draws.words(number, 0, int(counts.sum()))
+            turns = np.repeat(np.arange(len(counts)), counts)[np.argsort(words, kind="stable")]
             datasets.append(turns)
             numbers.append(_numbered(turns, so_far))
         low = first * self._block
         return np.concatenate(datasets)[start - low : end - low], np.concatenate(numbers)[start - low : end - low]
-
-    def _turns(self, number: int, counts: IntArray) -> IntArray:
-        """The datasets of a block in their order."""
-        words = self._draws.words(number, 0, int(counts.sum()))
-        return np.repeat(np.arange(len(counts)), counts)[np.argsort(words, kind="stable")]
 
 
 def _numbered(turns: IntArray, first: IntArray) -> IntArray:
@@ -102,8 +96,16 @@ def _numbered(turns: IntArray, first: IntArray) -> IntArray:
     return numbers
 
 
-def _as_parts(fractions: NDArray[np.float64], total: int) -> tuple[int, IntArray]:
-    """Fractions with a whole sum as parts of the shortest period that has them all, or rounded to the longest."""
+def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntArray]:
+    """Divide some samples by shares.
+
+    Returns:
+        The whole numbers; and the fractions as parts of the shortest period that has them all, or rounded to the
+        longest: the period, and the parts.
+    """
+    exact = np.array(shares) * size
+    whole: IntArray = np.floor(exact + 1e-9).astype(np.int64)
+    fractions, total = np.maximum(exact - whole, 0.0), size - int(whole.sum())
     periods = np.arange(1, _LONGEST_PERIOD + 1)[:, np.newaxis]
     scaled = fractions * periods
     exact = np.flatnonzero((np.abs(scaled - np.rint(scaled)) < 1e-6).all(axis=1))
@@ -111,14 +113,13 @@ def _as_parts(fractions: NDArray[np.float64], total: int) -> tuple[int, IntArray
     ends = np.rint(np.cumsum(fractions) * period).astype(np.int64)
     if len(ends):
         ends[-1] = total * period
-    return period, np.diff(ends, prepend=0)
+    return whole, period, np.diff(ends, prepend=0)
 
 
 def _step(period: int) -> int:
-    """A step that visits everything below the period, and all regions of it early.
+    """Return a step that visits everything below the period, and all regions of it early.
 
-    That is one close to the golden section of the period, whose quotient with it has a continued fraction of small
-    numbers.
+    It is close to the golden section of the period, and their quotient has a continued fraction of small numbers.
     """
     golden = round(period * _GOLDEN)
     candidates = [step for step in range(max(1, golden - 40), golden + 41) if gcd(step, period) == 1]
@@ -135,7 +136,7 @@ def _continued_fraction(numerator: int, denominator: int) -> list[int]:
 
 
 def _chosen(parts: IntArray, period: int, shifts: IntArray) -> IntArray:
-    """For each shift which datasets get one more, int64[len(shifts), D] of 0 and 1."""
+    """Return for each shift which datasets get one more, int64[len(shifts), D] of 0 and 1."""
     ends = np.cumsum(parts)
     points = (ends + shifts[:, np.newaxis]) // period
     before = np.concatenate((shifts[:, np.newaxis] // period, points[:, :-1]), axis=1)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from streamload.errors import LoaderStateError
 from streamload.order.sampling import Sampled, Sampling
-from streamload.order.share import rank_bounds
+from streamload.order.share import slice_of_rank
 from streamload.text import counted
 
 MAX_LANES = 1 << 20
-"""The most lanes; each costs memory in every process, and more than there are ranks gain nothing."""
+"""Maximum number of lanes; each costs memory in every process, and more than there are ranks gain nothing."""
 
 MAX_SAMPLES = 1 << 48
-"""No count of samples is larger, so that sums and products with a few others stay within 63 bits."""
+"""Maximum count of samples, so that sums and products with a few others stay within 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class OrderOptions:
         batch_size: rows of one rank's batch.
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
-        sampling: the sampling; None for every sample once. A sampler's samples are not shuffled.
+        sampling: None for every sample once. A sampler's samples are not shuffled.
 
     Raises:
         ValueError: a number is too small.
@@ -55,25 +55,15 @@ class OrderOptions:
 
 
 def samples_of_epoch(options: OrderOptions, n_samples: int) -> int:
-    """The samples of an epoch of a dataset of `n_samples`, over all ranks; of a sampler's they are not known here."""
+    """Return the samples of an epoch over all ranks, without a sampler, for a dataset of `n_samples`."""
     sampling = options.sampling
     return n_samples if sampling is None or isinstance(sampling, Sampled) else sampling.epoch_size or n_samples
-
-
-def _last_batch_rows(options: OrderOptions, n_left: int, rank: int, world_size: int) -> int:
-    """The rows of one rank in the short batch of `n_left` samples at the end; 0 if there is none for it."""
-    if options.drop_last or n_left == 0:
-        return 0
-    if options.pad:
-        return -(-n_left // world_size)
-    start, end = rank_bounds(n_left, rank, world_size)
-    return end - start
 
 
 def full_batches_and_last_rows(
     options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int
 ) -> tuple[int, int]:
-    """The whole batches of every rank from `start` on, and the rows of one rank in the short batch that follows.
+    """Return the whole batches of every rank from `start` on, and one rank's rows in the short batch after them.
 
     Raises:
         LoaderStateError: `start` lies outside the epoch.
@@ -84,14 +74,10 @@ def full_batches_and_last_rows(
             "returned it, or start without one"
         )
     full, left = divmod(n_samples - start, options.batch_size * world_size)
-    return full, _last_batch_rows(options, left, rank, world_size)
+    return full, 0 if options.drop_last else len(slice_of_rank(left, rank, world_size, pad=options.pad))
 
 
 def batches_per_rank(options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int = 0) -> int:
-    """How many batches the rank's plan from `start` on gives.
-
-    Raises:
-        LoaderStateError: `start` lies outside the epoch.
-    """
+    """Return the number of batches of the rank's plan from `start` on; LoaderStateError if it is outside the epoch."""
     full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
     return full + (last_rows > 0)

@@ -18,18 +18,14 @@ _TO_UNIT_INTERVAL = 2.0**-53
 
 
 def philox_key(seed: int, epoch: int, purpose: str) -> NDArray[np.uint64]:
-    """The key (two words) for one purpose of one epoch.
-
-    Keys are the BLAKE2b digest of the arguments written as text, so they are equal on every platform, and different
-    arguments have nothing in common.
-    """
+    """Return the key (two words) for one purpose of one epoch: a BLAKE2b digest, so equal on every platform."""
     text = f"streamload order 1|{int(seed)}|{int(epoch)}|{purpose}"
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
 class CounterDraws:
-    """One reusable Philox that can be set to any counter, which is seven times cheaper than making a new one."""
+    """A Philox that can be set to any counter, which is seven times cheaper than making a new one."""
 
     def __init__(self, key: NDArray[np.uint64]) -> None:
         self.bits = np.random.Philox(key=key)
@@ -38,7 +34,7 @@ class CounterDraws:
         self._counter = self._state["state"]["counter"]
 
     def set_counter(self, low: int, second: int, third: int = 0, fourth: int = 0) -> None:
-        """Make the next draw the first one of the counter (low, second, third, fourth)."""
+        """Make the next draw the first of this counter."""
         self._counter[0] = low
         self._counter[1] = second
         self._counter[2] = third
@@ -46,39 +42,29 @@ class CounterDraws:
         self.bits.state = self._state
 
     def words(self, shard: int, first: int, count: int, passed: int = 0) -> NDArray[np.uint64]:
-        """One word for each of the samples `first` to `first + count` of a shard in some pass, uint64[count]."""
+        """Draw a word for each of the samples `first` to `first + count` of a shard in some pass, uint64[count]."""
         block, offset = divmod(first, _WORDS_PER_COUNTER)
         self.set_counter(block, shard, passed)
         return self.bits.random_raw(offset + count)[offset:]
 
 
 def as_uniforms(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """The upper 53 bits of each word as a number in [0, 1), float64 of the same shape."""
+    """Return the upper 53 bits of each word as a number in [0, 1), float64 of the same shape."""
     return (words >> np.uint64(11)).astype(np.float64) * _TO_UNIT_INTERVAL
 
 
-def uniforms(key: NDArray[np.uint64], shard: int, first: int, count: int) -> NDArray[np.float64]:
-    """One uniform draw for each of the samples `first` to `first + count` of a shard.
-
-    Returns:
-        float64[count] in [0, 1). The draw of a sample does not depend on `first` and `count`.
-    """
-    return as_uniforms(CounterDraws(key).words(shard, first, count))
-
-
 def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArray[np.int64]:
-    """A random order of 0 to n for one epoch, int64[n]: the stable argsort of n random words."""
+    """Return a random order of 0 to n for one epoch, int64[n]: the stable argsort of n random words."""
     draws = CounterDraws(philox_key(seed, epoch, purpose))
     draws.set_counter(0, 0)
     return np.argsort(draws.bits.random_raw(n), kind="stable").astype(np.int64, copy=False)
 
 
 class SampleRandomness:
-    """The randomness of each sample's transform, independent of workers, ranks and of the order.
+    """The randomness of each sample's transform in one epoch, independent of workers, ranks and of the order.
 
-    A sample is named by its shard's number in the listing and by its number in the shard; where it comes several times
-    in an epoch, also by how often it came before. Made once for an epoch and
-    then called once for each sample, which takes a few microseconds.
+    A sample is named by its shard's number in the listing, its number in the shard, and how often it came before in
+    the epoch. A call takes a few microseconds.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
@@ -87,12 +73,12 @@ class SampleRandomness:
         self._generator = np.random.Generator(self._for_generator.bits)
 
     def generator(self, shard: int, sample: int, repeat: int = 0) -> np.random.Generator:
-        """The sample's generator. It is the same object each time: the next call sets it to another sample."""
+        """Return the sample's generator: always the same object, which the next call sets to another sample."""
         self._for_generator.set_counter(0, sample, shard, repeat)
         return self._generator
 
     def seeds(self, shard: int, sample: int, repeat: int = 0) -> tuple[int, int, int]:
-        """The sample's seeds for `random` (64 bits), NumPy's legacy functions (32 bits) and torch (63 bits)."""
+        """Return a sample's seeds for `random` (64 bits), NumPy's legacy functions (32 bits) and torch (63 bits)."""
         self._for_seeds.set_counter(0, sample, shard, repeat)
         python, legacy, torch = self._for_seeds.bits.random_raw(3).tolist()
         return python, legacy >> 32, torch >> 1

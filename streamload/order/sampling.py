@@ -1,7 +1,6 @@
 """What an epoch holds if not every sample once: draws by weight, a stretch of passes, a mixture, or a sampler's list.
 
-Each of these is a value that is fixed for a run. What an epoch holds follows from it, the seed and the epoch's number
-alone, as everything of the order does.
+Each is a value that is fixed for a run: an epoch follows from it, the seed and the epoch's number alone.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-# Samples that are looked at together; what is made for them stays in the processor's cache.
+# Samples that are drawn together, so that their arrays stay in the processor's cache.
 _CHUNK = 1 << 16
 
-# How many standard deviations lie between where a bound is expected and where it is still looked for.
+# Standard deviations around an expected bound in which it is searched.
 _SPREAD = 8.0
 
 IntArray = NDArray[np.int64]
@@ -26,7 +25,7 @@ Words = Callable[[int, NDArray[np.unsignedinteger]], NDArray[np.uint64]]
 
 
 def group_sizes(group: NDArray[np.unsignedinteger], n_groups: int) -> IntArray:
-    """The samples of each group, int64[n_groups]; in pieces, since NumPy would convert all of `group` at once."""
+    """Count the samples of each group, int64[n_groups]; in pieces, since NumPy would convert all of `group` at once."""
     step = max(_CHUNK, n_groups)
     sizes = np.zeros(n_groups, np.int64)
     for start in range(0, len(group), step):
@@ -37,21 +36,21 @@ def group_sizes(group: NDArray[np.unsignedinteger], n_groups: int) -> IntArray:
 def first_of_groups(
     words: Words, group: NDArray[np.unsignedinteger], sizes: IntArray, wanted: IntArray, *, spread: float = _SPREAD
 ) -> NDArray[np.bool_]:
-    """Which samples are among the first of their group, in the order of their words; equal words keep their order.
+    """Choose the first samples of each group in the order of their words; equal words keep their order.
 
-    Words are uniform, so the word that a group's last chosen sample has is known to within a few times the root of the
+    Words are uniform, so the word of a group's last chosen sample is known to within a few times the root of the
     group's size. Only samples whose words lie there are sorted. Memory is O(1) bytes for each sample, and some tens
-    for each of those: all samples of small groups, and of 10^6 samples of one group about 10^4.
+    for each sorted one: all samples of small groups, and of 10^6 samples of one group about 10^4.
 
     Args:
-        words: gives the words of the samples from a first one on, whose groups it is told.
+        words: returns the words of consecutive samples, given the first sample's number and their groups.
         group: unsigned[N], the group of each sample.
         sizes: int64[K], the samples of each group.
-        wanted: int64[K], how many of each group are chosen; at most its size.
-        spread: how wide the search is, in standard deviations; where it was too narrow, all samples are sorted.
+        wanted: int64[K], the samples to choose of each group; at most its size.
+        spread: the width of the search in standard deviations; if it was too narrow, all samples are sorted.
 
     Returns:
-        bool[N].
+        bool[N], whether each sample is chosen.
     """
     low, high = _bounds(sizes, wanted, spread)
     chosen = np.empty(len(group), np.bool_)
@@ -77,7 +76,7 @@ def first_of_groups(
 def _settled(
     samples: IntArray, words: NDArray[np.uint64], group: NDArray[np.unsignedinteger], left: IntArray
 ) -> IntArray | None:
-    """The first samples of each group, as many as are left to be chosen; None where there are not so many."""
+    """Return the first samples of each group, as many as are left to be chosen; None if there are fewer."""
     n_open = np.bincount(group, minlength=len(left)) if len(group) else np.zeros(len(left), np.int64)
     if bool(((left < 0) | (left > n_open)).any()):
         return None
@@ -88,7 +87,7 @@ def _settled(
 
 
 def _bounds(sizes: IntArray, wanted: IntArray, spread: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """For each group the least and the greatest word that its last chosen sample may have."""
+    """Return for each group the least and the greatest word that its last chosen sample may have."""
     if not np.isfinite(spread):
         return np.zeros(len(sizes), np.uint64), np.full(len(sizes), _LAST_WORD)
     some = np.maximum(sizes, 1)
@@ -102,7 +101,7 @@ _LAST_WORD = np.uint64((1 << 64) - 1)
 
 
 def _word(share: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """The word below which a share of all words lie."""
+    """Return the word below which a share of all words lie."""
     inside = np.clip(share, 0.0, 1.0 - 2.0**-53)
     return np.where(share >= 1.0, _LAST_WORD, (inside * 2.0**64).astype(np.uint64))
 
@@ -114,7 +113,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Stretched:
     """Epoch e is the samples `e * epoch_size` to `(e + 1) * epoch_size` of endless passes over the dataset.
 
-    Where the epoch is as large as the dataset, it is one pass: with all samples selected the same as without sampling.
+    An epoch as large as the dataset is one pass: with all samples selected the same as without sampling.
 
     Attributes:
         epoch_size: samples of an epoch, over all ranks.
@@ -137,7 +136,7 @@ class Mixed:
     Attributes:
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
         shares: of the datasets, above 0, with the sum 1.
-        block: every so many samples, from an epoch's first on, the shares are exact to less than one sample.
+        block: the shares of each block of this many samples are exact to less than one sample.
         epoch_size: samples of an epoch, over all ranks; None for as many as all datasets have together.
         selected: bool[N], which samples take part; None for all.
     """
@@ -153,14 +152,14 @@ class Mixed:
 class Weighted:
     """Every epoch draws its samples with replacement, as exactly by weight as possible.
 
-    Samples of equal weight form a group; several groups may have the same weight, and then each has its own share.
-    How often a group is drawn in an epoch differs from its share by less than one. Within a group samples are
-    drawn in passes, each in a new order, and every epoch continues where the one before stopped: so in one epoch the
-    draws of two samples of a group differ by at most two, and over epochs all are drawn equally often.
+    Samples of equal weight form a group; several groups may have the same weight, each with its own share. The draws of
+    a group in an epoch differ from its share by less than one. Within a group samples are drawn in passes, each in a
+    new order, and every epoch continues where the last one stopped: so in one epoch the draws of two samples of a group
+    differ by at most two, and over epochs all are drawn equally often.
 
     Attributes:
         group: unsigned[N], the group of each sample, in the order of the listing.
-        weight: float64[K], what one sample of each group weighs; not negative, one of a group with samples above 0.
+        weight: float64[K], the weight of one sample of each group; not negative, above 0 for some group with samples.
         epoch_size: samples of an epoch, over all ranks.
     """
 
@@ -172,22 +171,22 @@ class Weighted:
     def among(
         cls, selected: NDArray[np.bool_] | None, group: NDArray[Any], weight: NDArray[np.float64], epoch_size: int
     ) -> Weighted:
-        """Draws among the selected samples, bool[N], alone: the others are a group that weighs nothing."""
+        """Draw among the selected samples, bool[N], alone: the others are a group of weight 0."""
         if selected is not None:
             group = np.where(selected, group.astype(np.min_scalar_type(len(weight))), len(weight))
             weight = np.append(weight, 0.0)
         return cls(group.astype(np.min_scalar_type(len(weight) - 1), copy=False), weight, epoch_size)
 
     def shares(self) -> NDArray[np.float64]:
-        """float64[K], how often each group is drawn in an epoch, on average."""
+        """Return the mean draws of each group in an epoch, float64[K]."""
         summed = self._summed_shares(self._sizes())
         shares: NDArray[np.float64] = np.diff(summed, prepend=0.0)
         return shares
 
     def repeats(self, seed: int, epoch: int) -> NDArray[np.unsignedinteger]:
-        """How often each sample comes in an epoch, [N], as small integers as hold it; the sum is `epoch_size`.
+        """Return how often each sample comes in an epoch, [N], as the smallest integers; the sum is `epoch_size`.
 
-        Takes O(N) and a few bytes for each sample, unless groups are small.
+        Takes O(N) time and a few bytes for each sample, unless groups are small.
         """
         size = self._sizes()
         start, drawn = self._stretches(seed, epoch, size)
@@ -201,7 +200,7 @@ class Weighted:
         return repeats
 
     def drawn_of_shards(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """About how many draws each shard has in an epoch, int64[n_shards]."""
+        """Estimate the draws of each shard in an epoch, int64[n_shards]."""
         of_sample = self.shares() / np.maximum(self._sizes(), 1)
         summed = np.concatenate((np.zeros(1), np.cumsum(of_sample[self.group])))
         ends = np.cumsum(counts)
@@ -218,7 +217,7 @@ class Weighted:
         return summed
 
     def _stretches(self, seed: int, epoch: int, size: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each group's endless passes: where the epoch's draws begin, and how many there are."""
+        """Return for each group's endless passes where the epoch's draws begin, and their number."""
         summed = self._summed_shares(size)
         shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
         ends = np.floor(summed + shift).astype(np.int64)
@@ -229,7 +228,7 @@ class Weighted:
     def _first_in(
         self, seed: int, passes: NDArray[np.int64], size: NDArray[np.int64], wanted: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Which samples are among the first of their group in some pass of it, bool[N]."""
+        """Return which samples are among the first of their group in a pass of the group, bool[N]."""
         draws = CounterDraws(philox_key(seed, 0, "turns"))
         shifts = passes.astype(np.uint64) * _GOLDEN
 
@@ -243,7 +242,7 @@ Sampling = Stretched | Weighted | Sampled | Mixed
 
 
 def mixed_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64, which makes neighbouring words unrelated."""
+    """Apply the finalizer of SplitMix64, which makes neighbouring words unrelated."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Where a pass begins, and which rows of a global batch are whose: a rank's slice, and a share of a rank's batches.
+"""Where a pass begins, and which rows a process makes: a rank's slice of each batch, and a share of its batches.
 
 The order takes the lanes in turn. While all lanes last (the *full rounds*), position g is number `g // L` of lane
 `g % L`; the fewer than L positions after that are the last samples of the lanes that are longer by one. A global
@@ -17,18 +17,11 @@ from streamload.order.lanes import lane_bounds
 IntArray = NDArray[np.int64]
 
 
-def rank_bounds(n_rows: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Where a rank's slice of `n_rows` rows lies. Slices differ by at most one row, and the first ranks get more."""
-    share, extra = divmod(n_rows, world_size)
-    start = rank * share + min(rank, extra)
-    return start, start + share + (rank < extra)
-
-
 def least_lanes_of_rank(n_lanes: int, world_size: int, batch_size: int) -> int:
-    """How many lanes any rank reads at least in the course of an epoch, whose windows it then needs side by side.
+    """Return how many lanes every rank reads at least in an epoch; it holds the windows of all of them.
 
     A state may be resumed by ranks that do not divide its lanes: then a rank's slice of a batch covers the same few
-    lanes each time, unless batches are so small that not every lane has a row in each.
+    lanes each time, unless batches are too small to have a row of each lane.
     """
     if n_lanes % world_size and batch_size * world_size < n_lanes:
         return n_lanes
@@ -36,7 +29,7 @@ def least_lanes_of_rank(n_lanes: int, world_size: int, batch_size: int) -> int:
 
 
 def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tuple[IntArray, IntArray]:
-    """For each position of the epoch's order its lane and its number in the lane, int64 each."""
+    """Return for each position of the epoch's order its lane and its number in the lane, int64 each."""
     rounds = n_samples // n_lanes
     lanes, numbers = positions % n_lanes, positions // n_lanes
     beyond = positions >= rounds * n_lanes
@@ -50,16 +43,16 @@ def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tupl
 def slices_of_full_batches(
     starts: IntArray, n_lanes: int, slice_of_batch: range, global_batch: int
 ) -> tuple[IntArray, IntArray]:
-    """The same slice of whole global batches that lie within the full rounds, without making the rest of them.
+    """Cut the same slice from whole global batches within the full rounds, without making the rest of them.
 
     A batch of B positions from s on holds `B // L` numbers of each lane, and one more of the `B % L` lanes from
-    `s % L` on, cyclically. So the lanes fall into three runs of equal counts, and which lane and number a row is
-    follows by one division.
+    `s % L` on, cyclically. So the lanes fall into three runs of equal counts, and one division gives the lane and the
+    number of a row.
 
     Args:
-        starts: int64[m], the position at which each of the global batches starts.
+        starts: int64[m], the position at which each global batch starts.
         n_lanes: the number of lanes, L.
-        slice_of_batch: the rows that are wanted of each batch: those of a rank, or a share of them.
+        slice_of_batch: the rows to cut from each batch.
         global_batch: rows of a global batch, B.
 
     Returns:
@@ -97,75 +90,66 @@ def slices_of_full_batches(
 def slice_of_any_batch(
     batch: range, n_samples: int, n_lanes: int, slice_of_batch: range
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """A slice of the global batch of some positions, wherever it lies and however short it is.
+    """Cut a slice from one global batch, wherever it lies and however short it is.
 
     Args:
         batch: the positions of the batch in the epoch's order, all below `n_samples`.
         n_samples: the samples of the epoch.
         n_lanes: the number of lanes.
-        slice_of_batch: the rows that are wanted; those behind its own are the first positions of the order.
+        slice_of_batch: the rows to cut; those after the batch's own are the first positions of the order.
 
     Returns:
-        Lanes and numbers of the batch's own rows, then lanes and numbers of the rows that fill up, int64 each.
+        Lanes and numbers of the batch's own rows, then lanes and numbers of the rows that fill it up, int64 each.
     """
     positions = np.arange(batch.start, batch.stop, dtype=np.int64)
     lanes, numbers = lanes_and_numbers(positions, n_samples, n_lanes)
     lane_major = np.argsort(lanes, kind="stable")
-    n_own, first_row, end_row = len(batch), slice_of_batch.start, slice_of_batch.stop
-    own = lane_major[first_row : min(end_row, n_own)]
-    wrapped = np.arange(max(first_row, n_own), max(end_row, n_own), dtype=np.int64) - n_own
+    n_own = len(batch)
+    own = lane_major[slice_of_batch.start : min(slice_of_batch.stop, n_own)]
+    wrapped = np.arange(max(slice_of_batch.start, n_own), max(slice_of_batch.stop, n_own), dtype=np.int64) - n_own
     return lanes[own], numbers[own], *lanes_and_numbers(wrapped % n_samples, n_samples, n_lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Which batches of a rank: `number`, `number + of`, ..., counted from the position at which the pass begins.
+    """Batches `number`, `number + of`, ... of a rank, counted from the position at which the pass begins.
 
     Attributes:
-        number: of the share.
-        of: how many shares there are.
-
-    Raises:
-        ValueError: there is no such share.
+        number: the share's, below `of`.
+        of: the number of shares.
     """
 
     number: int = 0
     of: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.number < self.of:
-            raise ValueError(f"number={self.number} is not one of {self.of} shares, which are counted from 0")
-
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
-        """The batches of the share among the next ones of the rank.
+        """Return the share's whole batches among the next ones of the rank, and its rows in the short last one.
 
         Args:
-            full: how many of the next batches are whole.
-            last_rows: of the rank in the short batch behind them; 0 if there is none.
-            before: how many come before the next one of the share.
-
-        Returns:
-            How many whole ones, and the rows of the share in the short one.
+            full: the whole batches that follow.
+            last_rows: the rank's rows in the short batch after them; 0 if there is none.
+            before: the batches before the next one of the share.
         """
         has_last = full >= before and (full - before) % self.of == 0
         return max(0, -(-(full - before) // self.of)), last_rows if has_last else 0
 
 
 WHOLE = Share()
-"""All that a rank has."""
+"""All batches of a rank."""
 
 
 def slice_of_rank(n_samples: int, rank: int, world_size: int, *, pad: bool) -> range:
-    """The rows of a global batch of `n_samples` that a rank has.
+    """Return a rank's rows of a global batch. Slices differ by at most one row, and the first ranks get more.
 
     Args:
-        n_samples: the batch's own; it may be short.
+        n_samples: samples of the batch, which may be short.
         rank: the rank.
         world_size: the number of ranks.
-        pad: rows follow that fill up to a multiple of the world size.
+        pad: rows that fill up to a multiple of the world size follow.
     """
-    n_rows = n_samples + (-n_samples % world_size if pad else 0)
-    return range(*rank_bounds(n_rows, rank, world_size))
+    share, extra = divmod(n_samples + (-n_samples % world_size if pad else 0), world_size)
+    start = rank * share + min(rank, extra)
+    return range(start, start + share + (rank < extra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +157,9 @@ class EpochStart:
     """Which epoch, and from which position of its order, for which rank.
 
     Attributes:
-        numbers: int64[M], the epoch's samples, where a sampler names them.
+        numbers: int64[M], the epoch's samples, if there is a sampler.
         number: of the pass, counted through a loader's life: an epoch may be started several times.
-        share: what part of the rank's batches is wanted.
+        share: the wanted batches of the rank.
     """
 
     epoch: int
@@ -188,5 +172,5 @@ class EpochStart:
 
     @property
     def identity(self) -> tuple[int, int, int]:
-        """What identifies a start among those requested or prepared: the pass, the epoch, and the position."""
+        """What tells starts apart: the pass, the epoch, and the position."""
         return self.number, self.epoch, self.position

@@ -1,10 +1,10 @@
-"""The position to resume from: what a saved state holds, and whether it belongs to a loader."""
+"""The position to resume from: the content of a saved state, and whether it belongs to a loader."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from streamload.errors import LoaderStateError
@@ -12,45 +12,30 @@ from streamload.order.options import MAX_LANES, MAX_SAMPLES
 
 _KIND = "streamload"
 _FORMAT = 1
-_TYPES: dict[str, type] = {
-    "seed": int,
-    "epoch": int,
-    "position": int,
-    "lanes": int,
-    "window": int,
-    "shuffle": bool,
-    "fingerprint": str,
-}
-_OPTIONAL: dict[str, type] = {
-    "epoch_size": int,
-    "weights": str,
-    "sampler": str,
-    "mixture": str,
-    "block": int,
-    "selection": str,
-}
+_TYPES: dict[str, type] = {"int": int, "bool": bool, "str": str}
+_LEAST = dict.fromkeys(("lanes", "block", "epoch_size"), 1)
 _MOST = {"lanes": MAX_LANES, **dict.fromkeys(("position", "window", "epoch_size", "block"), MAX_SAMPLES)}
 _WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a state"
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """How far a run has got, and the order that it reads.
+    """How far a run has got, and the order that it reads. Its annotations say what a saved state must hold.
 
     Attributes:
         seed: names the order.
         epoch: the epoch that was being read.
-        position: how many samples of the epoch's order were delivered, over all ranks.
+        position: samples of the epoch's order that were delivered, over all ranks.
         lanes: the number of lanes of the order.
         window: the shuffle's window in samples.
         shuffle: whether the order is shuffled.
         fingerprint: of the dataset, see `fingerprint`.
-        epoch_size: samples of an epoch, where the loader was given a size or weights.
-        weights: which weights the samples are drawn by, if any.
-        sampler: the digest of the epoch's order where a sampler has named it.
+        epoch_size: samples of an epoch, if the loader was given a size or weights.
+        weights: the weights by which samples are drawn, if any.
+        sampler: the digest of the epoch's order if a sampler named it.
         mixture: the names and weights of the datasets, if there are several.
-        block: in how many samples a mixture is exact.
-        selection: a digest of which samples take part, where some do not.
+        block: the number of samples in which a mixture is exact.
+        selection: a digest of the samples that take part, if some do not.
     """
 
     seed: int
@@ -68,13 +53,13 @@ class LoaderState:
     selection: str | None = None
 
     def to_json(self) -> dict[str, int | bool | str]:
-        """The state as a flat dictionary of JSON's plain types; what is None is left out."""
+        """Return the state as a flat dictionary of JSON's plain types; None is left out."""
         held = {name: value for name, value in asdict(self).items() if value is not None}
         return {"kind": _KIND, "format": _FORMAT, **held}
 
     @classmethod
     def from_json(cls, mapping: Mapping[str, Any]) -> LoaderState:
-        """Read what `to_json` wrote; names that it does not know are skipped.
+        """Read a dictionary of `to_json`; unknown names are skipped.
 
         Raises:
             LoaderStateError: it is no state, of another format, or a value is missing or cannot be right; the
@@ -87,16 +72,16 @@ class LoaderState:
                 f"the state has format {mapping.get('format')!r} and this version of streamload reads format "
                 f"{_FORMAT}; resume with the version that saved it, or start without a state"
             )
-        found = {name: _checked(mapping, name, expected) for name, expected in _TYPES.items()}
-        found |= {name: _checked(mapping, name, kind) for name, kind in _OPTIONAL.items() if name in mapping}
-        for name in ("lanes", "block", "epoch_size"):
-            if found.get(name) == 0:
-                raise LoaderStateError(f"the state's {name!r} is 0 and must be at least 1; {_WHAT_TO_DO}")
-        return cls(**found)
+        values = {}
+        for field in fields(cls):
+            kind, _, optional = str(field.type).partition(" | ")
+            if field.name in mapping or not optional:
+                values[field.name] = _checked(mapping, field.name, _TYPES[kind])
+        return cls(**values)
 
 
 def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
-    """The value of a name, if it is there, of the expected type (a bool is no int), not negative and not absurd."""
+    """Return the value of a name if it is of the expected type (a bool is no int) and within its limits."""
     if name not in mapping:
         raise LoaderStateError(f"the state lacks {name!r}; {_WHAT_TO_DO}")
     value = mapping[name]
@@ -105,15 +90,14 @@ def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
             f"the state's {name!r} is {value!r}, of type {type(value).__name__}, and must be of type "
             f"{expected.__name__}; {_WHAT_TO_DO}"
         )
-    if isinstance(value, int) and value < 0:
-        raise LoaderStateError(f"the state's {name!r} is {value} and cannot be negative; {_WHAT_TO_DO}")
-    if isinstance(value, int) and value > _MOST.get(name, value):
-        raise LoaderStateError(f"the state's {name!r} is more than {_MOST[name]:,}, which it cannot be; {_WHAT_TO_DO}")
+    if isinstance(value, int) and not _LEAST.get(name, 0) <= value <= _MOST.get(name, value):
+        limits = f"at least {_LEAST.get(name, 0)}" + (f" and at most {_MOST[name]:,}" if name in _MOST else "")
+        raise LoaderStateError(f"the state's {name!r} must be {limits}; {_WHAT_TO_DO}")
     return value
 
 
 def fingerprint(names_and_bytes: Iterable[tuple[str, int]]) -> str:
-    """A short name for a dataset: the BLAKE2b digest (16 bytes, as hex) of its shards' base names and sizes.
+    """Return a short name for a dataset: the BLAKE2b digest (16 bytes, as hex) of its shards' base names and sizes.
 
     Args:
         names_and_bytes: for each shard, in the order of the listing, its name without folders and its size in bytes.
@@ -137,41 +121,32 @@ def check(
 ) -> None:
     """Make sure that a loader reads in the order that a state was saved in.
 
-    The window is compared only where it has an effect, that is with shuffle; lanes only where the loader was given
-    a number (None takes over the state's). Of `sampling`, which holds what the loader has of the state's values that
-    may be None, the first word of `sampler` is compared: the rest of it is the order's digest.
+    The window is compared only with shuffle; lanes only if the loader was given a number (None takes over the
+    state's). `sampling` holds the loader's values of the optional names of a state; of `sampler` only the first word is
+    compared, since the rest is the order's digest.
 
     Raises:
-        LoaderStateError: something differs; the message lists all that does, with both values, and what to do.
+        LoaderStateError: something differs; the message lists all differences, with both values, and what to do.
     """
-    compared: list[tuple[str, object, object]] = [
-        ("seed", state.seed, seed),
-        ("shuffle", state.shuffle, shuffle),
-    ]
+    given = sampling or {}
+    compared: list[tuple[str, object, object]] = [("seed", state.seed, seed), ("shuffle", state.shuffle, shuffle)]
     if state.shuffle or shuffle:
         compared.append(("window", state.window, window))
     if lanes is not None:
         compared.append(("lanes", state.lanes, lanes))
     for name in ("epoch_size", "weights", "mixture", "selection"):
-        compared.append((name, getattr(state, name), (sampling or {}).get(name)))
-    sampler = (sampling or {}).get("sampler")
-    compared.append(("sampler", _first_word(state.sampler), _first_word(sampler)))
-    differences = [
-        f"{name} was {saved!r} and is {current!r} now" for name, saved, current in compared if saved != current
-    ]
+        compared.append((name, getattr(state, name), given.get(name)))
+    compared.append(("sampler", _first_word(state.sampler), _first_word(given.get("sampler"))))
+    differences = [f"{name} was {saved!r} and is {now!r} now" for name, saved, now in compared if saved != now]
+    remedies = ["make the StreamLoader with the saved values"] if differences else []
     if state.fingerprint != fingerprint:
         differences.append("the dataset had other shards, by their names, sizes or order")
-    if not differences:
-        return
-    remedies = []
-    if state.fingerprint != fingerprint:
-        remedies.append("list the same shards in the same order as when the state was saved")
-    if len(differences) > (state.fingerprint != fingerprint):
-        remedies.append("make the StreamLoader with the saved values")
-    raise LoaderStateError(
-        f"the saved state belongs to another order: {'; '.join(differences)}. "
-        f"To resume, {' and '.join(remedies)}; otherwise start without a state"
-    )
+        remedies.insert(0, "list the same shards in the same order as when the state was saved")
+    if differences:
+        raise LoaderStateError(
+            f"the saved state belongs to another order: {'; '.join(differences)}. "
+            f"To resume, {' and '.join(remedies)}; otherwise start without a state"
+        )
 
 
 def _first_word(value: object) -> str | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 
+import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
+from streamload.order.randomness import CounterDraws, as_uniforms
 from streamload.order.runs import shards_in_order
 
 MASK = 2**64 - 1
@@ -38,6 +41,11 @@ def word(key: tuple[int, int], index: int, second: int = 0, third: int = 0) -> i
 @functools.lru_cache(maxsize=100_000)
 def uniform(key: tuple[int, int], shard: int, sample: int) -> float:
     return (word(key, sample, shard) >> 11) / 2**53
+
+
+def drawn(key: NDArray[np.uint64], shard: int, first: int, count: int) -> NDArray[np.float64]:
+    """The library's draws of the samples `first` to `first + count` of a shard."""
+    return as_uniforms(CounterDraws(key).words(shard, first, count))
 
 
 def lane_outputs(draws: list[float], window: int) -> list[int]:
@@ -118,6 +126,11 @@ def rank_plan(
     options: OrderOptions, counts: list[int], rank: int, world_size: int, start: int = 0, epoch: int = 0
 ) -> RankPlan:
     return RankPlan(options, ShardCounts.of(counts), epoch, rank, world_size, start=start)
+
+
+def lanes_read(plan: RankPlan) -> list[int]:
+    """The lanes of which a plan has made the shuffled stream."""
+    return sorted(plan._interleaving._streams)
 
 
 @st.composite

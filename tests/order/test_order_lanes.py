@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.order.lanes import SlidingShuffle, expected_radius, lane_bounds
-from streamload.order.randomness import philox_key, uniforms
+from streamload.order.randomness import philox_key
 
 KEY = philox_key(1, 0, "window")
 small_blocks = partial(SlidingShuffle, first_block=3, full_blocks=(8, 32))
@@ -15,12 +15,12 @@ small_blocks = partial(SlidingShuffle, first_block=3, full_blocks=(8, 32))
 
 
 def hashed_draws(first: int, count: int) -> np.ndarray:
-    return uniforms(KEY, 0, first, count)
+    return oracle.drawn(KEY, 0, first, count)
 
 
 def coarse_draws(first: int, count: int) -> np.ndarray:
     """Few distinct values, so that many keys are equal."""
-    return np.floor(uniforms(KEY, 0, first, count) * 4) / 4
+    return np.floor(oracle.drawn(KEY, 0, first, count) * 4) / 4
 
 
 def stream(draws, window: int, length: int, first_number: int = 0) -> SlidingShuffle:

@@ -16,7 +16,7 @@ from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
 from streamload.order.runs import dataset_sequence
 from streamload.order.sampling import Mixed
-from streamload.order.share import rank_bounds
+from streamload.order.share import slice_of_rank
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 
@@ -137,9 +137,9 @@ def test_the_plan_is_the_definition_at_any_rank_and_start(
                 break
             while options.pad and len(rows) % world_size:
                 rows.append(order[(len(rows) - (end - first)) % len(order)])
-            low, high = rank_bounds(len(rows), rank, world_size)
-            if low < high:
-                expected.append((end, [row[1:] for row in rows[low:high]]))
+            own = slice_of_rank(len(rows), rank, world_size, pad=False)
+            if own:
+                expected.append((end, [rows[row][1:] for row in own]))
         assert plan_batches(plan, data.draw(st.integers(1, 100))) == expected
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import order_oracle as oracle
 import pytest
 
-from streamload.order.randomness import CounterDraws, SampleRandomness, permutation, philox_key, uniforms
+from streamload.order.randomness import CounterDraws, SampleRandomness, permutation, philox_key
 
 
 def test_generator_is_the_papers():
@@ -34,16 +34,16 @@ def test_keys_differ_by_every_argument():
 
 def test_a_draw_does_not_depend_on_where_the_run_of_draws_begins():
     key = philox_key(1, 2, "window")
-    whole = uniforms(key, 9, 0, 41)
+    whole = oracle.drawn(key, 9, 0, 41)
     assert whole.dtype == np.float64
     assert whole.tolist() == [oracle.uniform(tuple(key.tolist()), 9, i) for i in range(41)]
     for first in range(41):
         for count in (0, 1, 41 - first):
-            assert uniforms(key, 9, first, count).tolist() == whole[first : first + count].tolist()
+            assert oracle.drawn(key, 9, first, count).tolist() == whole[first : first + count].tolist()
 
 
 def test_draws_fill_the_unit_interval():
-    drawn = uniforms(philox_key(1, 2, "window"), 3, 0, 20_000)
+    drawn = oracle.drawn(philox_key(1, 2, "window"), 3, 0, 20_000)
     counts, _ = np.histogram(drawn, bins=20, range=(0.0, 1.0))
     assert counts.sum() == 20_000
     assert drawn.min() >= 0

@@ -118,8 +118,3 @@ def test_a_share_goes_on_behind_any_of_its_batches() -> None:
         for done, (end, _) in enumerate(batches, 1):
             rest = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, start=end, share=Share(2, 3))
             assert oracle.plan_batches(rest) == batches[done:]
-
-
-def test_there_is_no_share_beyond_the_last() -> None:
-    with pytest.raises(ValueError, match="number=3 is not one of 3 shares"):
-        Share(3, 3)
