@@ -1,7 +1,7 @@
 """Columns of a dataset: for each sample a value by which samples are selected or weighted; and the names of classes.
 
-Keys, labels, sizes and which fields there are follow from the shards' tables. Further columns of metadata are kept in a
-file of the index, `columns.npz`: docs/index-format.md. `classes.json` beside the shards names the classes.
+Keys, labels, sizes and presence of fields follow from the shards' tables. Columns of metadata are kept in a file of the
+index, `columns.npz`: docs/index-format.md. `classes.json` beside the shards names the classes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from streamload.order.sampling import group_sizes
 from streamload.storage.storages import Storages
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import MISSING, ShardTable
-from streamload.text import counted, listed
+from streamload.text import listed
 
 COLUMNS_FILE = "columns.npz"
 KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has."
-"""Names of columns that need no file; after the last two the field follows."""
+"""Names of columns that follow from tables; a field follows the last two."""
 
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
-# What a condition may name without columns of metadata, besides `size.<field>` and `"<field>"`.
+# Names in conditions that need no columns of metadata, besides `size.<field>` and `"<field>"`.
 _BUILT_IN = ("key", "label", "class_name", "fraction")
 
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
 _OF_SAMPLES = "column:"
+_IN_NO_INDEX = "this shard is in no index"
 _UNREADABLE = (ValueError, KeyError, OSError, EOFError, zlib.error)
 
 Columns = dict[str, NDArray[Any]]
@@ -63,10 +64,7 @@ class Labels:
     number: NDArray[np.unsignedinteger]
 
     def numbers_in(self, other: Labels) -> NDArray[np.unsignedinteger]:
-        """Return each sample's label, unsigned[N], as a number in the values of `other`, which has some of them.
-
-        For a label that it lacks this is any number up to their count.
-        """
+        """Return each sample's label, unsigned[N], as a number in the values of `other`, if it has the label."""
         if other is self:
             return self.number
         dtype = np.min_scalar_type(len(other.values))
@@ -74,7 +72,7 @@ class Labels:
         return numbers
 
     def of(self, selected: NDArray[np.bool_]) -> Labels:
-        """Return those of the selected samples, bool[N]."""
+        """Return the labels of the selected samples, bool[N]."""
         numbers = self.number[selected]
         occurring = np.flatnonzero(group_sizes(numbers, len(self.values)))
         dtype = np.min_scalar_type(max(0, len(occurring) - 1))
@@ -91,7 +89,7 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
     """
     for shard in listing.shards:
         if shard.index_folder is None:
-            raise _no_labels("this shard is in no index", shard.url)
+            raise _no_labels(_IN_NO_INDEX, shard.url)
 
     labels = read_columns(listing, storages, [LABEL])[0][LABEL]
     values, number = np.unique(labels, return_inverse=True)
@@ -145,7 +143,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
 def _of_shards(
     listing: Listing, storages: Storages, of_shard: Callable[[Dataset, int], Awaitable[_Result]]
 ) -> list[_Result]:
-    """Call a coroutine function for all shards of a dataset, some at a time, and return its results. Blocks."""
+    """Call a coroutine function for all shards of a dataset, several at once, and return its results. Blocks."""
 
     async def run() -> list[_Result]:
         dataset, room = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS)
@@ -182,7 +180,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
 
 
 def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
-    """Return for each key the polynomial of its bytes at an odd number, modulo 2**64, without a string for each."""
+    """Return for each key the polynomial of its bytes at an odd number, modulo 2**64, without making strings."""
     lengths = np.diff(table.key_start)
     if not len(lengths):
         return np.empty(0, np.uint64)
@@ -199,8 +197,8 @@ def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> by
     """Return the file with the columns of an index, an archive of NumPy arrays.
 
     Args:
-        index: its shards, all of which have a table.
-        columns: for each name the values of all samples, in the order of the shards: numbers, or strings.
+        index: the index.
+        columns: by name the values of all samples, in the order of the shards: numbers or strings.
     """
     arrays: dict[str, Any] = {
         _SHARDS: np.array([entry.name for entry in index.shards], dtype=np.str_),
@@ -214,38 +212,52 @@ def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> by
 
 
 def unpack_columns(content: bytes | None, index: DatasetIndex) -> Columns:
-    """Return the columns in a file of this index; none if it is missing, of other shards or damaged."""
+    """Return the columns in a file of this index; none if the file is missing, damaged, or of other shards."""
     try:
-        file = _ColumnsFile(content, index)
-        return {name: file.arrays[f"{_OF_SAMPLES}{name}"] for name in file.names if file.is_of_index()}
+        columns, rows = _columns_in(content, index)
     except _UNREADABLE:
         return {}
+    return columns if [*rows] == [entry.name for entry in index.shards] else {}
+
+
+def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, dict[str, slice]]:
+    """Return the columns in a file, and the rows of each shard whose table is still the one of the columns."""
+    if not content or is_page(content):
+        return {}, {}
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    shards, starts, crc32s = (arrays.pop(name).tolist() for name in (_SHARDS, _STARTS, _CRC32))
+    rows = {}
+    for name, start, end, crc32 in zip(shards, starts[:-1], starts[1:], crc32s, strict=True):
+        entry = index.find(name)
+        if entry is not None and (entry.table_crc32, entry.samples) == (crc32, end - start):
+            rows[name] = slice(start, end)
+    return {name.removeprefix(_OF_SAMPLES): values for name, values in arrays.items()}, rows
 
 
 def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
-    """Return columns of metadata; those of shards that have been written since are refused."""
+    """Return columns of metadata; refuse shards that have been written since."""
     folders = dict.fromkeys(shard.index_folder for shard in listing.shards)
-    files = {folder: _read_file(folder, storages) for folder in folders if folder is not None}
+    files = {folder: _read_columns(folder, storages) for folder in folders if folder is not None}
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     for shard in listing.shards:
-        file = None if shard.index_folder is None else files[shard.index_folder]
-        missing = [name for name in names if file is None or name not in file.names]
-        if file is None or missing:
-            raise DatasetIndexError(_no_column(missing, file), url=shard.url)
+        fields, columns, rows = files.get(shard.index_folder or "", (None, {}, {}))
         for name in names:
-            values = file.values(shard.name, name)
-            if values is None:
+            if name not in columns:
+                raise DatasetIndexError(_no_column(name, fields, sorted(columns)), url=shard.url)
+            if shard.name not in rows:
                 raise DatasetIndexError(
-                    f"the column {name!r} has no values of this shard, which is newer; "
-                    f"{counted(len(file.places), 'shard')} have them; make them again with `streamload index` and its "
-                    "--columns",
+                    f"the column {name!r} has no values of this shard, which is newer; make the columns again with "
+                    "`streamload index` and its --columns",
                     url=shard.url,
                 )
-            parts[name].append(values)
+            parts[name].append(columns[name][rows[shard.name]])
     return {name: np.concatenate(each) for name, each in parts.items()}
 
 
-def _read_file(folder: str, storages: Storages) -> _ColumnsFile:
+def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Columns, dict[str, slice]]:
+    """Read the fields of an index, and its columns as `_columns_in` returns them."""
+
     def read(name: str) -> bytes | None:
         url = f"{folder}/{name}"
         try:
@@ -255,7 +267,7 @@ def _read_file(folder: str, storages: Storages) -> _ColumnsFile:
 
     index = DatasetIndex.from_json(read(INDEX_FILE) or b"", folder)
     try:
-        return _ColumnsFile(read(COLUMNS_FILE), index)
+        return index.fields, *_columns_in(read(COLUMNS_FILE), index)
     except _UNREADABLE as exc:
         raise DatasetIndexError(
             f"the columns cannot be read ({exc}); make them again with `streamload index` and its --columns",
@@ -263,58 +275,19 @@ def _read_file(folder: str, storages: Storages) -> _ColumnsFile:
         ) from exc
 
 
-class _ColumnsFile:
-    """The columns of one index.
-
-    Attributes:
-        index: the index.
-        arrays: as they are stored.
-        names: of the columns.
-        places: for each shard the start and end of its values, and the checksum of its table.
-    """
-
-    def __init__(self, content: bytes | None, index: DatasetIndex) -> None:
-        self.index = index
-        self.arrays: dict[str, NDArray[Any]] = {}
-        if content and not is_page(content):
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                self.arrays = {name: arrays[name] for name in arrays.files}
-        self.names = sorted(each.removeprefix(_OF_SAMPLES) for each in self.arrays if each.startswith(_OF_SAMPLES))
-        self.places: dict[str, tuple[int, int, int]] = {}
-        if self.arrays:
-            shards, starts, crc32s = (self.arrays[name].tolist() for name in (_SHARDS, _STARTS, _CRC32))
-            self.places = dict(zip(shards, zip(starts, starts[1:], crc32s, strict=False), strict=True))
-
-    def is_of_index(self) -> bool:
-        """Return True if the file has values of all shards, which are as they were."""
-        names = [entry.name for entry in self.index.shards]
-        return [*self.places] == names and all(self.values(each, self.names[0]) is not None for each in names)
-
-    def values(self, shard_name: str, name: str) -> NDArray[Any] | None:
-        """Return a column, one of `names`, of one shard; None if the shard was written since."""
-        entry = self.index.find(shard_name)
-        start, end, crc32 = self.places.get(shard_name, (0, -1, -1))
-        if entry is None or entry.table_crc32 != crc32 or end - start != entry.samples:
-            return None
-        return self.arrays[f"{_OF_SAMPLES}{name}"][start:end]
-
-
-def _no_column(missing: Sequence[str], file: _ColumnsFile | None) -> str:
-    """Say which column is missing, what may be meant, and what there is; `file` is None for a shard in no index."""
-    columns, fields = ([], ()) if file is None else (file.names, file.index.fields)
-    sizes, name = [f"{SIZE}{field}" for field in fields], missing[0]
+def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) -> str:
+    """Say that a column is missing, and name similar and existing ones; `fields` is None for a shard in no index."""
+    sizes = [f"{SIZE}{field}" for field in fields or ()]
     alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1)
     meant = f"{SIZE}{name.removesuffix('.size')}"
     if name == LABEL_FIELD:
         hint = f" (write {LABEL}, which is the integer in the field {name})"
-    elif name in fields:
+    elif name in (fields or ()):
         hint = f' (for the field {name}, write "{name}" in quotes for its presence, {SIZE}{name} for its size)'
     else:
         alike = [meant] if meant in sizes else alike
         hint = f" (did you mean {alike[0]!r}?)" if alike else ""
-    has = (
-        "this shard is in no index" if file is None else f"the index has {listed(columns) or 'no columns of metadata'}"
-    )
+    has = f"the index has {listed(columns) or 'no columns of metadata'}" if fields is not None else _IN_NO_INDEX
     return (
         f'there is no column {name!r}{hint}: {has}; {", ".join(_BUILT_IN)}, size.<field> and "<field>" are built in, '
         "and others are kept in an index and named by their path in the JSON: `streamload index --columns json:NAME`"
@@ -329,10 +302,10 @@ _SHOWN = 20
 
 
 def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, ...] | None:
-    """The name of each class by its number, or None where no folder has a `classes.json`. Blocks.
+    """Read the names of classes by number; None if no folder has a `classes.json`. Blocks.
 
     Raises:
-        DatasetIndexError: a file holds no such names, or that of another folder has others.
+        DatasetIndexError: a file is damaged, or two folders have different names.
         StorageError: a file cannot be read.
     """
     urls = [f"{folder.rstrip('/')}/{CLASSES_FILE}" for folder in folders]
@@ -346,43 +319,34 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
 
     with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-classes") as threads:
         contents = list(threads.map(names_at, urls))
-    found = {url: names for url, names in zip(urls, contents, strict=True) if names is not None}
-    if len(set(found.values())) > 1:
-        first, names = next(iter(found.items()))
-        other = next(url for url in found if found[url] != names)
-        raise _unlike(first, names, other, found[other])
-    return next(iter(found.values()), None)
-
-
-def _unlike(first: str, names: Sequence[str], other: str, other_names: Sequence[str]) -> DatasetIndexError:
-    label, name, other_name = next(
-        (label, name, other_name)
-        for label, (name, other_name) in enumerate(zip_longest(names, other_names))
-        if name != other_name
-    )
-    here, there = (f"is {each!r}" if each is not None else "has no name" for each in (other_name, name))
-    first = without_secrets(first)
-    return DatasetIndexError(
-        f"the same label stands for different classes: {label} {here} here, and {there} in {first!r}; pack them with "
-        f"one numbering (`shardify --classes {first}`), read each apart, or leave cls out of fields. In a Mixture, a "
-        "Portion with a transform of its own may give its labels another meaning",
-        url=other,
-    )
+    existing = [(url, names) for url, names in zip(urls, contents, strict=True) if names is not None]
+    for other, other_names in existing[1:]:
+        first, names = without_secrets(existing[0][0]), existing[0][1]
+        for label, pair in enumerate(zip_longest(other_names, names)):
+            if pair[0] != pair[1]:
+                here, there = (f"is {name!r}" if name is not None else "has no name" for name in pair)
+                raise DatasetIndexError(
+                    f"the same label stands for different classes: {label} {here} here, and {there} in {first!r}; pack "
+                    f"them with one numbering (`shardify --classes {first}`), read each apart, or leave cls out of "
+                    "fields. In a Mixture, a Portion with a transform of its own may give its labels another meaning",
+                    url=other,
+                )
+    return existing[0][1] if existing else None
 
 
 def parse_class_names(content: bytes, url: str) -> tuple[str, ...]:
-    """The names of the classes by number, of the content of a `classes.json`; DatasetIndexError if it is none."""
+    """Return the names of classes in the content of a `classes.json`; DatasetIndexError if it is damaged."""
     try:
         names = json.loads(content)["classes"]
-    except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise DatasetIndexError('it is not as shardify writes it: {"classes": ["name", ...]}', url=url) from exc
+    except (ValueError, TypeError, KeyError, RecursionError):
+        names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DatasetIndexError('it is not as shardify writes it: {"classes": ["name", ...]}', url=url)
     return tuple(names)
 
 
 def unknown_class(name: str, names: Sequence[str]) -> str:
-    """The end of a message on a class that is not among the names: which are like it, or which there are."""
+    """Return the end of a message on an unknown class: similar names, or the existing ones."""
     missing = f"{name!r}, which classes.json does not have;"
     alike = difflib.get_close_matches(name, names, _NEAR)
     if not alike:

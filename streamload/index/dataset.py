@@ -1,20 +1,20 @@
-"""What is known of each shard's samples: from an index, from a scan, or not yet."""
+"""The tables of a dataset's shards: from an index, from a scan, or not known yet."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, without_secrets
-from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, IndexedShard, index_error
+from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, index_error
 from streamload.index.listing import Listing, Shard
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
@@ -26,20 +26,13 @@ from streamload.tar.table import MISSING, ShardTable
 
 _log = logging.getLogger("streamload")
 
-_Group = tuple[str, str, int]
-"""Neighbouring tables in an index: its folder, the table file, and the first byte."""
-
-
-class _Place(NamedTuple):
-    """Where the table of a shard lies."""
-
-    of_index: DatasetIndex
-    entry: IndexedShard
-    group: _Group
+_T = TypeVar("_T")
+_Group = tuple[str, str, int, int]
+"""Neighbouring tables in an index: its folder, the table file, the first byte, and the end."""
 
 
 class Dataset:
-    """The shards of a listing, the counts of their samples, and the tables that say where samples lie.
+    """The shards of a listing, the counts of their samples, and the tables that locate samples.
 
     Tables of an index are read when they are needed, many neighbours at once, and dropped when they take too much
     memory. Tables from scans are held.
@@ -47,15 +40,13 @@ class Dataset:
     Args:
         listing: the shards, and which index knows them.
         storages: how indexes are read.
-        indexes: those that have been read already, by folder.
+        indexes: indexes that have been read already, by folder.
         budget_bytes: tables from an index take a sixteenth of it, but at least 32 and at most 256 MiB, unless more
             are needed at once.
 
     Attributes:
-        listing: the shards.
-        storages: how they are read.
-        counts: the samples of each shard, as far as they are known; grows as tables come in.
-        skipped: how many members were skipped, by reason, in the shards scanned so far.
+        counts: the samples of each shard, as far as they are known.
+        skipped: the number of skipped members, by reason, in the shards scanned so far.
     """
 
     def __init__(
@@ -79,12 +70,12 @@ class Dataset:
         self._most_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._held_bytes = 0
         self._needed: frozenset[int | _Group] = frozenset()
-        self._columns: dict[int, tuple[ShardTable, dict[tuple[str, ...], NDArray[np.int64]]]] = {}
+        self._derived: dict[int, dict[object, tuple[tuple[ShardTable, ...], Any]]] = {}
         self._growing: dict[int, Scanner] = {}
         self._sidecars: dict[int, list[int]] = {}
         for number, owner in enumerate(listing.owners, start=len(listing.shards)):
             self._sidecars.setdefault(owner, []).append(number)
-        self._joins = _Joins(listing)
+        self._warned = False
 
     # -- the listing -----------------------------------------------------------------------------------------------
 
@@ -99,7 +90,7 @@ class Dataset:
         return [number for shard in shards for number in (shard, *self._sidecars.get(shard, ()))]
 
     def is_growing(self, shard: int) -> bool:
-        """Return True while not all of a shard's samples are known; all those of a sidecar are."""
+        """Return True while a shard is being scanned or was not scanned yet; a sidecar has an index."""
         return shard < len(self.counts) and bool(self.counts.values[shard] < 0)
 
     # -- tables ----------------------------------------------------------------------------------------------------
@@ -107,7 +98,7 @@ class Dataset:
     def find(self, shard: int) -> ShardTable | None:
         """Return a shard's table, and learn its count; None if the shard has to be scanned. Blocks unless fetched.
 
-        While pieces of a shard come in, its table has the samples of these, and its count is not known.
+        The table of a shard that is being scanned has the samples found so far.
 
         Raises:
             DatasetIndexError: the index is damaged or does not belong to the shard.
@@ -120,20 +111,18 @@ class Dataset:
         listed = self.listing.shard(shard)
         if listed.index_folder is None:
             return None
-        place = self._place(listed)
-        if place is None or place.group not in self._packed:
+        if self.needs_read(shard):
             with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
                 thread.submit(asyncio.run, self._read_alone(listed)).result()
-            place = self._place(listed)
-            assert place is not None, "its index was read"
-        index, entry, group = place
+        index = self._indexes[listed.index_folder]
+        entry, group = index.shard(listed.name), self._group(listed)
         first = entry.start - group[2]
         table = index.table_of(entry, self._packed[group][first : first + entry.table_bytes])
         self.add(shard, table)
         return table
 
     def find_joined(self, shard: int) -> ShardTable | None:
-        """Return what `find` does, with the fields that sidecars have of the shard's samples.
+        """Return the table of `find`, with the fields that sidecars have of the shard's samples.
 
         Raises:
             DatasetIndexError: as `find`; or a sidecar has its samples in another order, or a field of the shard's.
@@ -146,21 +135,28 @@ class Dataset:
             other = self.find(number)
             assert other is not None, "a sidecar has an index"
             others[number] = other
-        return self._joins.joined(shard, table, others, whole=not self.is_growing(shard))
+
+        def joined() -> ShardTable:
+            sidecars = {number: (other, self._matched(number, table, other)) for number, other in others.items()}
+            return _joined_table(shard, table, sidecars)
+
+        return self._derive(shard, "joined", (table, *others.values()), joined)
 
     def at_hand(self, shard: int) -> ShardTable | None:
         """Return a shard's table, if it is held now."""
         return self._tables.get(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
-        """Keep the tables of these shards, and no longer those of the call before: all of them are needed at once.
+        """Keep the tables of these shards, instead of those of the last call: all of them are needed at once.
 
         Returns:
             The shards whose tables must be read first.
         """
         missing = [shard for shard in shards if shard not in self._tables]
-        places = [self._place(self.listing.shard(shard)) for shard in missing]
-        self._needed = frozenset([*shards, *(place.group for place in places if place is not None)])
+        listed = [self.listing.shard(shard) for shard in missing]
+        self._needed = frozenset(
+            [*shards, *(self._group(each) for each in listed if each.index_folder in self._indexes)]
+        )
         return [shard for shard in missing if self.needs_read(shard)]
 
     def needs_read(self, shard: int) -> bool:
@@ -168,11 +164,10 @@ class Dataset:
         listed = self.listing.shard(shard)
         if listed.index_folder is None or shard in self._tables:
             return False
-        place = self._place(listed)
-        return place is None or place.group not in self._packed
+        return listed.index_folder not in self._indexes or self._group(listed) not in self._packed
 
     async def fetch(self, shard: int) -> None:
-        """Read what `find` needs, on the running loop: one request for neighbouring tables, whoever waits for them.
+        """Read the bytes that `find` needs, on the running loop: one request for neighbouring tables.
 
         Raises:
             DatasetIndexError: the index is damaged or does not belong to the shard.
@@ -183,19 +178,17 @@ class Dataset:
             return
         async with self._locks.setdefault(listed.index_folder, asyncio.Lock()):
             await self._index(listed.index_folder, self.storages)
-        place = self._place(listed)
-        assert place is not None, "its index was read"
-        async with self._locks.setdefault(place.group, asyncio.Lock()):
+        async with self._locks.setdefault(self._group(listed), asyncio.Lock()):
             if self.needs_read(shard):
                 await self._read(listed, self.storages)
 
     async def load(self, shard: int) -> ShardTable | None:
-        """Return what `find` does, on the running loop. Raises what `fetch` raises."""
+        """Fetch, and return the table of `find`. Raises what `fetch` raises."""
         await self.fetch(shard)
         return self.find(shard)
 
     def add(self, shard: int, table: ShardTable) -> None:
-        """Take in the table of a whole shard."""
+        """Hold the table of a whole shard."""
         if self.is_growing(shard):
             for reason, count in table.skipped.items():
                 self.skipped[reason] = self.skipped.get(reason, 0) + count
@@ -206,12 +199,7 @@ class Dataset:
             self._drop_oldest()
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
-        """Take in the next piece of a shard that is scanned as its bytes come.
-
-        Raises:
-            ShardFormatError: as `Scanner.add`.
-            ValueError: the piece does not begin where the one before it ended.
-        """
+        """Add the next piece of a shard that is scanned as its bytes arrive; raises what `Scanner.add` raises."""
         growing = self._growing.setdefault(shard, Scanner(self.url(shard)))
         table = growing.add(piece)
         if growing.ended:
@@ -222,7 +210,7 @@ class Dataset:
             self.counts.at_least(shard, len(table))
 
     def next_scan(self, shard: int) -> tuple[int, int]:
-        """Return where the next scan of a shard begins, and the end of the bytes that it needs."""
+        """Return the start of the next scan of a shard, and the end of the bytes that it needs."""
         growing = self._growing.get(shard)
         if growing is None or growing.needs is None:
             return 0, BLOCK_BYTES
@@ -230,41 +218,67 @@ class Dataset:
 
     def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
         """Return `table.column` of a shard's table, kept for the next call while the table is the same."""
-        known, columns = self._columns.get(shard, (None, {}))
-        if known is not table:
-            columns = {}
-            if shard in self._tables:
-                self._columns[shard] = table, columns
         name = tuple(alternatives)
-        if name not in columns:
-            columns[name] = table.column(name)
-        return columns[name]
+        return self._derive(shard, name, (table,), lambda: table.column(name))
 
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return where the samples `[start, end)` of a shard lie in one of its sidecars, as far as is known.
+        """Return the samples `[start, end)` of a shard as those of one of its sidecars, as far as they are known.
 
         Args:
             number: of the sidecar, or of the shard itself.
-            samples: of the shard.
+            samples: stretches of the shard.
         """
         owner = self.listing.owner(number)
         table, other = self._tables.get(owner), self._tables.get(number)
         if owner == number or table is None or other is None:
             return samples
-        matched = self._joins.matched(number, table, other, whole=not self.is_growing(owner))
+        matched = self._matched(number, table, other)
         present = [rows[rows != MISSING] for rows in (matched[start:end] for start, end in samples)]
         return [(int(rows[0]), int(rows[-1]) + 1) for rows in present if len(rows)]
 
+    def _derive(self, shard: int, name: object, tables: tuple[ShardTable, ...], make: Callable[[], _T]) -> _T:
+        """Return a value made of tables, kept for the next call while they are the same and the shard's is held."""
+        if shard not in self._tables:
+            return make()
+        known = self._derived.setdefault(shard, {})
+        if name not in known or any(one is not now for one, now in zip(known[name][0], tables, strict=True)):
+            known[name] = tables, make()
+        value: _T = known[name][1]
+        return value
+
+    def _matched(self, number: int, table: ShardTable, sidecar: ShardTable) -> NDArray[np.int64]:
+        """Return for each sample of a shard the sample with its key in the sidecar of this number, or MISSING.
+
+        Raises:
+            DatasetIndexError: the sidecar has its samples in another order, or a field of the shard's.
+        """
+        return self._derive(number, "matched", (table, sidecar), lambda: self._match(number, table, sidecar))
+
+    def _match(self, number: int, table: ShardTable, sidecar: ShardTable) -> NDArray[np.int64]:
+        owner, url = self.listing.owner(number), self.url(number)
+        twice = next((name for name in sidecar.fields if name in table.fields), None)
+        if twice is not None:
+            raise DatasetIndexError(
+                f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields", url=url
+            )
+        matched = _matched_samples(table, sidecar, url)
+        nothing = not self.is_growing(owner) and len(sidecar) and len(matched) and (matched == MISSING).all()
+        if nothing and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
+                "their names, or by their order where the names differ",
+                without_secrets(url),
+                without_secrets(self.url(owner)),
+            )
+        return matched
+
     # -- reading an index ------------------------------------------------------------------------------------------
 
-    def _place(self, listed: Shard) -> _Place | None:
-        """Return where the table of a shard lies, as far as its index has been read."""
-        index = self._indexes.get(listed.index_folder or "")
-        if index is None:
-            return None
-        entry = index.shard(listed.name)
-        group = index.group(entry)
-        return _Place(index, entry, (index.folder, group.file, group.start))
+    def _group(self, listed: Shard) -> _Group:
+        """Return the neighbouring tables with that of a shard, whose index has been read."""
+        index = self._indexes[listed.index_folder or ""]
+        return (index.folder, *index.group(index.shard(listed.name)))
 
     async def _read_alone(self, listed: Shard) -> None:
         storages = self.storages.copy()  # connections belong to the loop that opened them
@@ -275,34 +289,31 @@ class Dataset:
 
     async def _read(self, listed: Shard, storages: Storages) -> None:
         """Read the table of a shard and its neighbours."""
-        folder = listed.index_folder
-        assert folder is not None, "an index knows it"
-        index = await self._index(folder, storages)
-        group = index.group(index.shard(listed.name))
-        url = f"{folder}/{group.file}"
-        content = await _download(storages, url, group.start, group.end)
+        await self._index(listed.index_folder or "", storages)
+        group = folder, file, start, end = self._group(listed)
+        url = f"{folder}/{file}"
+        content = await _download(storages, url, start, end)
         if content is None:
             raise DatasetIndexError(
                 "the index has no such file any more; if it was written anew while in use, make a new loader, and "
                 "give every version of a dataset a folder of its own; else rebuild it with `streamload index`",
                 url=url,
             )
-        self._packed[folder, group.file, group.start] = content
+        self._packed[group] = content
         self._held_bytes += len(content)
         self._drop_oldest()
 
-    async def _index(self, folder: str, storages: Storages) -> DatasetIndex:
-        """Return the list of an index, which is read if need be. Raises DatasetIndexError if it is damaged."""
+    async def _index(self, folder: str, storages: Storages) -> None:
+        """Read the list of an index, unless it was read. Raises DatasetIndexError if it is damaged."""
         if folder not in self._indexes:
             url = f"{folder}/{INDEX_FILE}"
             content = await _download(storages, url, 0, MOST_INDEX_BYTES)
             if content is None:
                 raise index_error("the index has no such file", url)
             self._indexes[folder] = DatasetIndex.from_json(content, folder)
-        return self._indexes[folder]
 
     def _drop_oldest(self) -> None:
-        """Drop tables until the others fit: first packed ones, then those that were not used for longest."""
+        """Drop tables until the others fit: first packed ones, then the least recently used."""
         while self._held_bytes > self._most_bytes:
             group = next((group for group in self._packed if group not in self._needed), None)
             if group is not None and group != next(reversed(self._packed)):
@@ -313,12 +324,12 @@ class Dataset:
             if shard is None or shard == next(reversed(self._tables)):
                 return
             self._held_bytes -= _size_bytes(self._tables.pop(shard))
-            self._columns.pop(shard, None)
-            self._joins.forget(shard)
+            self._derived.pop(shard, None)
+            self._derived.pop(self.listing.owner(shard), None)
 
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes | None:
-    """Return a range of a file, retried like a shard's; None if there is no such file."""
+    """Download a range of a file, retried like a shard's; None if there is no such file."""
     content = bytearray()
 
     def write(offset: int, piece: bytes) -> None:
@@ -333,66 +344,8 @@ async def _download(storages: Storages, url: str, start: int, end: int) -> bytes
     return bytes(content)
 
 
-class _Joins:
-    """The tables of shards with the fields of their sidecars, made again when one of the tables is another."""
-
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
-        self._matches: dict[int, tuple[ShardTable, ShardTable, NDArray[np.int64]]] = {}
-        self._joined: dict[int, tuple[Sequence[ShardTable], ShardTable]] = {}
-        self._warned = False
-
-    def joined(self, shard: int, table: ShardTable, sidecars: Mapping[int, ShardTable], *, whole: bool) -> ShardTable:
-        """Return the table of a shard with the fields of its sidecars, by number.
-
-        Raises:
-            DatasetIndexError: a sidecar has its samples in another order, or a field of the shard's.
-        """
-        tables = (table, *sidecars.values())
-        known = self._joined.get(shard)
-        if known is None or any(one is not now for one, now in zip(known[0], tables, strict=True)):
-            others = {n: (other, self.matched(n, table, other, whole=whole)) for n, other in sidecars.items()}
-            known = self._joined[shard] = tables, _joined_table(shard, table, others)
-        return known[1]
-
-    def matched(self, number: int, table: ShardTable, sidecar: ShardTable, *, whole: bool) -> NDArray[np.int64]:
-        """Return for each sample of a shard the number of the one with its key in a sidecar. Raises as `joined`.
-
-        Args:
-            number: of the sidecar.
-            table: of the shard.
-            sidecar: the sidecar's.
-            whole: all samples of the shard are known.
-        """
-        known = self._matches.get(number)
-        if known is not None and known[0] is table and known[1] is sidecar:
-            return known[2]
-        url = self._listing.shard(number).url
-        twice = next((name for name in sidecar.fields if name in table.fields), None)
-        if twice is not None:
-            raise DatasetIndexError(
-                f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields", url=url
-            )
-        samples = _matched_samples(table, sidecar, url)
-        self._matches[number] = table, sidecar, samples
-        if whole and len(sidecar) and len(samples) and not self._warned and (samples == MISSING).all():
-            self._warned = True
-            _log.warning(
-                "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
-                "their names, or by their order where the names differ",
-                without_secrets(url),
-                without_secrets(self._listing.shard(self._listing.owner(number)).url),
-            )
-        return samples
-
-    def forget(self, number: int) -> None:
-        """Drop what was made of the table of a shard or sidecar."""
-        self._joined.pop(self._listing.owner(number), None)
-        self._matches.pop(number, None)
-
-
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:
-    """Return for each sample of a table, int64[S], the number of the one with its key in a sidecar, or MISSING.
+    """Return for each sample of a table, int64[S], the sample with its key in a sidecar, or MISSING.
 
     Raises:
         DatasetIndexError: the samples of the sidecar are in another order.
@@ -416,12 +369,12 @@ def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArra
 def _joined_table(
     shard: int, table: ShardTable, sidecars: Mapping[int, tuple[ShardTable, NDArray[np.int64]]]
 ) -> ShardTable:
-    """Return the table with the fields of sidecars; `member_shard` says where each lies.
+    """Return a shard's table with the fields of sidecars; `member_shard` names the shard of each member.
 
     Args:
         shard: the shard's number.
-        table: of the shard.
-        sidecars: by number, the table and its samples as `_matched_samples` returns them.
+        table: the shard's.
+        sidecars: by number, the sidecar's table, and the result of `_matched_samples`.
     """
     counts = np.diff(table.sample_start)
     fields = dict.fromkeys((*table.fields, *(name for other, _ in sidecars.values() for name in other.fields)))
@@ -454,5 +407,5 @@ def _joined_table(
 
 
 def _size_bytes(table: ShardTable) -> int:
-    # Of each member three numbers, of each sample two; twice, since the columns made of it take about as much again.
+    # Three numbers of each member, two of each sample; twice, since derived columns take about as much again.
     return 36 * len(table.member_offset) + 16 * len(table.sample_start) + 2 * len(table.key_bytes)

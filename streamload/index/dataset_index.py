@@ -38,11 +38,11 @@ _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<
 
 
 class _TableError(Exception):
-    """Bytes of an index do not make a table; the text says why."""
+    """Bytes of an index are no table; the text says why."""
 
 
 def pack_table(table: ShardTable) -> bytes:
-    """Return the bytes of a table; they depend on nothing but the table."""
+    """Return the bytes of a table, always the same for the same table."""
     about = json.dumps({"fields": table.fields, "skipped": dict(sorted(table.skipped.items()))}).encode("ascii")
     flags = (_CRC32 if table.member_crc32 is not None else 0) | (_LABELS if table.labels is not None else 0)
     counts = (len(table.member_offset), len(table), len(table.key_bytes), len(about))
@@ -62,18 +62,16 @@ def pack_table(table: ShardTable) -> bytes:
 
 
 def unpack_table(content: bytes, url: str, crc32: int | None = None, *, offset: int | None = None) -> ShardTable:
-    """Return the table that `pack_table` packed, after checking that everything lies within the shard.
-
-    Its arrays are views of the bytes.
+    """Return a table that `pack_table` packed, with views of the bytes, and check that it lies within the shard.
 
     Args:
         content: the bytes.
-        url: how errors name the file that they are from.
-        crc32: the checksum that they must have; None where that is not known.
-        offset: where they lie in that file, for errors.
+        url: the file of the bytes, for errors.
+        crc32: the checksum of the bytes, if it is known.
+        offset: of the bytes in that file, for errors.
 
     Raises:
-        DatasetIndexError: they are damaged, of another version, or inconsistent.
+        DatasetIndexError: the table is damaged, of another version, or inconsistent.
     """
     try:
         if crc32 is not None and zlib.crc32(content) != crc32:
@@ -133,7 +131,7 @@ def _view(content: bytes, dtype: np.dtype[Any], count: int, start: int) -> NDArr
 
 @lru_cache(64)
 def _about(content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """Return the fields, and the skipped members by reason; nearly all shards of a dataset share them."""
+    """Return the fields, and the skipped members by reason; most shards of a dataset share them."""
     try:
         about = json.loads(content)
         fields, skipped = about["fields"], about["skipped"]
@@ -147,10 +145,10 @@ def _about(content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]
 
 
 def _check_table(table: ShardTable) -> None:
-    """Raise _TableError for a table that would point outside of its shard or of itself.
+    """Raise _TableError for a table that points outside of its shard or of itself.
 
-    The columns have the lengths that the header says. Edges are compared, not subtracted, since the difference of two
-    large numbers may overflow; and counted, since `any` takes ten times as long for the table of a small shard.
+    Edges are compared, not subtracted, since the difference of two large numbers may overflow; and counted, since `any`
+    takes ten times as long for the table of a small shard.
     """
     members, offset, size = len(table.member_offset), table.member_offset, table.member_size
     starts, keys = table.sample_start, table.key_start
@@ -175,7 +173,7 @@ MOST_INDEX_BYTES = 4 << 30
 """A larger file is refused as a part of an index."""
 
 GROUP_BYTES = 128 << 10
-"""Neighbouring tables are read at once up to this size, since a request costs as much as reading so many bytes."""
+"""Neighbouring tables are read at once up to this size: a request costs as much as reading these bytes."""
 
 _FORMAT = 2
 _KIND = "streamload-index"
@@ -202,14 +200,14 @@ class IndexedShard(NamedTuple):
 
     Attributes:
         name: the file's name, without a folder.
-        bytes: the file's size; a compressed shard's table has the length of the archive in it.
+        bytes: the file's size; the table of a compressed shard has the size of the archive in it.
         samples: the number of samples.
-        mtime_ns: the time of modification in nanoseconds since 1970; None if it was not recorded.
-        etag: the version in the storage; None if the storage has none, or it was not recorded.
+        mtime_ns: the time of modification in nanoseconds since 1970, if it was recorded.
+        etag: the version in the storage, if it was recorded.
         file: the table file in the index's folder; empty for an entry that is yet to be written.
-        start: offset of the table's first byte in it.
-        table_bytes: its length.
-        table_crc32: its checksum.
+        start: offset of the table in that file.
+        table_bytes: the table's size.
+        table_crc32: the table's checksum.
     """
 
     name: str
@@ -234,24 +232,6 @@ class IndexedShard(NamedTuple):
     ) -> IndexedShard:
         """Make the entry of a shard with this table; `size` is the file's if it is compressed."""
         return cls(name, table.shard_bytes if size is None else size, len(table), mtime_ns, etag)
-
-    def describes(self, table: ShardTable) -> bool:
-        """Return True if a table can be this shard's."""
-        return len(table) == self.samples and (table.shard_bytes == self.bytes or is_compressed(self.name))
-
-
-class TableGroup(NamedTuple):
-    """Neighbouring tables in one file, which are read by one request.
-
-    Attributes:
-        file: the file's name in the index's folder.
-        start: offset of the first byte.
-        end: offset after the last byte.
-    """
-
-    file: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,10 +275,9 @@ class DatasetIndex:
 
     def to_json(self) -> bytes:
         """Return the content of `index.json`: the same bytes for the same entries."""
-        rows = [(*entry[:5], entry.table_bytes, entry.table_crc32) for entry in self.shards]
         names = ("name", "bytes", "samples", "mtime_ns", "etag", "table_bytes", "table_crc32")
-        columns = dict(zip(names, map(list, zip(*rows, strict=True)) if rows else ([] for _ in names), strict=True))
-        known = {name: any(value is not None for value in column) for name, column in columns.items()}
+        columns = {name: [getattr(entry, name) for entry in self.shards] for name in names}
+        unknown = [name for name in _OPTIONAL if all(value is None for value in columns[name])]
         document = {
             "format": _FORMAT,
             "kind": _KIND,
@@ -307,7 +286,7 @@ class DatasetIndex:
                 {"file": file, "shards": shards}
                 for file, shards in Counter(entry.file for entry in self.shards).items()
             ],
-            "shards": {name: column for name, column in columns.items() if known[name] or name not in _OPTIONAL},
+            "shards": {name: column for name, column in columns.items() if name not in unknown},
         }
         return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
@@ -328,8 +307,8 @@ class DatasetIndex:
             )
         return self._by_name[name]
 
-    def group(self, entry: IndexedShard) -> TableGroup:
-        """Return the bytes to read for the table of one shard."""
+    def group(self, entry: IndexedShard) -> tuple[str, int, int]:
+        """Return the file, start and end of the neighbouring tables that are read for the table of one shard."""
         return self._groups[entry.file, entry.start]
 
     def table_of(self, entry: IndexedShard, content: bytes) -> ShardTable:
@@ -340,7 +319,7 @@ class DatasetIndex:
         """
         url = self.table_url(entry)
         table = unpack_table(content, url, entry.table_crc32, offset=entry.start)
-        if not entry.describes(table):
+        if len(table) != entry.samples or not (table.shard_bytes == entry.bytes or is_compressed(entry.name)):
             raise index_error(
                 f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
                 f"{entry.name!r}, and its table {len(table)} in {table.shard_bytes}",
@@ -358,50 +337,42 @@ class DatasetIndex:
         return {entry.name: entry for entry in self.shards}
 
     @cached_property
-    def _groups(self) -> dict[tuple[str, int], TableGroup]:
+    def _groups(self) -> dict[tuple[str, int], tuple[str, int, int]]:
         """The group of each table, by its file and start."""
-        groups: dict[tuple[str, int], TableGroup] = {}
-        starts: list[int] = []
-        file, end = "", 0
-        for entry in chain(self.shards, [None]):
-            table_end = 0 if entry is None else entry.start + entry.table_bytes
-            if starts and (entry is None or entry.file != file or table_end - starts[0] > GROUP_BYTES):
-                groups.update(dict.fromkeys(((file, start) for start in starts), TableGroup(file, starts[0], end)))
-                starts = []
-            if entry is not None:
-                starts.append(entry.start)
-                file, end = entry.file, table_end
-        return groups
+        first_of: dict[tuple[str, int], tuple[str, int]] = {}
+        end_of: dict[tuple[str, int], int] = {}
+        first = "", 0
+        for entry in self.shards:
+            end = entry.start + entry.table_bytes
+            if entry.file != first[0] or end - first[1] > GROUP_BYTES:
+                first = entry.file, entry.start
+            first_of[entry.file, entry.start] = first
+            end_of[first] = end
+        return {table: (*first, end_of[first]) for table, first in first_of.items()}
 
 
 def looks_like_index(content: bytes) -> bool:
-    """Return True for anything that an index was made of, be it cut; False for the page of a web server, say."""
+    """Return True for an index, even a cut one; False for the page of a web server, say."""
     return _LOOKS_LIKE_INDEX.search(content) is not None
 
 
 def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: str | None = None) -> None:
-    """Make sure that a shard still has the size and, if both are known, the ETag of its entry.
-
-    Raises:
-        DatasetIndexError: it has another.
-    """
-    same_etag = None in (entry.etag, actual_etag) or entry.etag == actual_etag
-    if same_etag and actual_bytes == entry.bytes:
+    """Raise DatasetIndexError unless a shard still has the size and, if both are known, the ETag of its entry."""
+    if actual_bytes != entry.bytes:
+        changed = f"{actual_bytes} bytes, and had {entry.bytes}"
+    elif None in (entry.etag, actual_etag) or entry.etag == actual_etag:
         return
-    now, before = (
-        (f"{actual_bytes} bytes", f"{entry.bytes}")
-        if actual_bytes != entry.bytes
-        else (f"the ETag {actual_etag}", f"{entry.etag}")
-    )
+    else:
+        changed = f"the ETag {actual_etag}, and had {entry.etag}"
     raise DatasetIndexError(
-        f"the shard has {now}, and had {before} when it was indexed; if it was cut, fetch or pack it again; if it was "
-        "rewritten, rebuild the index with `streamload index`",
+        f"the shard has {changed} when it was indexed; if it was cut, fetch or pack it again; if it was rewritten, "
+        "rebuild the index with `streamload index`",
         url=url,
     )
 
 
 def is_plain_name(name: object) -> bool:
-    """Return True for the name of a file and nothing else, so that no path from an index leads elsewhere."""
+    """Return True for a file's name without a folder, so that no path from an index leads elsewhere."""
     return isinstance(name, str) and _are_plain([name])
 
 

@@ -1,7 +1,7 @@
-"""Writes the index of a folder: table files, then `index.json`, then old table files are deleted.
+"""Write the index of a folder: table files, then `index.json`; then delete old table files.
 
-`index.json` is replaced at once and names its table files, whose names stand for their content. So a reader sees the
-old index or the new one, never a mixture.
+`index.json` is replaced atomically and names its table files by their content, so a reader sees the old index or the
+new one, never a mixture.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from streamload.index.dataset_index import (
 from streamload.index.shard_names import locked_folder
 from streamload.storage.protocol import Storage
 from streamload.tar.table import ShardTable
-from streamload.text import counted
 
-# A table file ends when it has so many tables or bytes.
+# Maximum tables and bytes of a table file.
 _FILE_TABLES, _FILE_BYTES = 1000, 64 << 20
 
 _log = logging.getLogger("streamload")
 
 
 class IndexFolder:
-    """The folder of an index, as it is written. Every method may raise StorageError.
+    """The folder of an index to write. Every method may raise StorageError.
 
     Args:
         storage: the folder's.
@@ -49,7 +48,7 @@ class IndexFolder:
         self._storage = storage
 
     def writing(self) -> AbstractContextManager[None]:
-        """Exclude other writers of a local index: `train` and `val` packed at once would lose entries otherwise."""
+        """Exclude other writers of a local index, so that `train` and `val` packed at once lose no entries."""
         return locked_folder(os.path.dirname(self.folder))
 
     def read(self, name: str) -> bytes | None:
@@ -64,23 +63,12 @@ class IndexFolder:
         self._storage.write(f"{self.folder}/{name}", content)
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file if it exists."""
         self._storage.delete(f"{self.folder}/{name}")
 
 
 def update_with_tables(place: IndexFolder, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
-    """Add shards whose tables are in memory to an index, or replace them there; entries of other shards stay.
-
-    Raises:
-        ValueError: a name has a folder in it or comes twice, or an entry disagrees with its table.
-        StorageError: the folder cannot be written.
-    """
-    for entry, table in entries:
-        if not entry.describes(table):
-            raise ValueError(
-                f"{entry} does not belong to a table of {counted(len(table), 'sample')} in {table.shard_bytes} bytes; "
-                "take both from one scan"
-            )
+    """Add shards whose tables are in memory to an index, or replace them; raises what `update_index` raises."""
     tables = {entry.name: table for entry, table in entries}
     fields = {name for table in tables.values() for name in table.fields}
     return update_index(place, [entry for entry, _ in entries], fields, lambda name: pack_table(tables[name]))
@@ -94,17 +82,17 @@ def update_index(
     *,
     gone: Callable[[str], bool] = lambda _: False,
 ) -> DatasetIndex:
-    """Add shards to an index, or replace them there, and drop others. A broken index is replaced.
+    """Add shards to an index or replace them, and drop others. A broken index is replaced.
 
     The bytes of the index depend on its entries alone, not on their order or the time. The tables of one table file are
     held at a time; files without a changed table are not read.
 
     Args:
-        place: where the index is.
+        place: the index's folder.
         entries: the shards.
         fields: of all their tables.
-        packed: gives the table of one of them, as `pack_table` made it.
-        gone: of a name in the index whether its entry is dropped.
+        packed: returns the packed table of a shard.
+        gone: returns True for a name whose entry is dropped.
 
     Returns:
         The whole index.
@@ -136,7 +124,7 @@ def remove_entries(place: IndexFolder, matches: Callable[[str], bool]) -> None:
         DatasetIndexError: it is broken.
     """
     if _read(place) is None:
-        return  # and no folder is made
+        return  # without making a folder
     with place.writing():
         old = _read(place)
         if old is not None and any(matches(entry.name) for entry in old.shards):
@@ -177,7 +165,7 @@ def _replace(
         else:
             place.delete(INDEX_FILE)
     except BaseException:
-        with suppress(StreamloadError):  # whether the last step was taken or not
+        with suppress(StreamloadError):  # index.json may be old or new
             now = _read(place)
             _delete(place, written, () if now is None else now.shards)
         raise
@@ -196,16 +184,16 @@ def _table_files(
     entries: Sequence[IndexedShard],
     packed: Callable[[str], bytes | None],
 ) -> Iterator[tuple[list[IndexedShard], bytes | None]]:
-    """Cut sorted entries into table files, of which one is held at a time.
+    """Cut sorted entries into table files, and hold one at a time.
 
     Args:
-        place: where the index is.
+        place: the index's folder.
         old: the index as it was.
         entries: of all shards.
-        packed: gives the table of a shard; None if it is in the old index.
+        packed: returns the packed table of a shard; None if it is in the old index.
 
     Yields:
-        The entries of a file with their places, and its content; None if the file is there as it is.
+        The entries of a file with their places, and its content; None if the file exists unchanged.
     """
     before: dict[str, list[IndexedShard]] = {}
     for entry in () if old is None else old.shards:
@@ -232,7 +220,7 @@ def _table_files(
         tables = [(entry, kept(entry) if table is None else table) for entry, table in run]
         present = [(entry, table) for entry, table in tables if table is not None]
         content = b"".join(table for _, table in present)
-        names = "\0".join(entry.name for entry, _ in present)  # too, since the tables of two files may be the same
+        names = "\0".join(entry.name for entry, _ in present)  # the tables of two files may be the same
         digest = blake2b(names.encode("utf-8", "surrogatepass") + content, digest_size=8).hexdigest()
         starts = accumulate((len(table) for _, table in present), initial=0)
         places = [

@@ -1,4 +1,4 @@
-"""The table of a whole shard, read from its start to its end, wherever it lies and however it is compressed."""
+"""Read a whole shard from any storage, compressed or not, and return its table."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ReadShard(NamedTuple):
     """A shard that was read to its end.
 
     Attributes:
-        bytes: its size, compressed if it is.
-        mtime_ns: its time of modification; None if the storage has a version or nothing.
-        etag: its version, if the storage has one.
-        table: its samples.
+        bytes: the size of the file.
+        mtime_ns: the time of modification of a local file.
+        etag: the version, if the storage has one.
+        table: the samples.
     """
 
     bytes: int
@@ -41,7 +41,7 @@ class ReadShard(NamedTuple):
 def scan_local(
     storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False, record_bytes: int = RECORD_BYTES
 ) -> ReadShard | None:
-    """Scan a local uncompressed shard on the calling thread; return None for any other, which `read_shard` reads.
+    """Scan a local uncompressed shard on the calling thread; None for any other shard.
 
     Only headers are read, unless `every_byte` or `labels` needs more. Takes the arguments of `read_shard`.
 
@@ -69,10 +69,10 @@ async def read_shard(
     record_bytes: int = RECORD_BYTES,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly; some megabytes of it, or its largest sample, are held at once.
+    """Read a shard strictly, and hold some megabytes or its largest sample at once.
 
     Args:
-        storage: where it lies.
+        storage: the shard's.
         url: the shard.
         every_byte: compute the crc32 of each member and read the labels.
         labels: read the labels.
