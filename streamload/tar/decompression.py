@@ -1,13 +1,11 @@
-"""A compressed shard to its bytes, as they arrive: bounded memory, every checksum verified, no bomb.
+"""Decompress a shard as it arrives, in bounded memory, with every checksum verified; bombs are refused.
 
-A shard may be made of several gzip members, zstd frames, xz or bzip2 streams, as `cat a.gz b.gz` and the parallel
-compressors write them. A gzip file may end in zeros, as gzip itself allows, and an xz file may have zeros between and
-behind its streams in multiples of four, as its format allows. Anything else behind a stream is an error, and so is a
-file that ends early: a shard is decompressed as a whole or is refused.
+A shard may consist of several gzip members, zstd frames, xz or bzip2 streams, as `cat a.gz b.gz` and the parallel
+compressors write them. A gzip file may end in zeros, and an xz file may have zeros between and after its streams in
+multiples of four, as the formats allow. Anything else after a stream is an error, and so is a file that ends early.
 
-What no format protects is not noticed, and changes no byte of the result: in a gzip header the time, the name and the
-like; in a zstd frame's header one unused bit, and the size of the window. A zstd frame without a checksum (the
-command line program writes one, the Python package does not by default) is only as safe as its structure.
+A zstd frame without a checksum (the command line program writes one, the Python package does not by default) is only
+as safe as its structure.
 """
 
 from __future__ import annotations
@@ -55,9 +53,9 @@ class Compression(enum.Enum):
 
 
 def compression_of(url: str) -> Compression | None:
-    """Return how a shard is compressed by the end of its name in any case; None if it is not, or in no way known here.
+    """Return the compression by the end of a shard's name in any case; None if it is not compressed, or in another way.
 
-    Text after a `?` or `#` in a url with a scheme is no part of the name.
+    In a url with a scheme, text after a `?` or `#` is no part of the name.
     """
     match = _SUFFIX.search(_QUERY.sub("", url) if "://" in url else url)
     return None if match is None else Compression[str(match.lastgroup)]
@@ -110,17 +108,15 @@ RATIO_FREE_BYTES = 64 << 20
 """Up to this size a shard may decompress at any ratio; small archives are mostly zeros."""
 
 PIECE_BYTES = 1 << 20
-"""How much a decompressor gives at once, at most."""
+"""Maximum size of a decompressed piece."""
 
-_SLICE_BYTES = 64 << 10  # what is given to a decompressor at once: bounds copies, and locates damage
-_STEP_BYTES = 4 << 20  # what a thread makes before the loop hears of it
+_SLICE_BYTES = 64 << 10  # the input of one call of a decompressor: bounds copies, and locates damage
+_STEP_BYTES = 4 << 20  # the output of one call of the thread
 _XZ_PADDING_BYTES = 4
 
 
 class Decompressor:
-    """Decompresses a shard piece by piece. Not safe for several threads.
-
-    Decompressing releases the GIL, so it is worth a thread (see `decompress`).
+    """Decompresses a shard piece by piece. Not safe for several threads. Decompressing releases the GIL.
 
     Attributes:
         compressed_bytes: input so far.
@@ -137,20 +133,17 @@ class Decompressor:
         self._stream: _Stream | None = None
         self._streams_ended = 0
         self._stream_start = 0
-        self._decompressed_before = 0  # by the streams before this one
         self._padding_bytes = 0
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
-        """Decompress the next bytes of the shard, which may be cut anywhere.
-
-        The iterator does the work, and must be exhausted before the next call.
+        """Decompress the next bytes of the shard, which may be cut anywhere. Exhaust the iterator before the next call.
 
         Yields:
             Pieces in order, none of them empty or longer than `PIECE_BYTES`.
 
         Raises:
-            ShardFormatError: the shard is damaged, or decompresses to far more than any real one. `offset` is the
-                place in the compressed file, not more than 64 KiB before the damage was noticed.
+            ShardFormatError: the shard is damaged, or may be a decompression bomb. `offset` is the place in the
+                compressed file, not more than 64 KiB before the damage was noticed.
         """
         view = memoryview(chunk).cast("B")
         for start in range(0, len(view), _SLICE_BYTES):
@@ -186,7 +179,7 @@ class Decompressor:
             raise self._error(message, self.compressed_bytes)
 
     def _begin(self, data: bytes) -> bytes:
-        """Pass over padding, and begin a stream if there is anything else; return the rest of the data."""
+        """Skip padding, and begin a stream if there is anything else; return the rest of the data."""
         if self._streams_ended and self._compression in (Compression.GZIP, Compression.XZ):
             rest = data.lstrip(b"\0")
             self._padding_bytes += len(data) - len(rest)
@@ -199,7 +192,7 @@ class Decompressor:
             place = f"the padding behind the last {self._name} is followed by something else at byte {offset}"
             raise self._error(f"{place}; fetch or pack the shard again", offset)
         self._stream = self._new_stream()
-        self._stream_start, self._decompressed_before = offset, self.decompressed_bytes
+        self._stream_start = offset
         return data
 
     def _decompress(self, stream: _Stream, data: bytes) -> bytes:
@@ -209,9 +202,7 @@ class Decompressor:
         except _FAILURES as exc:
             if start == 0 and (what := what_else(data, self._compression.value)) is not None:
                 raise self._error(what, 0) from exc
-            doubt = ""
-            if self._streams_ended and self.decompressed_bytes == self._decompressed_before:
-                doubt = f", or something that does not belong there follows {self._streams_ended} whole ones"
+            doubt = f", or other bytes follow {self._streams_ended} whole ones" if self._streams_ended else ""
             raise self._error(
                 f"the shard is damaged: the {self._name} that starts at byte {self._stream_start} cannot be "
                 f"decompressed behind byte {start} ({exc}){doubt}; fetch or pack it again",
@@ -251,21 +242,18 @@ async def decompress(
     decompressor: Decompressor,
     write: Callable[[int, bytes], Awaitable[None] | None],
 ) -> int:
-    """Decompress a shard while it arrives, on another thread.
+    """Decompress a shard on another thread while it arrives, and return its decompressed size in bytes.
 
-    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is requested only
-    when all that came of the one before was written.
+    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is requested when the
+    last one was decompressed and written.
 
     Args:
         body: the compressed shard; it is not closed here.
         decompressor: a new one.
-        write: called for each piece in order, with its offset in the decompressed shard. What it returns is awaited.
-
-    Returns:
-        The size of the decompressed shard in bytes, all of which was written.
+        write: called, and awaited if need be, for each piece in order, with its offset in the decompressed shard.
 
     Raises:
-        ShardFormatError: as `Decompressor.feed` and `Decompressor.finish`. What was written until then may be wrong.
+        ShardFormatError: as `Decompressor.feed` and `Decompressor.finish`. The bytes written before may be wrong.
     """
     loop = asyncio.get_running_loop()
     offset = 0
@@ -282,12 +270,12 @@ async def decompress(
 
 
 def _next_pieces(pieces: Iterator[bytes]) -> list[bytes]:
-    """Some pieces of about `_STEP_BYTES` together; none at the end."""
-    taken: list[bytes] = []
-    taken_bytes = 0
+    """Return some pieces of about `_STEP_BYTES` together; none at the end."""
+    step: list[bytes] = []
+    step_bytes = 0
     for piece in pieces:
-        taken.append(piece)
-        taken_bytes += len(piece)
-        if taken_bytes >= _STEP_BYTES:
+        step.append(piece)
+        step_bytes += len(piece)
+        if step_bytes >= _STEP_BYTES:
             break
-    return taken
+    return step

@@ -26,22 +26,20 @@ _TEXTS = {
     b"<?xml": "an XML document, perhaps a bucket's error; look at it, and fetch the shard again",
     b"pk\x03\x04": "a zip archive, not a tar archive; decompress it, and pack the files as tar",
 }
-_LEADING_BYTES = 64
-_USTAR_AT = 257
 
 
 def what_else(head: bytes, compressed_as: str | None = None) -> str | None:
-    """What a file is instead of a tar archive, and what to do; None where its first bytes don't say.
+    """Return the kind of a file that is no tar archive, and what to do; None if its first bytes don't tell.
 
     Args:
         head: the first bytes, a block of 512 at best.
-        compressed_as: the compression that it should have ("gzip", "zstd", "xz", "bzip2"); None for a plain archive.
+        compressed_as: the expected compression ("gzip", "zstd", "xz", "bzip2"); None for a plain archive.
     """
-    start = head[:_LEADING_BYTES].lstrip().lower()
-    said = next((said for magic, said in _TEXTS.items() if start.startswith(magic)), None)
-    if said is not None:
-        return f"this is {said}"
-    if compressed_as and head[_USTAR_AT : _USTAR_AT + 5] == b"ustar":
+    start = head[:64].lstrip().lower()
+    for magic, kind in _TEXTS.items():
+        if start.startswith(magic):
+            return f"this is {kind}"
+    if compressed_as and head[257:262] == b"ustar":
         return "this is a plain tar archive, not a compressed one; name it .tar"
     compression = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
     if compression in (None, compressed_as):
@@ -58,10 +56,10 @@ ZERO_BLOCK = bytes(BLOCK_BYTES)
 """Two of these are the end-of-archive marker."""
 
 MAX_RECORDS_BYTES = 1 << 20
-"""The longest extension payload (pax records, a GNU long name) that is accepted."""
+"""Maximum size of an extension payload (pax records, a GNU long name)."""
 
 MAX_NAME_BYTES = 64 << 10
-"""The longest name of a member; Linux opens paths of up to 4 KiB."""
+"""Maximum length of a member's name; Linux opens paths of up to 4 KiB."""
 
 _SPACE = ord(" ")
 _INT64_MAX = (1 << 63) - 1
@@ -69,18 +67,17 @@ _OCTAL = re.compile(rb"[0-7]+")
 _DECIMAL = re.compile(rb"0*[0-9]{1,19}")
 _RECORD = re.compile(rb"([0-9]{1,19}) ([^=]+)=")
 _CHECKED_RECORDS = (b"path", b"size")
-_LINE_FEED = ord("\n")
 _ZERO_PADDED_SUM = re.compile(rb"([0-7]{6}[0-7]?)[\0 ]{1,2}")
 _SPACE_PADDED_SUM = re.compile(rb" *([1-7][0-7]*)[\0 ]{1,2}")
 
 
 class TarHeader(NamedTuple):
-    """What one header block says.
+    """The fields of one header block.
 
     Attributes:
-        typeflag: the one byte that says what kind of member follows.
+        typeflag: the byte for the kind of the member.
         name: the member's name, before any extension header is applied.
-        size: payload bytes by the header's own field, or None where the field holds no number.
+        size: payload bytes by the header's own field; None if the field holds no number.
     """
 
     typeflag: bytes
@@ -89,15 +86,14 @@ class TarHeader(NamedTuple):
 
 
 def padded(size_bytes: int) -> int:
-    """A payload's bytes with its padding to whole blocks."""
+    """Round the size of a payload up to whole blocks."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def parse_size(field: bytes) -> int | None:
-    """The number in a numeric field: octal digits between spaces or NULs, or base-256 behind a byte of 0x80.
+    """Return the number in a numeric field: octal digits between spaces or NULs, or base-256 after a byte of 0x80.
 
-    Returns:
-        The number, or None for anything else: no digits, other bytes, a negative or more than 63-bit number.
+    None for anything else: no digits, other bytes, a negative number, or one of more than 63 bits.
     """
     if field[0] == 0x80:
         number = int.from_bytes(field[1:], "big")
@@ -106,22 +102,8 @@ def parse_size(field: bytes) -> int | None:
     return int(digits, 8) if _OCTAL.fullmatch(digits) else None
 
 
-def _byte_sum(block: bytes) -> int:
-    """The sum of a block's 512 bytes.
-
-    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes modulo 65521, and 256 bytes cannot reach that
-    modulus; this is many times faster than `sum`.
-    """
-    return (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
-
-
 def parse_header(block: bytes, url: str, offset: int) -> TarHeader:
-    """Read a header block that is not all zeros.
-
-    Args:
-        block: the 512 bytes.
-        url: the shard, for the error.
-        offset: where the block starts in the shard, for the error.
+    """Read a header block of 512 bytes that is not all zeros; `url` and `offset` are for errors.
 
     Raises:
         ShardFormatError: the checksum field or the magic is malformed, or the checksum does not match the bytes.
@@ -140,7 +122,7 @@ def parse_header(block: bytes, url: str, offset: int) -> TarHeader:
 
 
 def _name_in_block(block: bytes) -> bytes:
-    """A header's own name: `name`, behind `prefix` and a slash where the header is ustar and has a prefix."""
+    """Return a header's own name: `name`, after `prefix` and a slash if a ustar header has a prefix."""
     name = block[:100].partition(b"\0")[0]
     # Only POSIX's magic has a prefix: GNU headers keep times and sparse maps in these bytes.
     if block[257:263] == b"ustar\0" and block[345]:
@@ -149,7 +131,7 @@ def _name_in_block(block: bytes) -> bytes:
 
 
 def looks_like_header(block: bytes) -> bool:
-    """Whether a block's checksum is right, which random bytes almost never achieve."""
+    """Return True if a block's checksum is right, which random bytes almost never achieve."""
     return len(block) == BLOCK_BYTES and _stored_sum(block) == _header_sum(block)
 
 
@@ -160,36 +142,35 @@ def _check_sum(block: bytes, url: str, offset: int) -> None:
         return
     # Tars older than ustar added the bytes up as signed numbers. In a ustar header this is not accepted, since it
     # would let one changed digit of the checksum itself pass.
-    if block[257:262] != b"ustar" and stored == total - 256 * _high_bytes(block):
+    high_bytes = sum(byte >= 0x80 for byte in block[:148] + block[156:])
+    if block[257:262] != b"ustar" and stored == total - 256 * high_bytes:
         return
     if offset == 0 and (what := what_else(block)) is not None:
         raise ShardFormatError(what, url=url, offset=offset)
-    found = (
-        "its checksum field is malformed" if stored is None else f"checksum {stored}, but its bytes add up to {total}"
-    )
+    why = "its checksum field is malformed" if stored is None else f"checksum {stored}, but its bytes add up to {total}"
     start = "this is not a tar archive" if offset == 0 else "no tar header where one must be"
-    raise ShardFormatError(f"{start} ({found}); fetch the shard again or re-pack it", url=url, offset=offset)
+    raise ShardFormatError(f"{start} ({why}); fetch the shard again or re-pack it", url=url, offset=offset)
 
 
 def _header_sum(block: bytes) -> int:
-    """What the checksum of a header is made from: the sum of its bytes, its own field counted as spaces."""
-    return _byte_sum(block) - sum(block[148:156]) + 8 * _SPACE
+    """Return the sum of a header's bytes, with spaces in place of the checksum field.
 
-
-def _high_bytes(block: bytes) -> int:
-    """How many bytes outside the checksum field have their highest bit set."""
-    return sum(byte >= 0x80 for byte in block[:148] + block[156:])
+    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes modulo 65521, and 256 bytes cannot reach that
+    modulus; this is many times faster than `sum`.
+    """
+    byte_sum = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
+    return byte_sum - sum(block[148:156]) + 8 * _SPACE
 
 
 def _stored_sum(block: bytes) -> int | None:
-    """The number in the checksum field, read so strictly that no other byte in place of a digit or pad passes."""
+    """Return the number in the checksum field, so strictly that no other byte in place of a digit or pad passes."""
     pattern = _SPACE_PADDED_SUM if _is_space_padded(block) else _ZERO_PADDED_SUM
     match = pattern.fullmatch(block, 148, 156)
     return int(match[1], 8) if match else None
 
 
 def _is_space_padded(block: bytes) -> bool:
-    """Whether the writer pads numbers with spaces, as V7 tar did: by mode, uid, gid, size and mtime."""
+    """Return True if the writer pads numbers with spaces, as V7 tar did: by mode, uid, gid, size and mtime."""
     if block[136] != _SPACE and _SPACE not in block[100:125:8]:
         return False
     fields = (block[100:108], block[108:116], block[116:124], block[124:136], block[136:148])
@@ -197,7 +178,7 @@ def _is_space_padded(block: bytes) -> bool:
 
 
 def parse_long_name(payload: bytes, url: str, offset: int) -> bytes:
-    """The name in the payload of a GNU 'L' or 'K' member: what stands before its first NUL.
+    """Return the name in the payload of a GNU 'L' or 'K' member: the bytes before the first NUL.
 
     Raises:
         ShardFormatError: there is no name, or it is longer than `MAX_NAME_BYTES`.
@@ -219,18 +200,17 @@ def _check_name_bytes(name: bytes, url: str, offset: int) -> None:
 
 
 def parse_records(payload: bytes, url: str, offset: int) -> dict[bytes, bytes]:
-    """The records of a pax header, each written as `length keyword=value` and a line feed.
+    """Return the records of a pax header, each written as `length keyword=value` and a line feed.
 
     Raises:
-        ShardFormatError: the payload is not a sequence of whole records, a record concerns a sparse file, or `path`
-            or `size` has an impossible value, or `path` is longer than `MAX_NAME_BYTES`.
+        ShardFormatError: a record is malformed or concerns a sparse file, or `path` or `size` has an impossible value.
     """
     records: dict[bytes, bytes] = {}
     start = 0
     while start < len(payload):
         match = _RECORD.match(payload, start)
         end = start + int(match[1]) if match else 0
-        if match is None or not match.end() < end <= len(payload) or payload[end - 1] != _LINE_FEED:
+        if match is None or not match.end() < end <= len(payload) or payload[end - 1] != ord("\n"):
             raise ShardFormatError(
                 f"malformed pax record {payload[start : start + 40]!r}; re-pack the shard", url=url, offset=offset
             )

@@ -29,15 +29,15 @@ _PAX_NAME = b"././@PaxHeader"
 
 
 def member_header(name: str, size: int) -> bytes:
-    """The blocks that stand before a member's payload.
+    """Return the header blocks of a member.
 
     Args:
         name: the member's path, without NUL, encodable as UTF-8.
         size: payload bytes.
 
     Returns:
-        One block for what ustar holds; three or more, beginning with a pax header, for a name that is not ASCII or
-        that cannot be divided into 155 and 100 bytes at a slash, and for 8 GiB and more.
+        One block if ustar can hold the values; three or more, beginning with a pax header, for a name that is not ASCII
+        or cannot be divided into 155 and 100 bytes at a slash, and for 8 GiB and more.
     """
     path = name.encode("utf-8")
     records = b""
@@ -59,12 +59,12 @@ def member_header(name: str, size: int) -> bytes:
 
 
 def padding(size: int) -> bytes:
-    """The zeros that fill a payload's last block."""
+    """Return the zeros that fill a payload's last block."""
     return bytes(-size % BLOCK_BYTES)
 
 
 def member_bytes(header: bytes, size: int) -> int:
-    """What a member takes up in the archive: its header blocks, its payload and the padding."""
+    """Return the size of a member in the archive: its header blocks, its payload and the padding."""
     return len(header) + size + -size % BLOCK_BYTES
 
 
@@ -87,7 +87,7 @@ def _block(name: bytes, prefix: bytes, size: int, kind: bytes) -> bytes:
 
 
 def _sum(part: bytes) -> int:
-    """The sum of at most 255 bytes: Adler-32 (RFC 1950) without its 1; many times faster than `sum`."""
+    """Return the sum of at most 255 bytes: Adler-32 (RFC 1950) without its 1; many times faster than `sum`."""
     return (zlib.adler32(part) & 0xFFFF) - 1
 
 

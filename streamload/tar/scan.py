@@ -1,13 +1,12 @@
-"""A shard to its table of samples: whole, from memory or from a file, or piece by piece while it arrives.
+"""Scan a shard to its table of samples: whole, from memory or from a file, or piece by piece while it arrives.
 
-Headers precede payloads, so a sample is known to be complete only when the next header has been read. A piece leaves an
-incomplete sample to the next piece, which begins at the sample's first header. Pieces share nothing, so each may be
-scanned in another process; `Scanner` joins them.
+A sample is known to be complete only when the next header has been read. A piece leaves an incomplete sample to the
+next piece, which begins at the sample's first header. Pieces share nothing, so each may be scanned in another process;
+`Scanner` joins them.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections import Counter
@@ -32,13 +31,13 @@ LABEL_FIELD = "cls"
 """The field whose decimal integer is a sample's label."""
 
 UNKNOWN_BYTES = -1
-"""The `shard_bytes` of a table whose shard's size is not known yet."""
+"""The `shard_bytes` of a table while the size of its shard is unknown."""
 
 MOST_KEY_BYTES = 256 << 20
-"""Of all samples of a shard together, which are held in memory."""
+"""Maximum bytes of all keys of a shard, which are held in memory."""
 
 _META = re.compile(rb"__[^/]*__($|/)")
-# Fields that loaders add to a sample, `__key__` for example, and that no member may replace.
+# Fields that loaders add to a sample, such as `__key__`; no member may replace them.
 _RESERVED = re.compile(rb"__[^/]*__")
 _INTEGER = re.compile(rb"\s*([+-]?[0-9]{1,19})\s*")
 _MOST_LABEL_BYTES = 64
@@ -46,11 +45,11 @@ _MOST_FIELDS = 1 << 16
 _NO_FIELD = -1
 _NO_STEM = b"\0"  # names have no NUL in them
 _FIRST_ROOM = 1_024
-# From this mean distance on, headers are read one by one and payloads are not read.
+# From this mean distance between headers on, payloads are not read.
 _FAR_APART_BYTES = 256 << 10
 
 Gather = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Bytes, NDArray[np.int64]]]
-"""Returns the bytes at some (offsets, sizes) of a shard, and where each of them begins in the result."""
+"""Returns the bytes at some (offsets, sizes) of a shard, and the start of each in the result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +57,11 @@ class ScannedPiece:
     """The whole samples in a piece of a shard.
 
     Attributes:
-        start: where the piece begins.
-        table: the samples. Offsets are those of the shard; members, samples and fields are numbered from 0 in this
-            piece. There are no checksums and no labels. Every byte of these samples lies before `resume`.
-        resume: where the next piece must begin, possibly after the bytes that were available. Earlier bytes are not
-            needed any more.
-        needs: the end of the bytes that the next piece needs to make progress, always beyond `available`; None at the
-            end of the shard.
+        start: the first byte of the piece.
+        table: the samples, without checksums and labels. Offsets are those of the shard; members, samples and fields
+            are numbered from 0 in this piece.
+        resume: the start of the next piece, possibly after the available bytes; all samples lie before it.
+        needs: the end of the bytes that the next piece needs; None at the end of the shard.
     """
 
     start: int
@@ -74,17 +71,14 @@ class ScannedPiece:
 
     @property
     def ended(self) -> bool:
-        """Whether the shard has been scanned and checked to its end."""
+        """Whether the shard has been checked to its end."""
         return self.needs is None
 
 
 def scan_shard(
     data: memoryview | NDArray[np.uint8], url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False
 ) -> ShardTable:
-    """Return the samples of an uncompressed tar archive, trusting nothing.
-
-    Every header and the end of the archive are verified. Nothing in the table refers to `data`, and payloads are read
-    only for `every_byte`.
+    """Scan an uncompressed tar archive, and verify every header and the end of the archive.
 
     Args:
         data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of a truncated one.
@@ -94,9 +88,8 @@ def scan_shard(
             or one that is not a decimal integer.
 
     Raises:
-        ShardFormatError: the archive is damaged, cut or not tar; it holds what cannot be read in place (sparse or
-            multi-volume members); a sample's members are not together, or a field is repeated. `url` and `offset`
-            are set.
+        ShardFormatError: the archive is damaged, cut or not tar; a member cannot be read in place (sparse or
+            multi-volume); a sample's members are not together, or a field is repeated. `url` and `offset` are set.
     """
     scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte)
     scanner.scan(_octets(data), len(data))
@@ -113,7 +106,7 @@ def scan_file(
     labels: bool = False,
     window_bytes: int = 1 << 20,
 ) -> ShardTable:
-    """Scan an open file as `scan_shard` does, without mapping it, so that it may be truncated meanwhile.
+    """Scan an open file as `scan_shard`, without mapping it, so that it may be truncated meanwhile.
 
     Payloads are not read if headers are far apart.
 
@@ -124,7 +117,7 @@ def scan_file(
         record_bytes: as for `scan_shard`.
         crc32: compute the crc32 of every payload.
         labels: read the labels.
-        window_bytes: how much is read at once.
+        window_bytes: the size of a read.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
@@ -152,10 +145,7 @@ def scan_file(
     def checksum(start: int, end: int) -> int:
         value = 0
         for position in range(start, end, window_bytes):
-            payload = os.pread(descriptor, min(end - position, window_bytes), position)
-            if len(payload) < min(end - position, window_bytes):
-                raise shorter
-            value = zlib.crc32(payload, value)
+            value = zlib.crc32(read(position, min(end, position + window_bytes)).data, value)
         return value
 
     chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
@@ -175,17 +165,16 @@ def scan_file(
 def scan_piece(
     data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES
 ) -> ScannedPiece:
-    """Return the samples that are whole in the bytes of an uncompressed tar archive that follow `start` without a gap.
+    """Scan the whole samples in the bytes of an uncompressed tar archive that have arrived.
 
     All checks of `scan_shard` are made, each as soon as its bytes have arrived; `Scanner` refuses a key that is
     repeated in another piece. Of several faults the one whose bytes arrive first is raised.
 
     Args:
-        data: the bytes from `start` on that have arrived.
+        data: the bytes from `start` on.
         url: the shard, for errors.
         start: 0, or the last piece's `resume`.
-        total: the size of the shard, or None if it is not known yet; then the piece cannot end the shard, which must
-            be scanned once more with the size when all bytes have arrived.
+        total: the size of the shard; None if it is unknown: then another scan must end the shard.
         record_bytes: as for `scan_shard`.
 
     Raises:
@@ -198,14 +187,13 @@ def scan_piece(
 
 
 class Scanner:
-    """Joins the pieces of a shard in order, or takes its bytes as they come (`feed`).
+    """Joins the pieces of a shard in order, or takes its bytes as they arrive (`feed`).
 
     All calls together cost time proportional to the shard's members.
 
     Attributes:
-        table: all samples so far. Adding a piece replaces it by a longer one, in which samples and members keep their
-            numbers. Its `shard_bytes` is UNKNOWN_BYTES while the size is not known.
-        resume: where the next piece must begin.
+        table: all samples so far, with their final numbers. A longer table replaces it with each piece.
+        resume: the start of the next piece.
         needs: the end of the bytes that the next piece needs; None at the end.
     """
 
@@ -218,7 +206,7 @@ class Scanner:
             url: the shard, for errors.
             record_bytes: as for `scan_shard`.
             every_byte: compute crc32 and labels of the bytes that are fed.
-            step_bytes: how many bytes are fed between two scans.
+            step_bytes: the bytes between two scans.
         """
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
@@ -265,7 +253,7 @@ class Scanner:
 
     def _scan_held(self, total: int | None) -> None:
         start = self.resume
-        # Until the end only whole blocks: `resume` may lie behind a payload whose padding has not arrived.
+        # Until the end only whole blocks: `resume` may lie after a payload whose padding has not arrived.
         count = len(self._held) if total is not None else len(self._held) // BLOCK_BYTES * BLOCK_BYTES
         self.scan(_octets(self._held)[:count], total)
         del self._held[: self.resume - start]
@@ -353,7 +341,6 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "key_bytes": np.uint8,
     "key_start": np.int64,
 }
-"""The arrays of a table, with their types."""
 
 
 class _Column:
@@ -473,7 +460,6 @@ def _grouped(members: TarMembers, start: int, total: int | None, url: str) -> Sc
     chosen = np.delete(np.arange(len(members.names)), list(reasons))
     offset, starts = members.offset[chosen], np.array(sample_start, np.int64)
     numbers, names = np.array(member_field, np.int64), tuple(fields.names)
-    _refuse_repeated_fields(keys, starts, numbers, offset, names=names, url=url)
     whole, resume = len(keys), members.reached
     member_end = len(members.names)
     if members.needs is None:
@@ -497,6 +483,7 @@ def _grouped(members: TarMembers, start: int, total: int | None, url: str) -> Sc
         key_start=np.cumsum([0, *map(len, keys[:whole])], dtype=np.int64),
         skipped=dict(skipped),
     )
+    _refuse_repeated_fields(table, url)
     return ScannedPiece(start, table, resume, members.needs)
 
 
@@ -511,26 +498,19 @@ def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
     return "hidden" if dot == component else "no extension"
 
 
-def _refuse_repeated_fields(
-    keys: list[bytes],
-    starts: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    offset: NDArray[np.int64],
-    *,
-    names: tuple[str, ...],
-    url: str,
-) -> None:
-    sample_of_member = np.repeat(np.arange(len(keys)), np.diff(starts))
-    pairs = sample_of_member * _MOST_FIELDS + numbers
+def _refuse_repeated_fields(table: ShardTable, url: str) -> None:
+    sample_of_member = np.repeat(np.arange(len(table)), np.diff(table.sample_start))
+    pairs = sample_of_member * _MOST_FIELDS + table.member_field
     order = np.argsort(pairs, kind="stable")
     repeats = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
     if len(repeats):
         repeat = int(repeats.min())
         raise ShardFormatError(
-            f"the sample has the field {names[int(numbers[repeat])]!r} twice; re-pack the shard with each name once",
+            f"the sample has the field {table.fields[table.member_field[repeat]]!r} twice; re-pack the shard with each "
+            "name once",
             url=url,
-            key=keys[int(sample_of_member[repeat])].decode("utf-8", "surrogateescape"),
-            offset=int(offset[repeat]) - BLOCK_BYTES,
+            key=table.key(int(sample_of_member[repeat])),
+            offset=int(table.member_offset[repeat]) - BLOCK_BYTES,
         )
 
 

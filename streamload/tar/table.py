@@ -1,7 +1,6 @@
-"""Where each sample of one shard lies: offsets, sizes, fields and keys as flat arrays.
+"""The table of a shard: offsets, sizes, fields and keys of its samples as flat arrays.
 
-A table is what a scan of the shard's headers finds and what an index stores. Keys are kept as one run of bytes and
-become strings only on request.
+Scans make tables, and an index stores them. Keys are kept as one run of bytes and become strings on request.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from numpy.typing import NDArray
 MISSING = -1
 """The offset and the size of a field that a sample does not have."""
 
-
-# Of one sample in so many, or fewer, keys are cut one by one: cutting all of them takes longer.
+# Keys of samples at least this far apart are cut one by one, which is faster than cutting all of them.
 _FAR_APART = 16
 
 
@@ -25,7 +23,7 @@ class ShardTable:
     """The members of one shard, grouped into samples.
 
     Attributes:
-        shard_bytes: size of the (uncompressed) shard that this table was made from.
+        shard_bytes: size of the (uncompressed) shard.
         fields: the distinct fields, in the order of their first appearance.
         member_offset: int64[M], first byte of each member's payload.
         member_size: int64[M], payload bytes of each member.
@@ -33,10 +31,10 @@ class ShardTable:
         sample_start: int64[S + 1], the members of sample i are `sample_start[i]:sample_start[i + 1]`.
         key_bytes: uint8[K], all keys in UTF-8, one after the other.
         key_start: int64[S + 1], where each key begins in `key_bytes`.
-        member_crc32: uint32[M], crc32 of each payload, or None where it was not computed.
-        labels: int64[S], the integer in the sample's `cls`, or None where some sample has none.
-        skipped: how many members were skipped, by reason.
-        member_shard: int64[M], the number of the shard that each member lies in, or None where all lie in this one.
+        member_crc32: uint32[M], crc32 of each payload; None if it was not computed.
+        labels: int64[S], the integer in the sample's `cls`; None if some sample has none.
+        skipped: the number of skipped members, by reason.
+        member_shard: int64[M], the number of each member's shard; None if all lie in this one.
     """
 
     shard_bytes: int
@@ -57,12 +55,12 @@ class ShardTable:
         return len(self.sample_start) - 1
 
     def key(self, sample: int) -> str:
-        """The key of one sample. A name that is not UTF-8 keeps its bytes as surrogates, as `os.fsdecode` does."""
+        """Return the key of a sample. A name that is not UTF-8 keeps its bytes as surrogates, as in `os.fsdecode`."""
         start, end = int(self.key_start[sample]), int(self.key_start[sample + 1])
         return self.key_bytes[start:end].tobytes().decode("utf-8", "surrogateescape")
 
     def keys(self, samples: NDArray[np.int64] | None = None) -> list[str]:
-        """The keys of some samples, int64[n], in the order given; by default of all, in theirs."""
+        """Return the keys of some samples, int64[n], in the order given; by default of all."""
         chosen = np.arange(len(self)) if samples is None else samples
         if not len(chosen):
             return []
@@ -79,24 +77,21 @@ class ShardTable:
         return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in edges]
 
     def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """For each sample the member that holds the first present of some fields.
+        """Return for each sample the member of its first present field, int64[S], or MISSING.
 
         Args:
             alternatives: fields in order of preference, for example `("jpg", "png")`.
-
-        Returns:
-            int64[S], the member's number, or MISSING where the sample has none of the fields.
         """
         members = np.full(len(self), MISSING, np.int64)
         sample_of_member = np.repeat(np.arange(len(self)), np.diff(self.sample_start))
         for name in reversed(alternatives):
             if name in self.fields:
-                found = np.flatnonzero(self.member_field == self.fields.index(name))
-                members[sample_of_member[found]] = found
+                holding = np.flatnonzero(self.member_field == self.fields.index(name))
+                members[sample_of_member[holding]] = holding
         return members
 
     def only(self, samples: NDArray[np.int64]) -> ShardTable:
-        """A table of some of the samples, by their ascending numbers. What was skipped is counted as before."""
+        """Return a table of some of the samples, by their ascending numbers; `skipped` stays."""
         members = _stretches(self.sample_start[samples], self.sample_start[samples + 1])
         key_bytes = _stretches(self.key_start[samples], self.key_start[samples + 1])
         return replace(
@@ -113,16 +108,15 @@ class ShardTable:
         )
 
     def sample_fields(self, sample: int) -> tuple[str, ...]:
-        """The fields that one sample has, in the order in which they are stored."""
+        """Return the fields of one sample, in the order in which they are stored."""
         start, end = int(self.sample_start[sample]), int(self.sample_start[sample + 1])
         return tuple(self.fields[number] for number in self.member_field[start:end].tolist())
 
 
 def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
-    """One table of the samples of several, whose fields are the same, one table after the other.
+    """Return one table of the samples of several tables with the same fields, one table after the other.
 
-    Offsets stay those in the samples' own shards, in which all of their members lie. There are checksums where all
-    tables have them, and no labels.
+    Offsets stay those in the samples' own shards. There are checksums if all tables have them, and no labels.
     """
     samples = [len(table) for table in tables]
     members = _starts([len(table.member_offset) for table in tables])
@@ -142,7 +136,7 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
 
 
 def _stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers from each start to its end, one stretch after another."""
+    """Return the numbers from each start to its end, one stretch after another."""
     lengths = ends - starts
     return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths)[:-1], lengths)
 
@@ -150,11 +144,11 @@ def _stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np
 def _joined_starts(
     starts: Sequence[NDArray[np.int64]], firsts: NDArray[np.int64], lengths: Sequence[int]
 ) -> NDArray[np.int64]:
-    """The starts of some tables, each counted on from where its table begins, and the end."""
+    """Return the starts of some tables, each counted on from the start of its table, and the end."""
     within = np.concatenate([of[:-1] for of in starts])
     return np.append(within + np.repeat(firsts[:-1], lengths), firsts[-1])
 
 
 def _starts(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each of some stretches begins that lie one after another, and the end: int64[n + 1]."""
+    """Return the start of each of consecutive stretches, and the end: int64[n + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
