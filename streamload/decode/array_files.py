@@ -1,7 +1,7 @@
-"""Decodes `.npy` and `.npz` bytes to arrays, without pickle and without trusting what a header claims.
+"""Decode `.npy` and `.npz` bytes to arrays, without pickle and without trusting the sizes in a header.
 
-The layout of an npy file is described in `numpy.lib.format`. A header is parsed once and remembered by its bytes,
-since the members of a data set nearly always share one.
+The layout of an npy file is described in `numpy.lib.format`. A header is parsed once and cached by its bytes, since the
+members of a dataset nearly always share one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from numpy.typing import NDArray
 from streamload.text import counted
 
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
-"""The most bytes that one field may have beyond those stored: a volume of 512 x 512 x 512 float32, with a header.
-
-An image at `PIXEL_LIMIT` takes as much. More counts as a bomb and is refused before any memory is allocated.
-"""
+"""The most bytes of a field beyond those stored: a volume of 512 x 512 x 512 float32, or an image of `PIXEL_LIMIT`."""
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_LIMIT_BYTES = 10_000  # as in NumPy: parsing longer literals may take much time and memory
@@ -38,24 +35,24 @@ class ExpansionError(ValueError):
 
 
 class BeyondBudgetError(ExpansionError):
-    """It would by more than its share of the memory budget, and by less than `DECOMPRESSED_LIMIT_BYTES`."""
+    """The excess is above the field's share of the memory budget, and below `DECOMPRESSED_LIMIT_BYTES`."""
 
 
 def expansion_error(message: str, excess_bytes: int) -> ExpansionError:
-    """The error of a field that would become larger than its bytes by so much, which is too much."""
+    """Return the error of a field that would become larger than its bytes by too much."""
     return (ExpansionError if excess_bytes > DECOMPRESSED_LIMIT_BYTES else BeyondBudgetError)(message)
 
 
 class NpyLayout(NamedTuple):
-    """What the header of an npy file says about the bytes that follow it.
+    """The contents of an npy header.
 
     Attributes:
-        shape: the array's shape.
-        dtype: its type, never one that holds Python objects.
+        shape: of the array.
+        dtype: never one that holds Python objects.
         order: "F" if the elements are stored column by column, else "C".
         start: offset of the first element, in bytes.
         end: offset after the last element, in bytes.
-        aligned: True if elements at `start` are aligned in a buffer whose first byte is.
+        aligned: elements at `start` are aligned in a buffer whose first byte is.
     """
 
     shape: tuple[int, ...]
@@ -67,13 +64,12 @@ class NpyLayout(NamedTuple):
 
 
 def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
-    """The array in an npy file of version 1, 2 or 3, in memory of its own, writable; a bytearray becomes that memory.
+    """Return the array of an npy file (version 1, 2 or 3), writable, in memory of its own; a bytearray is that memory.
 
     Bytes after the last element are ignored, as by `numpy.load`.
 
     Raises:
-        ValueError: `data` is not an npy file, holds Python objects, or is shorter than its header claims. Nothing
-            of the claimed size is allocated before this is known.
+        ValueError: `data` is not an npy file, holds Python objects, or is shorter than its header claims.
     """
     shape, dtype, order, start, end, aligned = npy_layout(data)
     if len(data) < end:
@@ -88,7 +84,7 @@ def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
 
 
 def npy_layout(data: memoryview | bytearray) -> NpyLayout:
-    """The layout of the npy file that begins with `data`, cached by its header.
+    """Return the layout of the npy file that begins with `data`.
 
     Raises:
         ValueError: this is not the header of an npy file of plain elements.
@@ -100,23 +96,22 @@ def npy_layout(data: memoryview | bytearray) -> NpyLayout:
     if version != 1:
         start = 12 + _long_length(data, 8)[0]
     if start > len(data) or start > _HEADER_LIMIT_BYTES:
-        _refuse_header_length(data, start)
+        _check_magic(bytes(data[:6]))
+        raise ValueError(
+            f"the npy file announces a header of {start} bytes; {len(data)} bytes are there and "
+            f"{_HEADER_LIMIT_BYTES} are the limit"
+        )
     return _parse_header(bytes(data[:start]))
 
 
-def _refuse_header_length(data: memoryview | bytearray, start: int) -> None:
-    if bytes(data[:6]) != _MAGIC:
-        raise ValueError(f"not an npy file: it begins with {bytes(data[:6])!r} instead of {_MAGIC!r}")
-    raise ValueError(
-        f"the npy file announces a header of {start} bytes; {len(data)} bytes are there and "
-        f"{_HEADER_LIMIT_BYTES} are the limit"
-    )
+def _check_magic(magic: bytes) -> None:
+    if magic != _MAGIC:
+        raise ValueError(f"not an npy file: it begins with {magic!r} instead of {_MAGIC!r}")
 
 
 @lru_cache(maxsize=256)
 def _parse_header(head: bytes) -> NpyLayout:
-    if not head.startswith(_MAGIC):
-        raise ValueError(f"not an npy file: it begins with {head[:6]!r} instead of {_MAGIC!r}")
+    _check_magic(head[:6])
     version = head[6]
     if version not in (1, 2, 3):
         raise ValueError(f"npy format version {version} is not known; write the file as version 1, 2 or 3")
@@ -142,7 +137,7 @@ def _parse_header(head: bytes) -> NpyLayout:
 
 
 def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> dict[str, Any]:
-    """The members of an npz file by name: arrays for `name.npy` (as `name`), bytes for any other.
+    """Return the members of an npz file by name: arrays for `name.npy` (as `name`), bytes for any other.
 
     Raises:
         ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, a member is
@@ -152,18 +147,14 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
             check_entries(entries, len(data), limit_bytes)
-            return {
-                entry.filename.removesuffix(".npy"): _member_value(
-                    entry.filename, archive.open(entry).read(entry.file_size)
-                )
-                for entry in entries
-            }
+            values: dict[str, Any] = {}
+            for entry in entries:
+                name, content = entry.filename, archive.open(entry).read(entry.file_size)
+                is_array = name.endswith(".npy")
+                values[name.removesuffix(".npy")] = decode_npy(memoryview(content)) if is_array else content
+            return values
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, struct.error) as exc:
         raise ValueError(f"not a whole npz file: {exc}") from exc
-
-
-def _member_value(name: str, content: bytes) -> NDArray[Any] | bytes:
-    return decode_npy(memoryview(content)) if name.endswith(".npy") else content
 
 
 def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_bytes: int) -> None:
@@ -172,11 +163,11 @@ def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_
     Args:
         entries: its members.
         archive_bytes: its size.
-        limit_bytes: by how much its contents may exceed that.
+        limit_bytes: by how much its contents may exceed its size.
 
     Raises:
-        ExpansionError: it does; nothing has been decompressed.
-        ValueError: names what else is wrong with the archive.
+        ExpansionError: the contents exceed it by more; nothing has been decompressed.
+        ValueError: the archive is unusable in another way.
     """
     decompressed = sum(entry.file_size for entry in entries)
     excess_bytes = decompressed - archive_bytes

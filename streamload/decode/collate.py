@@ -6,7 +6,7 @@ The rules are those of torch's `default_collate`; only the last step, from array
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from types import NoneType
@@ -21,12 +21,12 @@ from streamload.decode.batch_layout import (
     Layout,
     MappingNode,
     Node,
+    RaggedLeaf,
     SequenceNode,
     ValueLeaf,
     as_array,
-    assemble,
+    is_named_tuple,
     is_plain_array,
-    is_tensor,
     is_tensor_class,
     slot_views,
 )
@@ -39,72 +39,52 @@ _LENGTH_BYTES = 8
 # Values that are smaller on average are copied all at once: that takes fewer calls.
 _SMALL_BYTES = 512
 
-# Writes values to the memory of their column's data, at their offsets in it.
-_Write = Callable[[memoryview, Sequence[int]], None]
 
-
-class ValueBlock:
-    """Columns of values, laid out one behind the other, to be written when their memory is there.
+def store_values(
+    columns: Sequence[Sequence[Any]], memory: Callable[[int], Bytes], start: int
+) -> tuple[tuple[StoredColumn, ...], int]:
+    """Write columns of values to a slot; return where they lie, and where the last one ends.
 
     Args:
         columns: each a list of values, or `StoredBytes`.
+        memory: returns the slot's memory, with at least the given number of bytes.
+        start: where the first column begins; a multiple of 64.
 
-    Attributes:
-        size_bytes: of all; a multiple of 64.
+    Raises:
+        UnreadableError: a stored field cannot be read.
     """
-
-    def __init__(self, columns: Iterable[Sequence[Any]]) -> None:
-        self._columns = [_column(values) for values in columns]
-        self.size_bytes = sum(column.size_bytes for column in self._columns)
-
-    def write(self, memory: Bytes, start: int) -> tuple[StoredColumn, ...]:
-        """Write all columns from `start` on, a multiple of 64; returns where they lie.
-
-        Raises:
-            UnreadableError: a stored field cannot be read.
-        """
-        stored = []
-        for column in self._columns:
-            stored.append(column.write(memory, start))
-            start += column.size_bytes
-        return tuple(stored)
-
-
-class _PickledColumn:
-    """All values of a column as one pickle."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._chunks = _pickled(list(values))
-        self._length = sum(map(len, self._chunks))
-        self.size_bytes = round_up(self._length, ALIGNMENT_BYTES)
-
-    def write(self, memory: Bytes, start: int) -> StoredColumn:
-        data = memoryview(memory.data)
-        end = start
-        for chunk in self._chunks:
-            begin, end = end, end + len(chunk)
-            data[begin:end] = chunk
-        return StoredColumn("pickle", start, self._length)
+    if not columns:
+        return (), start
+    prepared = [_Column(values) for values in columns]
+    edges = list(accumulate((column.size_bytes for column in prepared), initial=start))
+    slot = memory(edges[-1])
+    return tuple(column.write(slot, begin) for column, begin in zip(prepared, edges, strict=False)), edges[-1]
 
 
 class _Column:
-    """Bytes or arrays: the data of all values behind their offsets."""
+    """A column to be written: offsets, shapes of arrays, and the data of all values.
 
-    def __init__(
-        self,
-        kind: ValueKind,
-        sizes: Iterable[int],
-        write: _Write,
-        *,
-        dtype: str = "",
-        shapes: Sequence[tuple[int, ...]] = (),
-    ) -> None:
-        if shapes:
-            sizes = [round_up(size, ALIGNMENT_BYTES) for size in sizes]
+    Values that are neither bytes nor arrays of one dtype become a single one, the pickle of their list.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        kind: ValueKind = "bytes"
+        dtype, self._shapes = "", list[tuple[int, ...]]()
+        self._write: Callable[[memoryview, Sequence[int]], None]
+        kinds = set() if isinstance(values, StoredBytes) else set(map(type, values))
+        if isinstance(values, StoredBytes):
+            sizes, self._write = list(values.sizes), values.read_to
+        elif kinds == {bytes}:
+            sizes, self._write = [*map(len, values)], partial(_copy, values)
+        elif kinds == {np.ndarray} and _are_alike(values):
+            kind, dtype, self._shapes = "array", values[0].dtype.str, [value.shape for value in values]
+            sizes = [round_up(value.nbytes, ALIGNMENT_BYTES) for value in values]
+            self._write = partial(_copy_arrays, values)
+        else:
+            pickled = dump_values(list(values))
+            kind, sizes, self._write = "pickle", [len(pickled)], partial(_copy, [pickled])
         self._offsets = list(accumulate(sizes, initial=0))
-        self._stored = StoredColumn(kind, 0, len(self._offsets) - 1, dtype, len(shapes[0]) if shapes else 0)
-        self._shapes = shapes
-        self._write = write
+        self._stored = StoredColumn(kind, 0, len(sizes), dtype, len(self._shapes[0]) if self._shapes else 0)
         self.size_bytes = round_up(_data_start(self._stored) + self._offsets[-1], ALIGNMENT_BYTES)
 
     def write(self, memory: Bytes, start: int) -> StoredColumn:
@@ -123,7 +103,7 @@ def _data_start(column: StoredColumn) -> int:
 
 
 def _head(column: StoredColumn, memory: Bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The offsets and the shapes of a column, in the slot."""
+    """Return the offsets and the shapes of a column, in the slot."""
     offsets: NDArray[np.int64] = np.ndarray((column.length + 1,), np.int64, memory, column.start)
     return offsets, np.ndarray((column.length, column.ndim), np.int64, memory, column.start + offsets.nbytes)
 
@@ -133,20 +113,8 @@ def _data(column: StoredColumn, memory: Bytes, size_bytes: int) -> memoryview:
     return memoryview(memory.data)[start : start + size_bytes]
 
 
-def _column(values: Sequence[Any]) -> _Column | _PickledColumn:
-    if isinstance(values, StoredBytes):
-        return _Column("bytes", values.sizes, values.read_to)
-    kinds = set(map(type, values))
-    if kinds == {bytes}:
-        return _Column("bytes", map(len, values), partial(_copy, values))
-    if kinds == {np.ndarray} and _are_alike(values):
-        sizes, shapes = [value.nbytes for value in values], [value.shape for value in values]
-        return _Column("array", sizes, partial(_copy_arrays, values), dtype=values[0].dtype.str, shapes=shapes)
-    return _PickledColumn(values)
-
-
 def _are_alike(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Whether they are numbers of one dtype in one number of dimensions."""
+    """Return True for numbers of one dtype in one number of dimensions."""
     return arrays[0].dtype.kind in "biufc" and len({(array.dtype, array.ndim) for array in arrays}) == 1
 
 
@@ -164,14 +132,11 @@ def _copy_arrays(values: Sequence[NDArray[Any]], data: memoryview, offsets: Sequ
 
 
 def load_values(columns: Sequence[StoredColumn], memory: Bytes) -> list[list[Any]]:
-    """The columns of values in a slot's memory; arrays view it, all else is copied to this process's heap."""
+    """Return the columns of values in a slot; arrays view its memory, other values are copied to the heap."""
     return [_load(column, memory) for column in columns]
 
 
 def _load(column: StoredColumn, memory: Bytes) -> list[Any]:
-    if column.kind == "pickle":
-        values: list[Any] = pickle.loads(memoryview(memory.data)[column.start : column.start + column.length])
-        return values
     head, shapes = _head(column, memory)
     offsets = head.tolist()
     if column.kind == "array":
@@ -181,33 +146,20 @@ def _load(column: StoredColumn, memory: Bytes) -> list[Any]:
             for shape, offset in zip(shapes.tolist(), offsets, strict=False)
         ]
     data = _data(column, memory, offsets[-1])
+    if column.kind == "pickle":
+        values: list[Any] = pickle.loads(data)
+        return values
     whole = bytes(data) if len(data) < _SMALL_BYTES * column.length else data
     return [bytes(whole[start:end]) for start, end in pairwise(offsets)]
 
 
-class _Chunks:
-    """Collects what a pickler writes; large `bytes` are not copied."""
-
-    def __init__(self) -> None:
-        self.chunks: list[bytes] = []
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.chunks.append(data if type(data) is bytes else bytes(data))
-
-
 def dump_values(values: Any) -> bytes:
     """Pickle values; classes defined in the user's script need cloudpickle, which is ten times slower."""
-    return b"".join(_pickled(values))
-
-
-def _pickled(values: Any) -> list[bytes]:
-    taken = _Chunks()
     try:
-        pickle.Pickler(taken, pickle.HIGHEST_PROTOCOL).dump(values)
+        return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
-        taken = _Chunks()
-        cloudpickle.Pickler(taken).dump(values)
-    return taken.chunks
+        pickled: bytes = cloudpickle.dumps(values)
+        return pickled
 
 
 class LayoutMismatchError(Exception):
@@ -215,15 +167,14 @@ class LayoutMismatchError(Exception):
 
 
 def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]:
-    """Write the arrays of a batch to their places in its slot.
+    """Write the arrays of a batch to their places in its slot; return the other values, column by column.
+
+    `StoredBytes` among these have not been read yet.
 
     Args:
         layout: of rows.
-        rows: to write, as many as its capacity or fewer.
+        rows: no more than the layout's capacity.
         memory: of the slot.
-
-    Returns:
-        For each column of values of unlike sizes these rows' values; `StoredBytes` have not been read yet.
 
     Raises:
         LayoutMismatchError: a row has another structure, dtype or shape; the slot is then undefined.
@@ -270,9 +221,8 @@ def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]
             raise LayoutMismatchError  # the first row sets the order of the keys
         return [[value[key] for value in column] for key in node.keys]
     length = len(node.children)
-    if not kinds <= ({list, tuple} if node.kind is list else {node.kind}):
-        raise LayoutMismatchError
-    if not all(len(value) == length for value in column):
+    allowed = {list, tuple} if node.kind is list else {node.kind}
+    if not kinds <= allowed or not all(len(value) == length for value in column):
         raise LayoutMismatchError
     return [[value[number] for value in column] for number in range(length)]
 
@@ -284,36 +234,37 @@ def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
             raise LayoutMismatchError
         if column.ctypes.data != out.ctypes.data:
             out[...] = column
-        return
-    if isinstance(column, StoredRows):
+    elif isinstance(column, StoredRows):
         if column.dtype != out.dtype or column.shape != out.shape[1:] or not out.flags.c_contiguous:
             raise LayoutMismatchError
         column.copy_to(out)
-        return
-    if isinstance(column, PlacedRows) and column.are_at(out):
-        return
-    _write_values(leaf, list(column), out)
+    elif not isinstance(column, PlacedRows) or not column.are_at(out):
+        _write_values(leaf, list(column), out)
 
 
-def _write_values(leaf: ArrayLeaf, column: list[Any], out: NDArray[Any]) -> None:
-    """The same for values one by one."""
-    kinds = set(map(type, column))
-    if out.ndim == 1 and kinds <= _SCALARS_OF.get(out.dtype.str, frozenset()):
+def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None:
+    shape, dtype = out.shape[1:], out.dtype
+    kinds = set(map(type, values))
+    if not shape and kinds <= _SCALARS_OF.get(dtype.str, frozenset()):
         try:
-            out[:] = column
+            out[:] = values
         except OverflowError as error:
             raise LayoutMismatchError from error
         return
     if any(map(is_tensor_class, kinds)):
-        column = [_tensor_memory(leaf, value) for value in column]
+        if not all(map(is_tensor_class, kinds)):
+            raise LayoutMismatchError
+        memories = [as_array(value) for value in values]
+        if any(torch_dtype != leaf.torch_dtype for _, torch_dtype in memories):
+            raise LayoutMismatchError
+        values = [memory for memory, _ in memories]
     elif not all(map(is_plain_array, kinds)):
         raise LayoutMismatchError
-    shape, dtype = out.shape[1:], out.dtype
     if shape and out.flags.c_contiguous:
-        if not copied_together(column, out):
+        if not copied_together(values, out):
             raise LayoutMismatchError
         return
-    for number, value in enumerate(column):
+    for number, value in enumerate(values):
         if value.dtype != dtype or value.shape != shape:
             raise LayoutMismatchError
         out[number] = value
@@ -326,32 +277,45 @@ _SCALARS_OF: dict[str, frozenset[type]] = {
 }
 
 
-def _tensor_memory(leaf: ArrayLeaf, value: Any) -> NDArray[Any]:
-    if not is_tensor(value):
-        raise LayoutMismatchError
-    memory, torch_dtype = as_array(value)
-    if torch_dtype != leaf.torch_dtype:
-        raise LayoutMismatchError
-    return memory
-
-
 def build_batch(layout: Layout, memory: Bytes, rows: int, columns: Sequence[list[Any]]) -> Any:
-    """The batch that the user gets, viewing the slot's memory without a copy.
+    """Build the user's batch of `rows` rows on the slot's memory, without a copy; `columns` are its other values."""
+    of_rows = layout.capacity is not None
+    return _build(layout.tree, slot_views(layout, memory, rows if of_rows else None), columns, of_rows=of_rows)
 
-    Args:
-        layout: of the batch.
-        memory: of its slot.
-        rows: how many rows it has.
-        columns: its values of unlike sizes.
-    """
-    arrays = slot_views(layout, memory, None if layout.capacity is None else rows)
-    return assemble(layout, arrays, columns, _finish)
+
+def _build(node: Node, arrays: Sequence[Any], columns: Sequence[Sequence[Any]], *, of_rows: bool) -> Any:
+    # Not nested in `build_batch`: a recursive closure is a reference cycle, which would keep the slot until the next
+    # garbage collection.
+    if isinstance(node, ArrayLeaf):
+        return _finish(node, arrays[node.number])
+    if isinstance(node, ValueLeaf):
+        return columns[node.column] if node.row is None else columns[node.column][node.row]
+    if isinstance(node, RaggedLeaf):
+        axes, items = node.array.axes, columns[node.column]
+        return node.kind(_finish(node.array, item.transpose(axes) if axes else item) for item in items)
+    children = [_build(child, arrays, columns, of_rows=of_rows) for child in node.children]
+    if isinstance(node, MappingNode):
+        mapping = dict(zip(node.keys, children, strict=True))
+        return mapping if node.kind is dict else node.kind(mapping)
+    if of_rows:  # torch transposes sequences with `zip`, which makes tuples
+        pairs = zip(node.children, children, strict=True)
+        children = [tuple(value) if isinstance(child, ValueLeaf) else value for child, value in pairs]
+    return node.kind(*children) if is_named_tuple(node.kind) else node.kind(children)
+
+
+def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
+    if not leaf.tensor:
+        return array
+    import torch
+
+    tensor = torch.from_numpy(array)
+    return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
-    """The rows that make up a batch in which some have failed.
+    """Return the rows of a batch in which some have failed.
 
-    With "skip" the good ones; with "replace" every failed row is replaced by the next good one, wrapping around, so
+    With "skip" these are the good ones. With "replace" the next good row, wrapping around, replaces a failed one, so
     that the batch keeps its length.
     """
     good = [row for row in range(count) if row not in failed]
@@ -366,20 +330,7 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
 
 
 def torch_collate(rows: Rows) -> Any:
-    """Collate rows by torch's own `default_collate`, for batches that have no regular layout.
-
-    Raises:
-        Exception: whatever `default_collate` raises.
-    """
+    """Collate rows that have no regular layout by torch's own `default_collate`; raises what that raises."""
     from torch.utils.data import default_collate
 
     return default_collate(rows.as_list())
-
-
-def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
-    if not leaf.tensor:
-        return array
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))

@@ -1,9 +1,9 @@
-"""Values of rows, column by column; arrays of one dtype and shape, and bytes, may stay in their shards until copied."""
+"""Values of rows, column by column. Arrays of one dtype and shape, and bytes, may stay in their shards until copied."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,15 @@ _ROW_BY_ROW_BYTES = 1024
 
 
 def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Views of all runs of bytes as long as an item of `dtype`, by where they begin."""
+    """View every run of bytes as long as an item of `dtype`, by where it begins."""
     return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredRows:
-    """A column of n arrays in mapped shards.
+    """A column of n arrays of one dtype and shape (C order) in mapped shards.
 
     Attributes:
-        dtype: of every row.
-        shape: of every row, in C order.
         shards: int64[n], each row's shard.
         starts: int64[n], first byte of each row's array in its shard; all arrays lie within their shards.
         memory: the shards' bytes.
@@ -47,7 +45,7 @@ class StoredRows:
         return len(self.starts)
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        """One row, in memory of its own."""
+        """Return one row, in memory of its own."""
         out = np.empty((1, *self.shape), self.dtype)
         self.slice(row, row + 1).copy_to(out)
         return out[0, ...]
@@ -56,11 +54,11 @@ class StoredRows:
         return (self[row] for row in range(len(self)))
 
     def slice(self, start: int, end: int) -> StoredRows:
-        """Consecutive rows."""
+        """Return consecutive rows."""
         return StoredRows(self.dtype, self.shape, self.shards[start:end], self.starts[start:end], self.memory)
 
     def take(self, rows: Sequence[int]) -> StoredRows:
-        """Some rows, in the order given."""
+        """Return some rows, in the order given."""
         chosen = list(rows)
         return StoredRows(self.dtype, self.shape, self.shards[chosen], self.starts[chosen], self.memory)
 
@@ -89,13 +87,13 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBytes:
-    """A column of n fields that are wanted as they are stored, left in their shards until they are read, once.
+    """A column of undecoded fields, left in their shards until they are read, once.
 
     Attributes:
         shards: each row's shard.
-        starts: the first byte of each row's field in it.
+        starts: the first byte of each row's field in its shard.
         sizes: of the fields, in bytes; all lie within their shards.
-        reader: reads them.
+        reader: reads the fields.
     """
 
     shards: Sequence[int]
@@ -107,7 +105,7 @@ class StoredBytes:
         return len(self.sizes)
 
     def __getitem__(self, row: int) -> bytes:
-        """One row, in memory of its own.
+        """Read one row.
 
         Raises:
             UnreadableError: it cannot be read.
@@ -120,14 +118,14 @@ class StoredBytes:
         return (self[row] for row in range(len(self)))
 
     def slice(self, start: int, end: int) -> StoredBytes:
-        """Consecutive rows."""
+        """Return consecutive rows."""
         return StoredBytes(self.shards[start:end], self.starts[start:end], self.sizes[start:end], self.reader)
 
     def take(self, rows: Sequence[int]) -> StoredBytes | list[bytes]:
-        """Some rows, in the order given; they are read now if one is to come twice.
+        """Return some rows, in the order given; they are read now if one of them comes twice.
 
         Raises:
-            UnreadableError: one of them cannot be read.
+            UnreadableError: a row cannot be read.
         """
         if len(set(rows)) < len(rows):
             values = {row: self[row] for row in set(rows)}
@@ -136,10 +134,10 @@ class StoredBytes:
         return StoredBytes(shards, starts, sizes, self.reader)
 
     def read_to(self, target: memoryview, offsets: Sequence[int]) -> None:
-        """Read all rows to `target`, each to its offset in it.
+        """Read all rows to `target`, each to its offset.
 
         Raises:
-            UnreadableError: one of them cannot be read.
+            UnreadableError: a row cannot be read.
         """
         for row, start in enumerate(offsets[:-1]):
             self._read(row, target[start : offsets[row + 1]])
@@ -161,11 +159,11 @@ class OwnValues(list[Any]):
 
 
 class PlacedRows:
-    """A column whose values are copied to their batches' memory as they are made, so that none piles up.
+    """A column whose values are copied to their batches' memory as they are made, so that they do not pile up.
 
     Args:
         places: for each row the array to copy its value to.
-        values: those that are there already, as views of their places; by default none.
+        values: values that are there already, as views of their places.
     """
 
     __slots__ = ("_places", "_values")
@@ -184,7 +182,7 @@ class PlacedRows:
         return iter(self._values)
 
     def __setitem__(self, row: int, value: Any) -> None:
-        """Copy a value to its place; one of another class, dtype or shape is kept as it is."""
+        """Copy a value to its place; a value of another class, dtype or shape is kept as it is."""
         place = self._places[row]
         if type(value) is np.ndarray and value.dtype == place.dtype and value.shape == place.shape:
             if value is not place:
@@ -193,24 +191,25 @@ class PlacedRows:
         self._values[row] = value
 
     def slice(self, start: int, end: int) -> PlacedRows:
-        """Consecutive rows."""
+        """Return consecutive rows."""
         return PlacedRows(self._places[start:end], self._values[start:end])
 
     def are_at(self, out: NDArray[Any]) -> bool:
-        """Whether all values are in `out`, which has one entry for each row."""
+        """Return True if all values are in `out`, which has one entry for each row."""
         if not self._places or self._places[0].ctypes.data != out.ctypes.data:
             return False
         return all(map(operator.is_, self._values, self._places))
 
 
 class PlacedBlocks:
-    """A column of small arrays, copied to their batches' memory together, as soon as those of one batch are made.
+    """A column of small arrays, copied to the memory of a batch together, as soon as all of the batch are made.
 
-    Copied one by one, each would cost a view; after all of a task's batches, they would have left the caches. Until two
-    values in a row do not share memory, each is copied at once too: a function may return the same array every time.
+    Copied one by one, each would cost a view; copied after all of a task's batches, they would have left the caches.
+    Until two consecutive values do not share memory, each value is also copied at once: a function may return the same
+    array every time.
 
     Args:
-        blocks: consecutive rows of each batch in turn: the memory for their values.
+        blocks: for each batch the memory for its values.
     """
 
     __slots__ = ("_are_apart", "_blocks", "_ends", "_previous", "_values")
@@ -224,7 +223,7 @@ class PlacedBlocks:
         self._are_apart = False
 
     def __setitem__(self, row: int, value: Any) -> None:
-        """Set a value; rows come in their order, and may be left out."""
+        """Set a value. Rows come in order; some may be left out."""
         if not self._are_apart and type(value) is np.ndarray:
             value = self._own(value)
         self._values[row] = value
@@ -249,13 +248,13 @@ class PlacedBlocks:
         return chain.from_iterable(self.slice(start, last + 1) for last, (start, _) in self._ends.items())
 
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
-        """The rows of one batch: their memory, or where they do not fit there the values."""
+        """Return the rows of one batch: their memory, or the values if they do not fit there."""
         block = self._blocks.get(start)
         return self._values[start:end] if block is None else block
 
 
 def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
-    """Copy arrays to the entries of `out`; False where one has another dtype or shape."""
+    """Copy arrays to the entries of `out`; False if one has another dtype or shape."""
     length, *rest = out.shape[1:]
     try:
         if set(map(len, arrays)) != {length}:
@@ -273,12 +272,12 @@ class Rows:
 
     Attributes:
         count: the number of rows.
-        values: the rows themselves, where they are not kept as columns.
+        values: the rows themselves, if they are not kept as columns.
         columns: the values of each field: a list, an array with a leading axis of rows, `PlacedRows`, `PlacedBlocks`,
             `StoredRows` or `StoredBytes`.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
-        optional: the numbers of the columns whose values may be None, where a sample lacks an optional field.
+        optional: the numbers of the columns in which None stands for an optional field that a sample lacks.
     """
 
     count: int
@@ -289,17 +288,14 @@ class Rows:
     optional: frozenset[int] = frozenset()
 
     def row(self, number: int) -> Any:
-        """One row, as the user sees it."""
+        """Return one row, as the user sees it."""
         if self.columns is None:
             assert self.values is not None
             return self.values[number]
         return self._row([column[number] for column in self.columns])
 
     def row_alike(self, number: int) -> Any:
-        """A row of the same structure and types as this one, in which what is missing is text.
-
-        Bytes that are left in their shard are not read for it.
-        """
+        """Return a row of the same structure and types, with text for missing fields and unread bytes."""
         if self.columns is None:
             return self.row(number)
         items = [b"" if isinstance(column, StoredBytes) else column[number] for column in self.columns]
@@ -309,34 +305,30 @@ class Rows:
         return dict(zip(self.keys, items, strict=True)) if self.kind is dict else tuple(items)
 
     def as_list(self) -> list[Any]:
-        """All rows, as the user sees them."""
-        if self.values is not None:
-            return self.values
-        return [self.row(number) for number in range(self.count)]
+        """Return all rows, as the user sees them."""
+        return [self.row(number) for number in range(self.count)] if self.values is None else self.values
 
     def slice(self, start: int, end: int) -> Rows:
-        """Consecutive rows."""
-        if self.columns is None:
-            assert self.values is not None
-            return Rows(end - start, values=self.values[start:end])
-        columns = [
-            column[start:end] if isinstance(column, list | np.ndarray) else column.slice(start, end)
-            for column in self.columns
-        ]
-        return Rows(end - start, columns=columns, kind=self.kind, keys=self.keys, optional=self.optional)
+        """Return consecutive rows."""
+        return self._some(end - start, lambda column: _sliced(column, start, end))
 
     def take(self, numbers: Sequence[int]) -> Rows:
-        """Some of the rows, in the order given."""
-        if self.columns is None:
-            assert self.values is not None
-            return Rows(len(numbers), values=[self.values[n] for n in numbers])
-        columns = [_chosen(column, numbers) for column in self.columns]
-        return Rows(len(numbers), columns=columns, kind=self.kind, keys=self.keys, optional=self.optional)
+        """Return some of the rows, in the order given."""
+        return self._some(len(numbers), lambda column: _chosen(column, numbers))
+
+    def _some(self, count: int, part: Callable[[Any], Any]) -> Rows:
+        values = None if self.values is None else part(self.values)
+        columns = None if self.columns is None else [part(column) for column in self.columns]
+        return Rows(count, values, columns, self.kind, self.keys, self.optional)
+
+
+def _sliced(column: Any, start: int, end: int) -> Any:
+    return column[start:end] if isinstance(column, list | np.ndarray) else column.slice(start, end)
 
 
 def _chosen(column: Any, numbers: Sequence[int]) -> Any:
     if isinstance(column, StoredRows | StoredBytes):
         return column.take(numbers)
-    if isinstance(column, PlacedRows):  # which are written over, one after the other
+    if isinstance(column, PlacedRows):  # their memory is written over, one place after the other
         return [value.copy() if isinstance(value, np.ndarray) else value for value in map(column.__getitem__, numbers)]
     return column[list(numbers)] if isinstance(column, np.ndarray) else [column[number] for number in numbers]

@@ -1,4 +1,4 @@
-"""Decoders: how the bytes of a field become a value, by the last extension of its name.
+"""Decode the bytes of a field to a value, by the last extension of the field's name.
 
 A decoder may get a view of memory that is reused after the call, so its result owns its memory. Nothing in the data is
 executed, and sizes that the data claims are checked before memory is allocated.
@@ -6,6 +6,7 @@ executed, and sizes that the data claims are checked before memory is allocated.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import math
@@ -14,11 +15,10 @@ import re
 import zipfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pickle import _Unpickler
-from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 from streamload.arguments import alternatives, by_field, normal_name
@@ -52,7 +52,7 @@ def check_claims(data: bytes, limit_bytes: int) -> None:
 
     Args:
         data: the whole file, in the zip format or the older one.
-        limit_bytes: by how much its tensors may exceed the file.
+        limit_bytes: by how much all tensors together may exceed the file.
 
     Raises:
         ExpansionError: all tensors together exceed the file by more than `limit_bytes`.
@@ -81,12 +81,12 @@ class _Storage(NamedTuple):
 
 
 class _Claims:
-    """Adds up what the file claims.
+    """Adds up the memory that a file claims.
 
     Args:
         file_bytes: the size of the file.
-        stored: bytes of the members of its archive; None where the storages follow the pickles.
-        limit_bytes: by how much all tensors may exceed the file.
+        stored: bytes of the members of its archive; None if the storages follow the pickles.
+        limit_bytes: as for `check_claims`.
     """
 
     def __init__(self, file_bytes: int, stored: dict[str, int] | None, limit_bytes: int) -> None:
@@ -104,11 +104,11 @@ class _Claims:
         self._storages[key] = size_bytes
         self._storage_bytes += size_bytes
         if self._stored is None:
-            there, claimed = self._file_bytes, self._storage_bytes
+            existing, claimed = self._file_bytes, self._storage_bytes
         else:
-            there, claimed = self._stored.get(f"data/{key}".lower(), 0), size_bytes
-        if size_bytes < 0 or claimed > there:
-            raise ValueError(f"a storage of {size_bytes} bytes is announced, and {there} bytes are there")
+            existing, claimed = self._stored.get(f"data/{key}".lower(), 0), size_bytes
+        if size_bytes < 0 or claimed > existing:
+            raise ValueError(f"a storage of {size_bytes} bytes is announced, and {existing} bytes are there")
         return size_bytes
 
     def add_tensor(self, storage: _Storage, start: int, shape: Any, strides: Any, element_bytes: int) -> None:
@@ -138,14 +138,10 @@ class _Made:
             storage, start, shape, strides = state
             self._claims.add_tensor(storage, start, shape, strides, storage.element_bytes)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Accepted for any class: torch itself refuses those that it does not know."""
+    def _accept(self, *_: Any) -> None:
+        """Do nothing, for any class: torch itself refuses those that it does not know."""
 
-    def append(self, value: Any) -> None:
-        """See `__setitem__`."""
-
-    def extend(self, values: Any) -> None:
-        """See `__setitem__`."""
+    __setitem__ = append = extend = _accept
 
 
 class _StandIn:
@@ -211,9 +207,8 @@ Encoded = memoryview | bytearray | bytes
 Decoder = Callable[[Any], Any]
 """Bytes to a value. Raises `ValueError`, or whatever the user's function raises, for bytes of another format."""
 
-_GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
 _GZIP_PIECE_BYTES = 1 << 20
-_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
+_GZIP_LEAST_BYTES = 18  # of a header and a trailer
 _INT64_LIMIT = 1 << 63
 
 
@@ -222,15 +217,14 @@ def decoder_for(
     decode: bool | Mapping[str, Callable[[bytes], Any]] = True,
     limit_bytes: int = DECOMPRESSED_LIMIT_BYTES,
 ) -> Decoder:
-    """The decoder of a field.
+    """Return the decoder of a field.
 
     Args:
         field: the field's full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides;
             `gz` is decompressed and then decoded by the extension before it. Unknown extensions give bytes.
         decode: True for the built-in decoders, False for bytes, or a mapping from a full field name or a last
             extension, or several (`"jpg;png"`), to a function of `bytes`, which adds to the built-in decoders or
-            replaces them. A full name takes precedence over an extension. It is returned as it is: whoever calls it
-            gives it `bytes`.
+            replaces them. A full name takes precedence over an extension.
         limit_bytes: by how much a decoded field may exceed its stored bytes, in the formats that can expand: `gz`,
             `npz` and `pt`. Images have a limit of their own.
 
@@ -249,7 +243,7 @@ def decoder_for(
 
 
 def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """True if a field is decoded by the library itself, so that its decoder may be bypassed by a faster one."""
+    """Return True if the library itself decodes a field, so that a faster decoder may replace its own."""
     if isinstance(decode, bool):
         return decode
     names = {name for key in decode for name in alternatives(key)}
@@ -257,26 +251,23 @@ def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes]
 
 
 def applies_to(key: str, field: str) -> bool:
-    """True if a decoder given for this key (fields or extensions) is used for a field."""
+    """Return True if a decoder for this key (fields or extensions) is used for a field."""
     names, field = alternatives(key), normal_name(field)
     return any(not {each, _last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
 
 
 def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """True if the library itself decodes a field to values that may be far larger than its bytes.
-
-    Such decoders take a `limit_bytes`. Images are not among them: their limit is one of pixels.
-    """
+    """Return True if the library decodes a field by a decoder with a `limit_bytes`; images have a limit of pixels."""
     return decodes_as_built_in(field, decode) and _last_extension(normal_name(field)) in {"gz", *_EXPANDING}
 
 
 def is_image(field: str) -> bool:
-    """True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
+    """Return True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
     return KIND_OF.get(_last_extension(normal_name(field))) is Kind.IMAGE
 
 
 def is_array(field: str) -> bool:
-    """True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
+    """Return True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
     return KIND_OF.get(_last_extension(normal_name(field))) is Kind.ARRAY
 
 
@@ -295,62 +286,49 @@ def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]], limit_byt
         inner = _built_in(inner_field, users, limit_bytes)
         if not decodes_as_built_in(inner_field, users):
             return lambda data: inner(bytes(decompress_gzip(data, limit_bytes)))
-        if is_array(inner_field):  # it keeps the memory; other decoders make a new value
-            return lambda data: inner(decompress_gzip(data, limit_bytes))
-        return lambda data: inner(memoryview(decompress_gzip(data, limit_bytes)))
+        return lambda data: inner(decompress_gzip(data, limit_bytes))
     if extension in _EXPANDING:
         return partial(_EXPANDING[extension], limit_bytes=limit_bytes)
     return _BY_EXTENSION.get(extension, bytes)
 
 
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:
-    """The contents of a gzip file of one or several members; zeros after the last are ignored.
+    """Return the contents of a gzip file of one or several members; zeros after the last are ignored.
 
     Raises:
-        ExpansionError: its contents exceed it by more than `limit_bytes`.
+        ExpansionError: the contents exceed the file by more than `limit_bytes`.
         ValueError: the file is damaged or cut off.
     """
-    decompressed, size_bytes = bytearray(), 0
-    for piece in _gzip_pieces(data):
-        size_bytes += len(piece)
-        if size_bytes <= len(data) + limit_bytes:
-            decompressed += piece
-            continue
-        decompressed.clear()
-        if size_bytes - len(data) > DECOMPRESSED_LIMIT_BYTES:
-            break  # until then it may be sound, and only too large for the budget
-    if size_bytes - len(data) > limit_bytes:
+    decompressed, excess_bytes = bytearray(), -len(data)
+    if len(data) < _GZIP_LEAST_BYTES:
+        raise ValueError(f"the gzip file is cut off: it has {counted(len(data), 'byte')}; write the sample again")
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while piece := file.read(_GZIP_PIECE_BYTES):
+                excess_bytes += len(piece)
+                if excess_bytes <= limit_bytes:
+                    decompressed += piece
+                    continue
+                decompressed.clear()
+                if excess_bytes > DECOMPRESSED_LIMIT_BYTES:
+                    break  # until then it may be sound, and only too large for the budget
+    except EOFError as exc:
+        raise ValueError(
+            f"the gzip file is cut off after {counted(len(data), 'byte')}; write the sample again"
+        ) from exc
+    except (OSError, zlib.error) as exc:
+        raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
+    if excess_bytes > limit_bytes:
         raise expansion_error(
             f"the gzip file decompresses to more than the limit of {len(data) + limit_bytes} bytes. If it is no bomb, "
             "store the values uncompressed, or hand over a decoder for this field with decode={...}",
-            size_bytes - len(data),
+            excess_bytes,
         )
     return decompressed
 
 
-def _gzip_pieces(data: memoryview) -> Iterator[bytes]:
-    """The contents in pieces of at most `_GZIP_PIECE_BYTES`."""
-    position, stream = 0, zlib.decompressobj(_GZIP_WINDOW_BITS)
-    while True:
-        chunk = data[position : position + _GZIP_CHUNK_BYTES]
-        try:
-            piece = stream.decompress(chunk, _GZIP_PIECE_BYTES)
-        except zlib.error as exc:
-            raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
-        position += len(chunk) - len(stream.unused_data if stream.eof else stream.unconsumed_tail)
-        yield piece
-        if stream.eof:
-            while position < len(data) and data[position] == 0:
-                position += 1
-            if position == len(data):
-                return
-            stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
-        elif not piece and position == len(data):
-            raise ValueError(f"the gzip file is cut off after {counted(len(data), 'byte')}; write the sample again")
-
-
 def decode_integer(data: memoryview) -> int:
-    """A decimal integer that fits an int64, with optional sign and surrounding white space.
+    """Decode a decimal integer that fits an int64, with optional sign and surrounding white space.
 
     Raises:
         ValueError: the text is something else.
@@ -393,37 +371,18 @@ def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
         raise ValueError(f"torch.load(weights_only=True) cannot read it: {what}") from exc
 
 
-def _decode_safetensors(data: memoryview) -> Any:
-    loader = _codec("safetensors.torch", "safetensors")
+def _decode_by_library(data: memoryview, *, module: str, function: str, what: str, **options: Any) -> Any:
     try:
-        return loader.load(bytes(data))
-    except Exception as exc:  # the library's own error is a plain subclass of Exception
-        raise ValueError(f"not a safetensors file: {exc}") from exc
-
-
-def _decode_msgpack(data: memoryview) -> Any:
-    codec = _codec("msgpack", "msgpack")
-    try:
-        return codec.unpackb(data, strict_map_key=False)
-    except (ValueError, TypeError, OverflowError, codec.exceptions.UnpackException) as exc:
-        raise ValueError(f"not a msgpack document: {exc or type(exc).__name__}") from exc
-
-
-def _decode_cbor(data: memoryview) -> Any:
-    codec = _codec("cbor2", "cbor2")
-    try:
-        return codec.loads(bytes(data))
-    except Exception as exc:  # tags are decoded by parts of the standard library, each with its own errors
-        raise ValueError(f"not a cbor document: {exc}") from exc
-
-
-def _codec(module: str, package: str) -> ModuleType:
-    try:
-        return import_module(module)
+        decode = getattr(import_module(module), function)
     except ImportError as exc:
+        package = module.partition(".")[0]
         raise ImportError(
             f'this field needs the package {package!r}, which is not installed: pip install "streamload[codecs]"'
         ) from exc
+    try:
+        return decode(bytes(data), **options)
+    except Exception as exc:  # the libraries' own errors are plain subclasses of Exception, and they raise others too
+        raise ValueError(f"not a {what}: {exc or type(exc).__name__}") from exc
 
 
 _BY_KIND: dict[Kind, Decoder] = {
@@ -432,15 +391,17 @@ _BY_KIND: dict[Kind, Decoder] = {
     Kind.INTEGER: decode_integer,
     Kind.JSON: _decode_json,
     Kind.ARRAY: decode_npy,
-    Kind.SAFETENSORS: _decode_safetensors,
-    Kind.MSGPACK: _decode_msgpack,
-    Kind.CBOR: _decode_cbor,
+    Kind.SAFETENSORS: partial(_decode_by_library, module="safetensors.torch", function="load", what="safetensors file"),
+    Kind.MSGPACK: partial(
+        _decode_by_library, module="msgpack", function="unpackb", what="msgpack document", strict_map_key=False
+    ),
+    Kind.CBOR: partial(_decode_by_library, module="cbor2", function="loads", what="cbor document"),
 }
-# The decoders that also take `limit_bytes`.
+# These also take `limit_bytes`.
 _EXPANDING_BY_KIND: dict[Kind, Callable[..., Any]] = {Kind.ARRAYS: decode_npz, Kind.TORCH: _decode_torch}
 
 _BY_EXTENSION = {extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND}
 _EXPANDING = {extension: _EXPANDING_BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _EXPANDING_BY_KIND}
 
 DECODED_EXTENSIONS = frozenset(_BY_EXTENSION) | frozenset(_EXPANDING)
-"""The extensions that are decoded to something other than bytes."""
+"""Extensions that are decoded to something other than bytes."""

@@ -18,11 +18,7 @@ _PANICS = "pyo3_runtime"
 
 
 class SystemExitError(Exception):
-    """Stands for an exit by the user's code, which would end a worker instead of the program.
-
-    Attributes:
-        raised: the exit.
-    """
+    """Stands for an exit (`raised`) by the user's code, which would end a worker instead of the program."""
 
     def __init__(self, raised: SystemExit) -> None:
         super().__init__(raised)
@@ -34,14 +30,12 @@ class SystemExitError(Exception):
 
 
 class Attempt:
-    """A `with` block that keeps an exception instead of raising it, so that the caller can add where it happened.
+    """A `with` block that keeps an exception in `error` instead of raising it.
+
+    Exits and interrupts (BaseException but not Exception) are raised; only the panic of a Rust library is kept too.
 
     Args:
         exits: `sys.exit()` is kept too, as a `SystemExitError`.
-
-    Attributes:
-        error: what the block raised, or None. Exits and interrupts (BaseException but not Exception) are raised; the
-            panic of a Rust library, which is one of these too, is kept like any other error.
     """
 
     __slots__ = ("_exits", "error")
@@ -65,7 +59,7 @@ class Attempt:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception's class and message; the class alone where it has none, or its `__str__` raises."""
+    """Return an exception's class and message; the class alone if the message is empty or its `__str__` raises."""
     kind = type(error).__name__
     if kind == "BdbQuit":
         return f"{kind} (the debugger ended; it can stop only where num_workers=0)"
@@ -75,13 +69,13 @@ def in_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of that; of the cause, where the exception has one as Ray's have, which go on with tracebacks."""
+    """Return the first line of `in_words`; of the `cause` if there is one, as in Ray's errors, which add tracebacks."""
     cause = getattr(error, "cause", None)
     return in_words(cause if isinstance(cause, BaseException) else error).strip().partition("\n")[0]
 
 
 def failure_of(error: BaseException) -> Failure:
-    """An exception and its causes, in a form that can be sent to another process."""
+    """Convert an exception and its causes to a form that can be sent to another process."""
     return _failure_of(error, set())
 
 
@@ -92,7 +86,7 @@ def answer_failure(error: BaseException) -> Failure:
 
 
 def failure_here(error: Exception) -> Failure:
-    """An exception that stays in this process: kept itself, so that a debugger finds its frames."""
+    """Wrap an exception that stays in this process itself, so that a debugger finds its frames."""
     return Failure(None, in_words(error), "", original=Original(error))
 
 
@@ -112,10 +106,10 @@ def _failure_of(error: BaseException, seen: set[int]) -> Failure:
 
 
 def error_from(failure: Failure) -> Exception:
-    """The exception again; one that does not pickle becomes a RuntimeError.
+    """Return the exception again; one that does not pickle becomes a RuntimeError.
 
     The worker's traceback becomes a note, except for our own errors and answers to a constructor, whose messages are
-    complete. An exception that stayed in the process is returned itself.
+    complete.
     """
     if failure.original is not None and failure.original.error is not None:
         return failure.original.error
@@ -133,7 +127,7 @@ def error_from(failure: Failure) -> Exception:
 
 
 def sample_error(failure: RowFailure, url: str, key: str) -> SampleError | ShardChangedError:
-    """The typed error for a failed row, caused by what the user's code raised."""
+    """Return the typed error for a failed row, caused by the exception of the user's code."""
     kind = _ERRORS_OF_ROWS[failure.kind]
     offset = failure.offset if failure.offset >= 0 else None
     error = kind(failure.message, url=url, key=key, offset=offset)

@@ -1,9 +1,9 @@
-"""Pickling a job, so that a worker's functions see what the program sees.
+"""Pickle a job, so that a worker's functions see the values of the program.
 
 The user's own functions and classes travel by value: with their code, and with the values that they refer to. A worker
-imports their modules, as a pickle by reference would have it do, and sets these values there. So `cfg.SIZE = 48` in the
-program holds in the workers, a class is one and the same however it is reached, and instances that come back are of the
-program's class. What does not pickle, or is large, is what the worker's import makes of it.
+imports their modules, as for a pickle by reference, and sets these values there. So `cfg.SIZE = 48` in the program
+holds in the workers, a class is the same however it is reached, and instances that come back are of the program's
+class. Values that do not pickle, or are large, are those of the worker's own import.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
 _log = logging.getLogger("streamload")
-# Of a value of a module: a larger one is that of the worker's import, else each worker would get a copy.
+# Larger values of modules are not sent, else each worker would get a copy.
 _MAX_VALUE_BYTES = 16 << 20
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _OURS = {"streamload"}
-# Names of modules that are not the user's: at the start of every epoch only new ones are looked at.
+# Names of modules that are not the user's, so that the start of an epoch inspects only new ones.
 _OTHERS: set[str] = set()
 _NEW_IN_WORKERS: dict[type, Any] = {
     type(threading.Lock()): threading.Lock,
@@ -49,11 +49,7 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job, or some of its functions, with the values that they refer to; for `load_job`.
-
-    Raises:
-        Exception: whatever pickling a function raises.
-    """
+    """Pickle a job, or some of its functions, for `load_job`; raises whatever pickling a function raises."""
     with _REGISTERING:
         theirs = cloudpickle.list_registry_pickle_by_value()  # these stay by value as a whole
         loaded = users_modules()
@@ -89,7 +85,7 @@ def load_job(data: bytes) -> Job:
 
 
 def users_modules() -> dict[str, ModuleType]:
-    """The loaded modules of the user's own, by name: not ours, installed, Python's, or `__main__`."""
+    """Return the user's own loaded modules by name: not ours, installed, Python's, or `__main__`."""
     names = sys.modules.keys() - _OTHERS
     loaded = [(name, sys.modules.get(name)) for name in names]
     users = {name: module for name, module in loaded if _is_users(module, name)}
@@ -128,11 +124,11 @@ class LeftInTrainer:
 
 
 class _Found:
-    """What picklers of a job have come across.
+    """The findings of all picklers of a job.
 
     Attributes:
         own: the user's modules.
-        names: that the user's functions contain, as of globals and attributes.
+        names: of globals and attributes in the user's functions.
         modules: the user's modules that functions refer to or import themselves.
         tried: values, and whether they pickle, by their `id`.
     """
@@ -156,13 +152,13 @@ class _Found:
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles the user's functions and classes by value, for a process that imports their modules.
 
-    A global generator stands for that of the process in which it is loaded, also where something refers to it, as
-    `random.random` does, which is bound to one. A lock is a new one there.
+    A global generator, also one that a function such as `random.random` is bound to, becomes that of the loading
+    process. A lock becomes a new one.
 
     Args:
         file: takes the bytes.
-        found: what all picklers of the job have come across.
-        tries: a value that is only tried: what was tried before is left out of it.
+        found: shared by all picklers of the job.
+        tries: a value that is pickled only as a trial, without the values in it that were tried before.
     """
 
     def __init__(self, file: Any, found: _Found, tries: Any = None) -> None:
@@ -171,7 +167,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._tries = tries
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a value is pickled, as cloudpickle calls it."""
+        """Return how a value is pickled; called by cloudpickle."""
         found = self._found
         if (substitute := self._substitute(value)) is not None:
             return substitute
@@ -200,7 +196,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _function_in, (value.__code__, value.__module__, arguments[-1]), (attributes, slots), *rest
 
     def _substitute(self, value: Any) -> tuple[Any, ...] | None:
-        """Return how something else is pickled in the place of a value, or None."""
+        """Return how a substitute for a value is pickled, or None."""
         found = self._found
         if self._tries is not None and value is not self._tries and found.tried.get(id(value), (None, False))[1]:
             return str, ()
@@ -214,7 +210,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return {name: each for name, each in values.items() if type(each) in _PLAIN or self._travels(each)}
 
     def _travels(self, value: Any) -> bool:
-        """Return True if a value of a module pickles, and is not large."""
+        """Return True if a value of a module pickles and is not large."""
         tried = self._found.tried
         if id(value) not in tried:
             tried[id(value)] = value, True  # where it refers to itself
@@ -242,7 +238,7 @@ def _is_importable(value: FunctionType | type) -> bool:
 
 @functools.lru_cache(4096)
 def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names in some code, of globals, attributes and for `getattr`; and the modules that it imports."""
+    """Return the names of globals and attributes in some code (`getattr` too), and the modules that it imports."""
     names = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
     imports = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
     for inner in code.co_consts:

@@ -1,4 +1,4 @@
-"""Messages for missing fields: which fields exist, and which of them may be meant."""
+"""Messages for missing fields: the existing fields, and which of them may be meant."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from streamload.text import listed
 
 
 def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[str] = ()) -> RowFailure:
-    """The failure; if a field is missing, with the existing ones added to its message.
+    """Add the existing fields to the message if a field is missing.
 
     Args:
         failure: any.
         table: of its shard.
-        in_sidecars: those of sidecars.
+        in_sidecars: the fields of sidecars.
     """
     if not failure.missing_field or failure.field is None:
         return failure
@@ -34,11 +34,9 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
 
 
 def those_there_are(wanted: str, existing: Sequence[str]) -> str:
-    """The end of a message: the existing fields, and what to do where one of them ends with the wanted name.
+    """Return the end of a message: some existing fields, and advice if one of them ends with the wanted name.
 
-    Args:
-        wanted: a field that is not among them; alternatives are separated by semicolons.
-        existing: the fields of one sample or of all; of very many only some are listed.
+    Alternatives in `wanted` are separated by semicolons.
     """
     if not existing:
         return "none"

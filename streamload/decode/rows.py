@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from streamload.decode.columns import OwnValues, PlacedBlocks, PlacedRows, Rows
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Values, Work, field_of
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
-from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, OwnTransforms, RowFailure, RowTable, Transform
+from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowTable, Transform
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
 from streamload.errors import without_secrets
 from streamload.tar.table import MISSING
@@ -26,62 +25,27 @@ from streamload.tar.table import MISSING
 _SHARE_OF_BUDGET = (
     "The limit is a share of memory_budget: a larger memory_budget, fewer workers or a smaller batch_size raise it"
 )
+# Smaller values of decoders are copied to their batch together, which takes less time for each.
+_COPIED_TOGETHER_BYTES = 4 << 10
+
+Places = Callable[[int | str], list[NDArray[Any]] | None]
+"""For a value that rows are made of (its number in a tuple, its key in a dict) the memory of each batch, writable, with
+an entry for each row; None if it is unknown. Values are copied there, or made there by functions that take `out`."""
 
 
 class Transforms(NamedTuple):
-    """The transforms of one dataset.
-
-    Attributes:
-        by_field: functions of fields.
-        on_sample: a function of whole samples, or None.
-    """
+    """The transforms of one dataset: functions of fields, and a function of whole samples or None."""
 
     by_field: Mapping[str, UserFunction]
     on_sample: UserFunction | None
 
     @classmethod
     def of(cls, transform: Transform | None) -> Transforms:
-        """From the user's argument."""
+        """Wrap the user's argument."""
         if isinstance(transform, Mapping):
             functions = {key: UserFunction(function) for key, function in transform.items()}
             return cls(by_field("transform", functions), None)
         return cls({}, None if transform is None else UserFunction(transform))
-
-    def of_column(self, alternatives: Sequence[str]) -> dict[str, UserFunction]:
-        """The functions of the fields that a column may hold, by field."""
-        return {field: self.by_field[field] for field in alternatives if field in self.by_field}
-
-
-class DatasetTransforms:
-    """The transforms of all datasets.
-
-    Args:
-        transform: of the datasets that have none of their own.
-        own: for each dataset of a mixture, in the order of the listing, its first shard, and its own transform or
-            None; empty for a single dataset.
-    """
-
-    def __init__(self, transform: Transform | None, own: OwnTransforms) -> None:
-        general = Transforms.of(transform)
-        self.all = [general] if not own else [general if mine is None else Transforms.of(mine) for _, mine in own]
-        self._first_shards = [first for first, _ in own]
-
-    @property
-    def functions(self) -> list[UserFunction]:
-        """All functions."""
-        by_field = [function for transforms in self.all for function in transforms.by_field.values()]
-        return by_field + [transforms.on_sample for transforms in self.all if transforms.on_sample is not None]
-
-    @property
-    def any_on_sample(self) -> bool:
-        """Whether some function takes whole samples."""
-        return any(transforms.on_sample is not None for transforms in self.all)
-
-    def datasets(self, shards: list[int]) -> list[int]:
-        """For each shard the number of its dataset, as in `all`."""
-        if len(self.all) == 1:
-            return [0] * len(shards)
-        return [bisect_right(self._first_shards, shard) - 1 for shard in shards]
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +57,7 @@ class _Transformed:
         functions: for each dataset, by field.
         values: one for each row, to be filled in.
         places: for each row an array for its value, where a function may make it.
-        decode_s, transform_s: what it has taken so far.
+        decode_s, transform_s: spent so far.
     """
 
     column: Column
@@ -109,37 +73,19 @@ class _Transformed:
         return [function for functions in self.functions for function in functions.values()]
 
 
-# Smaller values of decoders are copied to their batch together, which takes less time for each.
-_COPIED_TOGETHER_BYTES = 4 << 10
-
-Places = Callable[[int | str], list[NDArray[Any]] | None]
-"""For a value that rows are made of (its number in a tuple, its key in a dict) the memory of each batch, writable, with
-an entry for each row.
-
-Values are copied there, or made there by functions that write to memory given to them. None where it cannot be said."""
-
-
-def _rows_in(blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    return [row for block in blocks for row in block]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeRows:
     """Rows as the user's functions have left them, before they are collated.
 
     Attributes:
-        rows: the values; those of a row that failed mean nothing.
-        failures: what went wrong, by row.
-        decode_s: seconds spent on decoding.
-        transform_s: seconds spent in the user's functions.
-        named_s: seconds of both, by what took them.
+        rows: the values; those of a row that failed are undefined.
+        failures: by row.
+        named_s: seconds by stage and name, as in "decode_s/jpg".
         payload_bytes: of the fields, as they are stored.
     """
 
     rows: Rows
     failures: dict[int, RowFailure]
-    decode_s: float
-    transform_s: float
     named_s: dict[str, float]
     payload_bytes: int
 
@@ -155,33 +101,32 @@ class RowMaker:
             return None, and the global generators are not touched.
 
     Attributes:
-        seeds: of the global generators, set for each row; whoever collates the rows runs user code within the same
+        seeds: of the global generators, set for each row; code that collates the rows runs within the same
             `whole_task`.
+        resizes_images: some function starts from encoded images, as those do that resize.
     """
 
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
         self._job = job
-        self._transforms = DatasetTransforms(job.transform, job.own_transforms)
-        self._single = one_by_one or self._transforms.any_on_sample or job.collate_fn is not None
+        general = Transforms.of(job.transform)
+        own = [general if mine is None else Transforms.of(mine) for _, mine in job.own_transforms]
+        self._transforms = own or [general]
+        of_fields = [function for each in self._transforms for function in each.by_field.values()]
+        on_samples = [each.on_sample for each in self._transforms if each.on_sample is not None]
+        self._any_on_sample = bool(on_samples)
+        self._single = one_by_one or self._any_on_sample or job.collate_fn is not None
         self._reader = FieldReader(
             job.decode,
             optional=None if job.fields is None else job.optional_fields,
             limit_bytes=job.expansion_limit_bytes,
             single=self._single,
         )
-        functions = self._transforms.functions
-        self.seeds = GlobalSeeds(
-            needed=not one_by_one
-            and (job.collate_fn is not None or any(function.uses_global_generators for function in functions)),
-            restore=in_callers_process,
-        )
+        may_draw = any(function.uses_global_generators for function in of_fields + on_samples)
+        needed = not one_by_one and (job.collate_fn is not None or may_draw)
+        self.seeds = GlobalSeeds(needed=needed, restore=in_callers_process)
+        self.resizes_images = any(function.starts_from_encoded for function in of_fields)
         self._may_be_none = one_by_one or job.collate_fn is not None  # many collate functions leave such samples out
         self._in_callers_process = in_callers_process
-
-    @property
-    def resizes_images(self) -> bool:
-        """Whether some function starts from encoded images, as those do that resize."""
-        return any(f.starts_from_encoded for transforms in self._transforms.all for f in transforms.by_field.values())
 
     def make(
         self,
@@ -190,12 +135,12 @@ class RowMaker:
         random: RowRandomness,
         *,
         keys: Sequence[str] | None = None,
-        untried: Mapping[int, str] = MappingProxyType({}),
+        untried: Mapping[int, str] | None = None,
         progress: Progress | None = None,
         places: Places | None = None,
         may_stay_stored: bool = True,
     ) -> MadeRows:
-        """Read, decode and transform rows. What fails is in the answer.
+        """Read, decode and transform rows. Errors are in the answer.
 
         Only interrupts are raised, and in the caller's process exits.
 
@@ -203,47 +148,80 @@ class RowMaker:
             table: the rows, and where their fields lie.
             shards: reads the bytes.
             random: called once for each row whose transform needs it, in the order of the rows.
-            keys: the rows' keys, where samples hold them.
+            keys: the rows' keys, if samples hold them.
             untried: rows that are not tried and count as failed, and why.
             progress: is set to the number of the current row, and to -1 at the end.
-            places: where values may be made; without it, in memory of their own.
+            places: where values may be made; by default in memory of their own.
             may_stay_stored: columns of bytes may be `StoredBytes`, which are read later.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
-        for row, reason in untried.items():
+        for row, reason in (untried or {}).items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
         rows = self._rows(work, places, may_stay_stored=may_stay_stored)
         work.progress[0] = -1
         payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
-        return MadeRows(rows, work.failures, work.decode_s, work.transform_s, work.named_s, payload_bytes)
+        return MadeRows(rows, work.failures, work.named_s, payload_bytes)
 
     def _rows(self, work: Work, places: Places | None, *, may_stay_stored: bool) -> Rows:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
-            functions = [each.of_column(column.alternatives) for each in self._transforms.all]
+            functions = [
+                {name: each.by_field[name] for name in column.alternatives if name in each.by_field}
+                for each in self._transforms
+            ]
             if any(functions):
-                found = self._places(work, number, places)
-                each = None if found is None else _rows_in(found)
-                columns.append(self._values(work.count) if each is None else PlacedRows(each))
-                transformed.append(_Transformed(column, functions, columns[-1], each))
+                blocks = self._blocks(work, number, places)
+                each_place = None if blocks is None else _rows_in(blocks)
+                columns.append(self._values(work.count) if each_place is None else PlacedRows(each_place))
+                transformed.append(_Transformed(column, functions, columns[-1], each_place))
                 continue
             started = perf_counter()
             stored = self._reader.stored_bytes(work, column) if may_stay_stored else None
             target = partial(self._target, work, number, places)
-            columns.append(stored or self._reader.read(work, column, self._failed(work, column), target))
-            work.decoded(column.name, perf_counter() - started)
+            columns.append(stored or self._reader.read(work, column, partial(self._failed, work, column), target))
+            work.record(f"decode_s/{column.name}", perf_counter() - started)
         if transformed:
             self._transform_fields(work, transformed)
         rows = self._as_samples(work, columns)
-        return self._transform_samples(work, rows) if self._transforms.any_on_sample else rows
+        return self._transform_samples(work, rows) if self._any_on_sample else rows
+
+    def _blocks(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
+        """Return the memory for the values of a column; see `Places`."""
+        if places is None or self._any_on_sample:
+            return None
+        fields = self._job.fields
+        if fields is None:
+            return places(work.columns[number].name)
+        stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
+        return places(stored[number])
+
+    def _target(self, work: Work, number: int, places: Places | None) -> Values:
+        """Return the container for the values of a column that is not transformed."""
+        blocks = self._blocks(work, number, places)
+        if blocks is None:
+            return self._values(work.count)
+        if blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
+            return PlacedBlocks(blocks)
+        return PlacedRows(_rows_in(blocks))
+
+    def _values(self, count: int) -> list[Any]:
+        """Return a container for values that have no place yet; samples that go to the user are not copied."""
+        return [None] * count if self._single else OwnValues([None] * count)
+
+    def _datasets(self, work: Work) -> list[int]:
+        """Return for each row the number of its dataset, as in `_transforms`."""
+        if len(self._transforms) == 1:
+            return [0] * work.count
+        first_shards = [first for first, _ in self._job.own_transforms]
+        return [bisect_right(first_shards, shard) - 1 for shard in work.row_shards]
 
     def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
         """Decode and transform some fields, row by row: the functions of one row draw from one generator in turn."""
         random = work.random
         takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
         names = _names(work.table)
-        datasets = self._transforms.datasets(work.row_shards)
+        datasets = self._datasets(work)
         current = transformed[0]
 
         def make(rows: Iterator[int]) -> None:
@@ -255,37 +233,11 @@ class RowMaker:
                     functions = current.functions[datasets[row]]
                     current.values[row] = self._transformed_value(work, current, functions, row, rng)
 
-        def failed(row: int, error: Exception) -> RowFailure:
-            return self._failed(work, current.column)(row, error)
-
-        work.each_row(make, failed)
+        work.each_row(make, lambda row, error: self._failed(work, current.column, row, error))
         for field in transformed:
             name = field.column.name
-            work.decoded(name, field.decode_s)
-            work.transformed(f"{name}: {_shown(field.every_function)}", field.transform_s)
-
-    def _target(self, work: Work, number: int, places: Places | None) -> Values:
-        """What takes the values of a column as they are made."""
-        blocks = self._places(work, number, places)
-        if blocks is None:
-            return self._values(work.count)
-        if blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
-            return PlacedBlocks(blocks)
-        return PlacedRows(_rows_in(blocks))
-
-    def _values(self, count: int) -> list[Any]:
-        """What takes values that have no place yet; samples that go to the user are not copied."""
-        return [None] * count if self._single else OwnValues([None] * count)
-
-    def _places(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
-        """Where the values of a column are wanted; see `Places`."""
-        if places is None or self._transforms.any_on_sample:
-            return None
-        fields = self._job.fields
-        if fields is None:
-            return places(work.columns[number].name)
-        stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
-        return places(stored[number])
+            work.record(f"decode_s/{name}", field.decode_s)
+            work.record(f"transform_s/{name}: {_shown(field.every_function)}", field.transform_s)
 
     def _transformed_value(
         self, work: Work, field: _Transformed, functions: dict[str, UserFunction], row: int, rng: Any
@@ -319,8 +271,8 @@ class RowMaker:
     def _transform_samples(self, work: Work, rows: Rows) -> Rows:
         random = work.random
         names = _names(work.table)
-        functions = [transforms.on_sample for transforms in self._transforms.all]
-        datasets = self._transforms.datasets(work.row_shards)
+        functions = [transforms.on_sample for transforms in self._transforms]
+        datasets = self._datasets(work)
         values: list[Any] = [None] * work.count
 
         def make(numbers: Iterator[int]) -> None:
@@ -334,8 +286,8 @@ class RowMaker:
                 values[row] = self._checked(function(rows.row(row), rng))
 
         started = perf_counter()
-        work.each_row(make, self._failed(work, None))
-        work.transformed(_shown(filter(None, functions)), perf_counter() - started)
+        work.each_row(make, partial(self._failed, work, None))
+        work.record(f"transform_s/{_shown(filter(None, functions))}", perf_counter() - started)
         return Rows(work.count, values=values)
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
@@ -350,10 +302,8 @@ class RowMaker:
         if not any((column.offsets == MISSING).any() for column in work.columns):
             return Rows(work.count, columns=complete, kind=dict, keys=names)
         rows = zip(*complete, strict=True)
-        return Rows(
-            work.count,
-            values=[{k: v for k, v in zip(names, row, strict=True) if v is not ABSENT} for row in rows],
-        )
+        values = [{k: v for k, v in zip(names, row, strict=True) if v is not ABSENT} for row in rows]
+        return Rows(work.count, values=values)
 
     def _sample_name(self, work: Work, name: str) -> list[str]:
         if name == "__key__":
@@ -362,22 +312,17 @@ class RowMaker:
         urls = {shard: without_secrets(work.shards.url(shard)) for shard in dict.fromkeys(work.row_shards)}
         return [urls[shard] for shard in work.row_shards]
 
-    def _failed(self, work: Work, column: Column | None) -> Callable[[int, Exception], RowFailure]:
+    def _failed(self, work: Work, column: Column | None, row: int, error: Exception) -> RowFailure:
+        cause = error.cause if isinstance(error, TransformRaisedError) else error
+        if self._in_callers_process and isinstance(cause, SystemExitError):
+            raise cause.raised
+        if isinstance(error, RowError):
+            return self._row_failure(work, row, error.kind, error.message, column=column)
         name = "" if column is None else f" of field {column.name!r}"
-
-        def failed(row: int, error: Exception) -> RowFailure:
-            cause = error.cause if isinstance(error, TransformRaisedError) else error
-            if self._in_callers_process and isinstance(cause, SystemExitError):
-                raise cause.raised
-            if isinstance(error, RowError):
-                return self._row_failure(work, row, error.kind, error.message, column=column)
-            if isinstance(error, TransformRaisedError):
-                message = f"the transform{name} raised {in_words(cause)}"
-                return self._row_failure(work, row, "TransformError", message, cause=cause, column=column)
-            message = f"cannot decode the bytes{name}: {in_words(error)}"
-            return self._row_failure(work, row, "DecodeError", message, cause=error, column=column)
-
-        return failed
+        kind, message = "DecodeError", f"cannot decode the bytes{name}: {in_words(cause)}"
+        if isinstance(error, TransformRaisedError):
+            kind, message = "TransformError", f"the transform{name} raised {in_words(cause)}"
+        return self._row_failure(work, row, kind, message, cause=cause, column=column)
 
     def _row_failure(
         self,
@@ -391,8 +336,7 @@ class RowMaker:
     ) -> RowFailure:
         where = column or (work.columns[0] if work.columns else None)
         in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
-        changed = kind == "ShardChangedError"
-        fatal = changed or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
+        fatal = kind == "ShardChangedError" or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if isinstance(cause, BeyondBudgetError):
             fatal = True  # else which samples are left out would depend on the budget and the workers
             message = f"{message}. {_SHARE_OF_BUDGET}"
@@ -415,11 +359,14 @@ class RowMaker:
         )
 
 
+def _rows_in(blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    return [row for block in blocks for row in block]
+
+
 def _shown(functions: Iterable[UserFunction]) -> str:
-    """The names of functions, for people."""
     return " or ".join(dict.fromkeys(function.name for function in functions))
 
 
 def _names(table: RowTable) -> list[tuple[int, int, int]]:
-    """What keys each row's randomness: its shard, its sample, and how often that occurred before in the epoch."""
+    """Return the key of each row's randomness: its shard, its sample, and how often that occurred in the epoch."""
     return list(zip(table.shards.tolist(), table.samples.tolist(), table.repeats.tolist(), strict=True))

@@ -6,12 +6,11 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any, Protocol
 
 from numpy import random as numpy_random  # otherwise NumPy loads it at its first use, and each worker for itself
 
-# Where the global generators are: the module, and the attribute in it.
+# The global generators, as names for `pkgutil.resolve_name`.
 _GENERATORS = (
     "random:_inst",
     "numpy.random.mtrand:_rand",
@@ -24,22 +23,22 @@ class RowRandomness(Protocol):
     """The source of a sample's random numbers."""
 
     def generator(self, shard: int, sample: int, repeat: int = 0, /) -> numpy_random.Generator:
-        """The generator for a function that takes an `rng`; valid until the next call."""
+        """Return the generator for a function that takes an `rng`; valid until the next call."""
 
     def seeds(self, shard: int, sample: int, repeat: int = 0, /) -> tuple[int, int, int]:
-        """The seeds for `random`, NumPy's legacy functions and torch."""
+        """Return the seeds for `random`, NumPy's legacy functions and torch."""
 
 
 class UnseededError(Exception):
-    """User code may have drawn from torch's generator before that was seeded. Done again, the task is right."""
+    """User code may have drawn from torch's generator before it was seeded; the task has to be done again."""
 
 
 class GlobalSeeds:
     """Seeds Python's, NumPy's and (if loaded) torch's generator, so that augmentation depends on the sample alone.
 
     Args:
-        needed: some code that runs may draw from them; without it nothing is ever touched.
-        restore: leave the generators as they were found, because the process belongs to the user.
+        needed: some code that runs may draw from them; otherwise they are never touched.
+        restore: leave the generators as they were, because the process belongs to the user.
     """
 
     def __init__(self, *, needed: bool, restore: bool) -> None:
@@ -56,13 +55,19 @@ class GlobalSeeds:
         if not self._needed:
             yield
             return
-        had_torch = _torch_generator() is not None
-        saved = _states() if self._restore else None
+        torch_generator = _torch_generator()
+        had_torch = torch_generator is not None
+        if self._restore:
+            for_python, for_numpy = random.getstate(), numpy_random.get_state()
+            for_torch = torch_generator.get_state() if had_torch else None
         try:
             yield
         finally:
-            if saved is not None:
-                _set_states(saved)
+            if self._restore:
+                random.setstate(for_python)
+                numpy_random.set_state(for_numpy)
+                if had_torch:
+                    torch_generator.set_state(for_torch)
         if not had_torch and _torch_generator() is not None:
             raise UnseededError
 
@@ -78,33 +83,21 @@ class GlobalSeeds:
 
 
 def names_of_generators() -> dict[int, str]:
-    """The names by which `pkgutil.resolve_name` finds the global generators in any process, by the generators' `id`.
+    """Return the names by which `pkgutil.resolve_name` finds the global generators in any process, by their `id` here.
 
-    Functions such as `random.random` and `numpy.random.rand` are bound to one. Those of modules that are not loaded are
-    left out.
+    Functions such as `random.random` and `numpy.random.rand` are bound to one.
     """
-    return {id(found): name for name in _GENERATORS if (found := _loaded(name)) is not None}
-
-
-def _loaded(name: str) -> Any:
-    """What has this name in the modules that are loaded, or None."""
-    module, _, path = name.partition(":")
-    return reduce(lambda holder, attribute: getattr(holder, attribute, None), path.split("."), sys.modules.get(module))
+    names = {}
+    for name in _GENERATORS:
+        module, _, path = name.partition(":")
+        generator: Any = sys.modules.get(module)
+        for attribute in path.split("."):
+            generator = getattr(generator, attribute, None)
+        if generator is not None:
+            names[id(generator)] = name
+    return names
 
 
 def _torch_generator() -> Any:
-    """Torch's default generator; None as long as torch is not loaded, or a thread is still importing it."""
+    """Return torch's default generator; None while torch is not loaded, or a thread is still importing it."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
-
-
-def _states() -> tuple[Any, Any, Any]:
-    generator = _torch_generator()
-    return random.getstate(), numpy_random.get_state(), None if generator is None else generator.get_state()
-
-
-def _set_states(states: tuple[Any, Any, Any]) -> None:
-    for_python, for_numpy, for_torch = states
-    random.setstate(for_python)
-    numpy_random.set_state(for_numpy)
-    if for_torch is not None:
-        _torch_generator().set_state(for_torch)

@@ -1,6 +1,6 @@
 """The messages between pool and workers, and the table of rows in them.
 
-Messages are named tuples: a dataclass costs every process of ours half a millisecond at its start, and these are many.
+Messages are named tuples: each dataclass would cost every process half a millisecond at its start.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from streamload.order.layout import distinct
 from streamload.tar.scan import ScannedPiece
 from streamload.tar.table import ShardTable
 
-# Longer tables are packed when they are sent: what does not fit into a socket's buffer waits there until the worker
-# reads it, which it does only when it has nothing else to do, and then it waits for the sender.
+# Longer tables are packed when they are sent: a message that exceeds the socket's buffer keeps the sender waiting until
+# the worker reads it, which it does only when it has nothing else to do.
 _PACKED_ROWS = 256
 
 # NumPy sorts 16-bit integers by radix, in a fraction of the time.
@@ -33,9 +33,9 @@ class ColumnKind(NamedTuple):
     Attributes:
         name: as the user requested it, such as "jpg;png".
         alternatives: the fields that it may be, such as ("jpg", "png").
-        has_which: the table holds for each row which alternative it has; otherwise all have the first.
+        has_which: the table holds each row's alternative; otherwise all rows have the first.
         has_crc32: the table holds checksums.
-        has_shard: the table holds for each row the shard in which the field lies; otherwise it is the row's own.
+        has_shard: the table holds for each row the shard of the field; otherwise it is the row's own.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ColumnKind(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The integers that the column takes of each row."""
+        """The number of integers per row."""
         return 2 + self.has_which + self.has_crc32 + self.has_shard
 
 
@@ -57,11 +57,11 @@ class Column:
     Attributes:
         name: as the user requested it, such as "jpg;png".
         alternatives: the fields that it may be, such as ("jpg", "png").
-        which: int64[rows], which alternative each row has; None where all have the first.
-        offsets: int64[rows], first byte within the shard; `MISSING` where the sample has none of the fields.
+        which: int64[rows], which alternative each row has; None if all have the first.
+        offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the fields.
         sizes: int64[rows], bytes.
         crc32: int64[rows] to verify the bytes against, or None.
-        shards: int64[rows], in which shard the field lies; None where it is the row's own.
+        shards: int64[rows], the shard of the field; None if it is the row's own.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTable:
-    """Rows and where their fields lie, in one array, because each array of a message costs microseconds.
+    """Rows and where their fields lie, in one array, since each array of a message costs microseconds.
 
     Attributes:
         values: int64[rows, width]: the number of the row's shard in the listing, the number of its sample in the shard,
@@ -89,7 +89,7 @@ class RowTable:
 
     @classmethod
     def empty(cls, rows: int, kinds: tuple[ColumnKind, ...]) -> RowTable:
-        """A table of zeros, to be filled in."""
+        """Make a table of zeros, to be filled in."""
         width = 3 + sum(kind.width for kind in kinds)
         return cls(np.zeros((rows, width), np.int64), kinds)
 
@@ -98,12 +98,12 @@ class RowTable:
 
     @property
     def shards(self) -> NDArray[np.int64]:
-        """int64[rows], each row's shard."""
+        """int64[rows]."""
         return self.values[:, 0]
 
     @property
     def samples(self) -> NDArray[np.int64]:
-        """int64[rows], each row's sample in its shard."""
+        """int64[rows], the number of each row's sample in its shard."""
         return self.values[:, 1]
 
     @property
@@ -112,7 +112,7 @@ class RowTable:
         return self.values[:, 2]
 
     def columns(self) -> tuple[Column, ...]:
-        """The columns, as views."""
+        """Return the columns, as views."""
         columns, at = [], 3
         for kind in self.kinds:
             offsets, sizes = self.values[:, at], self.values[:, at + 1]
@@ -127,20 +127,20 @@ class RowTable:
         return tuple(columns)
 
     def places(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """The shards, the offsets and the sizes of each column, int64[rows]."""
+        """Return the shards, the offsets and the sizes of each column, int64[rows]."""
         own = self.shards
         return [
             (own if column.shards is None else column.shards, column.offsets, column.sizes) for column in self.columns()
         ]
 
     def read_shards(self) -> list[int]:
-        """The rows' own shards, and those in which their fields lie: each once."""
+        """Return the rows' own shards and those of their fields, each once."""
         others = [column.shards for column in self.columns() if column.shards is not None]
-        found: list[int] = distinct(np.concatenate((self.shards, *others)) if others else self.shards).tolist()
-        return found
+        shards: list[int] = distinct(np.concatenate((self.shards, *others)) if others else self.shards).tolist()
+        return shards
 
     def rows(self, start: int, end: int) -> RowTable:
-        """Consecutive rows, as a view."""
+        """Return consecutive rows, as a view."""
         return RowTable(self.values[start:end], self.kinds)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ class RowTable:
 
 
 def _packed(column: NDArray[np.int64]) -> tuple[int, str, bytes]:
-    """The least of a column's integers, and what they have more than that, in the narrowest type."""
+    """Return the least of a column's integers, and their excess over it in the narrowest type."""
     least = int(column.min())
     narrowest = np.min_scalar_type(int(column.max()) - least)
     return least, narrowest.str, (column - least).astype(narrowest).tobytes()
@@ -164,11 +164,7 @@ def _unpacked(rows: int, kinds: tuple[ColumnKind, ...], columns: list[tuple[int,
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """The rows of each shard, ascending.
-
-    Args:
-        shards: int64[n], each row's shard.
-    """
+    """Yield each shard, ascending, and its rows; `shards` is int64[n], each row's shard."""
     small = len(shards) > 0 and int(shards.max()) <= _SORTED_BY_RADIX
     order = np.argsort(shards.astype(np.uint16) if small else shards, kind="stable")
     edges = np.flatnonzero(np.diff(shards[order])) + 1
@@ -178,7 +174,7 @@ def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]
 
 
 SAMPLE_NAMES = ("__key__", "__url__")
-"""What can be requested like a field without being one: the sample's key and its shard's url."""
+"""Names that can be requested like fields: the sample's key and its shard's url."""
 
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 OwnTransforms = tuple[tuple[int, Transform | None], ...]
@@ -188,12 +184,11 @@ OnError = Literal["raise", "skip", "replace"]
 
 
 class Job(NamedTuple):
-    """What the user wants of a sample's bytes.
+    """The user's decoders, transforms and collate function, and how errors are treated.
 
     Attributes:
-        own_transforms: of the datasets of a mixture; see `DatasetTransforms`.
         expansion_limit_bytes: by how much a decoded field may exceed its stored bytes; see `decoder_for`.
-        optional_fields: a sample without one of these has None in its place; where all fields are read, none of it.
+        optional_fields: a sample without one of these has None in its place; if all fields are read, nothing.
     """
 
     fields: tuple[str, ...] | None
@@ -218,17 +213,13 @@ class WorkerSetup(NamedTuple):
 
 
 class WorkerStarted(NamedTuple):
-    """A worker is ready for tasks, or cannot start.
-
-    Attributes:
-        failure: why it cannot.
-    """
+    """A worker is ready for tasks, or why it cannot start."""
 
     failure: Failure | None = None
 
 
 class ShardOpened(NamedTuple):
-    """A shard whose descriptor goes with it."""
+    """A shard; its descriptor is sent along."""
 
     shard: int
     url: str
@@ -260,12 +251,7 @@ class ForgetSlots(NamedTuple):
 
 
 class BatchSlot(NamedTuple):
-    """A batch of a task: the next rows of its table.
-
-    Attributes:
-        slot: where to write it.
-        rows: how many rows it has.
-    """
+    """A batch of a task: the slot to write it to, and how many of the table's next rows it has."""
 
     slot: int
     rows: int
@@ -276,13 +262,13 @@ class RowTask(NamedTuple):
 
     Attributes:
         number: unique within a pool.
-        epoch: part of what keys the randomness.
+        epoch: part of the key of the randomness.
         table: the rows, and where their wanted fields lie.
-        keys: the rows' keys where the user's samples hold them.
+        keys: the rows' keys, if the user's samples hold them.
         batches: how the rows divide into batches, in order.
         untried: rows that are not tried and count as failed, and why: they have killed workers, or follow such a row
-            where that ends the pass.
-        pass_number: of the pass that it is for, as in `EpochStart`.
+            that ends the pass.
+        pass_number: as in `EpochStart`.
     """
 
     number: int
@@ -295,14 +281,13 @@ class RowTask(NamedTuple):
 
 
 class ScanTask(NamedTuple):
-    """Read the headers of whole shards, or of the part of one that has arrived.
+    """Read the headers of whole shards, or of the part of a single one that has arrived.
 
     Attributes:
         number: unique within a pool.
-        shards: the shards' numbers; a single one where only a part is read.
         start: where the part begins, as for `scan_prefix`.
         available: where the part ends; None to scan whole shards.
-        total: the shard's size where it is known; used for parts only.
+        total: the shard's size if it is known; used for parts only.
     """
 
     number: int
@@ -315,15 +300,8 @@ class ScanTask(NamedTuple):
 class Original:
     """An exception that stays in its process, with its frames for a debugger.
 
-    It can be sent to another process, where it stands for the exception, and back, where it is the same object again,
-    as long as something there still refers to it.
-
-    Args:
-        error: the exception; None in another process.
-        number: in its process; None for a new one.
-
-    Attributes:
-        error, number: the same.
+    In another process, where `error` is None, it stands for the exception. Sent back, it is the same object again, as
+    long as something still refers to it.
     """
 
     _kept: ClassVar[WeakValueDictionary[int, Original]] = WeakValueDictionary()
@@ -340,7 +318,7 @@ class Original:
 
     @classmethod
     def find(cls, number: int) -> Original:
-        """The one with this number, if this is its process; else one that stands for it."""
+        """Return the object with this number; in another process one that stands for it."""
         return cls._kept.get(number) or cls(None, number)
 
 
@@ -348,11 +326,11 @@ class Failure(NamedTuple):
     """An exception on its way to the training loop.
 
     Attributes:
-        error: a cloudpickle of the exception, or None where it does not pickle.
+        error: a cloudpickle of the exception, or None if it does not pickle.
         summary: its class and message in one line.
         traceback: the worker's traceback as text; may be empty.
-        cause: what it was raised from.
-        original: the exception itself, where it stays in the caller's process.
+        cause: of the exception.
+        original: the exception itself, if it stays in the caller's process.
     """
 
     error: bytes | None
@@ -365,23 +343,21 @@ class Failure(NamedTuple):
 Task = RowTask | ScanTask
 
 WorkerMessage = RowTask | ScanTask | ShardsOpened | SlotOpened | ForgetShards | ForgetSlots
-"""What a pool sends to a worker that has started."""
+"""Sent by a pool to a worker that has started."""
 
 
 class RowFailure(NamedTuple):
-    """What went wrong with one row.
+    """The error of one row.
 
     Attributes:
         kind: the name of the error's class in `streamload.errors`.
-        message: of the error.
-        field: the field concerned, where there is one.
+        field: the field concerned, if there is one.
         fatal: a mistake in the program, or a shard that changed while in use; never skipped.
-        cause: the exception behind it.
-        shard: the number of its shard.
-        sample: the number of its sample in the shard.
+        shard: the number of the row's shard.
+        sample: the number of the sample in the shard.
         offset: the first byte of the field, or MISSING.
         missing_field: the sample does not have the field.
-        sidecar: the number of the sidecar in which the field lies; None where it is the shard.
+        sidecar: the number of the sidecar in which the field lies; None if it lies in the shard.
     """
 
     kind: str
@@ -397,7 +373,7 @@ class RowFailure(NamedTuple):
 
     @property
     def stored_in(self) -> int:
-        """The number of the shard or the sidecar in which the field lies."""
+        """The number of the shard or sidecar in which the field lies."""
         return self.shard if self.sidecar is None else self.sidecar
 
 
@@ -408,9 +384,9 @@ class StoredColumn(NamedTuple):
     """How a column of values lies in a slot.
 
     Attributes:
-        kind: "bytes"; "array"; or "pickle", of the whole list.
+        kind: "bytes"; "array"; or "pickle", a single value that holds the whole list.
         start: its first byte in the slot.
-        length: the number of values; of a pickle, of its bytes.
+        length: the number of values.
         dtype: of arrays, as NumPy writes it.
         ndim: of arrays.
     """
@@ -426,10 +402,10 @@ class BatchDone(NamedTuple):
     """The result of one batch.
 
     Attributes:
-        layout: its pickled layout; None where nothing was written, because samples failed.
-        size_bytes: the bytes of the slot that it uses.
-        rows: how many rows it has, without those that were left out.
-        values: where its columns of values of unlike sizes lie.
+        layout: pickled; None if nothing was written because samples failed.
+        size_bytes: the used bytes of the slot.
+        rows: without those that were left out.
+        values: where its other values than arrays lie.
         failures: of its samples, in order.
     """
 
@@ -441,17 +417,17 @@ class BatchDone(NamedTuple):
 
 
 class TaskCosts(NamedTuple):
-    """What a task took of its worker.
+    """The costs of a task.
 
     Attributes:
-        decode, transform, collate, scan: seconds, by what they were spent on.
+        decode, transform, collate, scan: seconds by stage.
         waited: seconds for which the worker had waited for the task.
         whole: seconds from its start to its end.
         processor: seconds of these on a processor.
-        delayed: seconds of these in which it was ready to run, and others had the processors.
-        named: seconds of some stage by what took them, such as "decode_s/jpg".
+        delayed: seconds of these in which it was ready to run while others had the processors.
+        named: seconds by stage and name, such as "decode_s/jpg".
         started: when it began, by `perf_counter`.
-        process: the number of the worker's process.
+        process: the id of the worker's process.
     """
 
     decode: float = 0.0
@@ -478,7 +454,7 @@ class RowsDone(NamedTuple):
 
 
 class ScannedShard(NamedTuple):
-    """What a scan has found of one shard: its table, or a piece, or the failure."""
+    """The scan of one shard: its table, a piece of it, or a failure."""
 
     shard: int
     table: ShardTable | None = None

@@ -44,7 +44,7 @@ class _Worker:
         forward_records(self._send_logged)
         job = load_job(setup.job)
         self._runner = TaskRunner(job)
-        if self._runner.maker.rows.resizes_images:
+        if self._runner.rows.resizes_images:
             opencv()  # loading it takes longer than a task: all workers do it now, at the same time
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)
