@@ -1,7 +1,6 @@
-"""Decoders that users name for fields whose pixels are no colours: masks, depth maps, grey pictures.
+"""Decoders for images whose pixels are not colours: masks, depth maps, grey pictures.
 
-As in `decode={"mask.png": images.palette}`. Damage, sizes and formats are treated as by the decoder of images that is
-used without them.
+As in `decode={"mask.png": images.palette}`. Damage, sizes and formats are treated as by the default decoder of images.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ _LEVELS = {"L;2": 3, "L;4": 15}
 
 
 def unchanged(data: bytes) -> NDArray[Any]:
-    """The numbers that an image file stores, none of them converted: of depth maps, and of masks of all kinds.
+    """Decode the numbers that an image file stores, unconverted: of depth maps, and of masks of all kinds.
 
     Returns:
-        (height, width) for grey images, and for those with a palette, whose numbers are not replaced by colours;
-        (height, width, channels) for all others: 2 of grey with alpha, 3 of RGB, 4 of RGBA or CMYK. uint8 or uint16;
-        float32 or int32 of a TIFF that has these.
+        (height, width) for grey and palette images (the numbers of the colours); (height, width, channels) for all
+        others: 2 of grey with alpha, 3 of RGB, 4 of RGBA or CMYK. uint8 or uint16; float32 or int32 of such a TIFF.
 
     Raises:
         ValueError: not a known format, damaged, cut off, too large, or of a depth that no array has.
@@ -38,10 +36,10 @@ def unchanged(data: bytes) -> NDArray[Any]:
 
 
 def palette(data: bytes) -> NDArray[np.uint8]:
-    """The number of each pixel's class, from a mask whose colours are those of a palette, or that is grey.
+    """Decode the class of each pixel from a mask with a palette, or a grey one.
 
     Returns:
-        uint8 (height, width): of an image with a palette the number of the colour; of a grey one the grey as stored.
+        uint8 (height, width): the number of the colour in the palette; of a grey image the grey as stored.
 
     Raises:
         ValueError: the image has several numbers for each pixel, or wider ones; or as for `unchanged`.
@@ -56,7 +54,7 @@ def palette(data: bytes) -> NDArray[np.uint8]:
 
 
 def grey(data: bytes) -> NDArray[np.uint8]:
-    """The lightness of each pixel, as Pillow's `convert("L")` computes it from colours.
+    """Decode the lightness of each pixel, as Pillow's `convert("L")` computes it from colours.
 
     Returns:
         uint8 (height, width).
@@ -86,7 +84,7 @@ def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
 
 
 def _largest(image: ImageFile) -> int:
-    """The number that Pillow has scaled to 255."""
+    """Return the number that Pillow has scaled to 255."""
     arguments = [tile.args for tile in image.tile]
     if image.format == "PPM":
         return next((int(each[-1]) for each in arguments if isinstance(each, tuple)), 255)
@@ -94,7 +92,7 @@ def _largest(image: ImageFile) -> int:
 
 
 def _wide_numbers(image: ImageFile, data: memoryview, bits: int) -> NDArray[np.uint16]:
-    """Of 16 bits a channel; Pillow would halve them where there are several channels, or scale them."""
+    """Decode 16 bits a channel, which Pillow would halve (of several channels) or scale."""
     is_grey_with_alpha = any("LA;16" in str(tile.args) for tile in image.tile)
     pixels = opencv().imdecode(np.frombuffer(data, np.uint8), opencv().IMREAD_UNCHANGED) if bits == _WIDE_BITS else None
     if pixels is None or pixels.dtype != np.uint16 or pixels.shape[:2] != (image.height, image.width):

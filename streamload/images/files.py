@@ -1,11 +1,11 @@
-"""Encoded images to uint8 arrays of height x width x RGB, and how they are opened for other decoders.
+"""Decode image files to uint8 arrays of height x width x RGB, and open them for other decoders.
 
-JPEG goes through simplejpeg (libjpeg-turbo), all else, and the JPEG that simplejpeg does not take, through Pillow.
-What becomes RGB by which rule:
+JPEG goes through simplejpeg (libjpeg-turbo); other formats, and JPEG that simplejpeg refuses, through Pillow.
+Rules of the conversion to RGB:
 
 * grey, palette and two-level images: each pixel's colour; CMYK and YCCK: Pillow's conversion;
 * alpha (RGBA, LA, palettes with transparency) is dropped, nothing is blended;
-* more than 8 bits a channel are refused, for depth maps and labels are stored so, and little would be left of them;
+* more than 8 bits a channel are refused, since depth maps and labels would lose most of their information;
   so are floating-point and 32-bit pixels, whose range is not stated;
 * animations and multi-page files: the first picture.
 
@@ -20,8 +20,9 @@ import io
 import struct
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,18 +39,27 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PIXEL_LIMIT = 178_956_970
-"""The most pixels that an image may have, Pillow's own limit; the header is checked before memory is taken."""
+"""The most pixels of an image, Pillow's own limit; the header is checked before memory is allocated."""
 
 _WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file of thousands of scans would decode for hours
 _WARNING_FORMATS = ("TIFF", "GIF")
 _TIFF_BITS_PER_SAMPLE = 258
-_PNM_SIGNATURES = tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\n\v\f\r")
+# By Pillow's plugins, the first bytes of files.
+_SIGNATURES: dict[str, tuple[bytes, ...]] = {
+    "Jpeg": (b"\xff\xd8\xff",),
+    "Png": (b"\x89PNG\r\n\x1a\n",),
+    "WebP": (b"RIFF",),
+    "Gif": (b"GIF87a", b"GIF89a"),
+    "Tiff": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "Bmp": (b"BM",),
+    "Ppm": tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\n\v\f\r"),
+}
 _PILLOW_ERRORS = (SyntaxError, OSError, EOFError, ArithmeticError, LookupError, TypeError, struct.error, Warning)
 _warning_filters = Lock()
 
 
 def image_size(data: memoryview) -> tuple[int, int]:
-    """(height, width) in pixels, from the header alone.
+    """Return (height, width) in pixels, from the header alone.
 
     Raises:
         ValueError: the bytes do not begin as an image of a known format.
@@ -61,23 +71,11 @@ def image_size(data: memoryview) -> tuple[int, int]:
         return image.height, image.width
 
 
-def decode_image(
-    data: memoryview,
-    *,
-    min_height: int = 0,
-    min_width: int = 0,
-    pixel_limit: int = PIXEL_LIMIT,
-    out: NDArray[np.uint8] | None = None,
-) -> NDArray[np.uint8]:
-    """Decodes an image; the first bytes decide on the format, not the name.
+def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Decode an image; the first bytes decide on the format, not the name.
 
     Args:
         data: the encoded file.
-        min_height: if this or `min_width` is above 0, a JPEG is decoded at the smallest of the scales 2/8, 3/8
-            and 4/8 that leaves at least so many rows (scales in between that and 1 cost more than the whole).
-            Other formats are decoded whole.
-        min_width: the same for columns.
-        pixel_limit: images of more pixels (before scaling) are refused.
         out: where to write, by the rules of `placing`; a JPEG of this size is decoded straight into it.
 
     Returns:
@@ -87,37 +85,32 @@ def decode_image(
         ValueError: not a known format, damaged, cut off, too large, with more than 8 bits a channel, or with pixels
             whose range is unknown.
     """
-    header = readable_jpeg_header(data, pixel_limit)
+    header = readable_jpeg_header(data)
     if header is not None:
-        whole = min_height <= 0 and min_width <= 0
-        eighths = 8 if whole else smallest_scale(header, min_height, min_width)
-        target = writable_in_order(out, (header.height, header.width, 3), np.uint8) if eighths == 8 else None
-        decoded = decode_jpeg(data, header, eighths=eighths, out=target)
+        target = writable_in_order(out, (header.height, header.width, 3), np.uint8)
+        decoded = decode_jpeg(data, header, out=target)
         if decoded is not None:
             return placed(decoded, out)
-    return placed(_decode_with_pillow(data, pixel_limit), out)
+    return placed(read_with_pillow(data, _rgb_pixels), out)
 
 
 def check_image(data: memoryview) -> None:
-    """Refuse what `decode_image` would refuse by the header; pixels are not decoded.
+    """Refuse an image that `decode_image` would refuse by the header; pixels are not decoded.
 
     Raises:
         ValueError: as `decode_image`.
     """
-    if readable_jpeg_header(data) is not None:
-        return
-    with _open(data) as image:
-        _check_pixels(image.height, image.width, PIXEL_LIMIT)
-        try:
-            with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
-                check_depth(image)
-        except _PILLOW_ERRORS as exc:
-            raise ValueError(f"the {image.format} image is damaged or cut off: {exc}; write the sample again") from exc
+
+    def check(image: ImageFile) -> None:
+        check_depth(image)
         _check_range(image)
 
+    if readable_jpeg_header(data) is None:
+        read_with_pillow(data, check)
 
-def readable_jpeg_header(data: memoryview, pixel_limit: int = PIXEL_LIMIT) -> JpegHeader | None:
-    """The header of a JPEG that need not be left to Pillow; None for any other file.
+
+def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
+    """Return the header of a JPEG that need not be left to Pillow; None for any other file.
 
     Raises:
         ValueError: the image has too many pixels, or scans.
@@ -125,21 +118,24 @@ def readable_jpeg_header(data: memoryview, pixel_limit: int = PIXEL_LIMIT) -> Jp
     header = jpeg_header(data) if is_jpeg(data) else None
     if header is None:
         return None
-    _check_jpeg_cost(data, header, pixel_limit)
+    _check_pixels(header.height, header.width, PIXEL_LIMIT)
+    if header.progressive:
+        _check_scans(data, header.height, header.width)
     return None if header.colour_space in ("CMYK", "YCCK") else header
 
 
 def decode_jpeg_part(
     data: memoryview, header: JpegHeader, *, min_height: int, min_width: int, rows: int
 ) -> tuple[NDArray[np.uint8], int]:
-    """Decodes a JPEG no larger, and no further down, than needed.
+    """Decode a JPEG no larger, and no further down, than needed.
 
     Args:
         data: the encoded file.
-        header: its header, as `readable_jpeg_header` gives it.
-        min_height: how many rows are wanted of the whole picture; it is scaled as `decode_image` says.
+        header: its header, from `readable_jpeg_header`.
+        min_height: how many rows are needed of the whole picture; it is decoded at the smallest of the scales 2/8, 3/8
+            and 4/8 that leaves as many (scales between that and 1 cost more than the whole).
         min_width: the same for columns.
-        rows: at least so many rows, counted in the full picture from its top, have to be there.
+        rows: how many rows are needed, counted in the full picture from its top.
 
     Returns:
         uint8 (height, width, 3), and the scale in eighths. Each row is as in the whole picture at that scale.
@@ -149,7 +145,7 @@ def decode_jpeg_part(
     """
     eighths = smallest_scale(header, min_height, min_width)
     decoded = decode_jpeg(data, header, eighths=eighths, rows=rows)
-    return (_decode_with_pillow(data, PIXEL_LIMIT), 8) if decoded is None else (decoded, eighths)
+    return (read_with_pillow(data, _rgb_pixels), 8) if decoded is None else (decoded, eighths)
 
 
 def _check_pixels(height: int, width: int, pixel_limit: int) -> None:
@@ -160,15 +156,9 @@ def _check_pixels(height: int, width: int, pixel_limit: int) -> None:
         )
 
 
-def _check_jpeg_cost(data: memoryview, header: JpegHeader, pixel_limit: int) -> None:
-    _check_pixels(header.height, header.width, pixel_limit)
-    if header.progressive:
-        _check_scans(data, header.height, header.width, pixel_limit)
-
-
-def _check_scans(data: memoryview, height: int, width: int, pixel_limit: int) -> None:
+def _check_scans(data: memoryview, height: int, width: int) -> None:
     scans = bytes(data).count(b"\xff\xda")
-    if scans * height * width > _WHOLE_SCANS_LIMIT * pixel_limit:
+    if scans * height * width > _WHOLE_SCANS_LIMIT * PIXEL_LIMIT:
         raise ValueError(
             f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take absurdly long; "
             "write it again with the usual 10 or so"
@@ -176,45 +166,24 @@ def _check_scans(data: memoryview, height: int, width: int, pixel_limit: int) ->
 
 
 def _open(data: memoryview) -> ImageFile:
-    """Reads the header with the one Pillow plugin whose format the first bytes show.
+    """Read the header with the Pillow plugin of the format that the first bytes show.
 
-    The plugins are called directly because `PIL.Image.open` tries every format it knows, some of which start other
+    The plugin is called directly because `PIL.Image.open` tries every format it knows, some of which start other
     programs, and warns about large images, which are refused here by an error instead.
     """
-    from PIL import (
-        BmpImagePlugin,
-        GifImagePlugin,
-        JpegImagePlugin,
-        PngImagePlugin,
-        PpmImagePlugin,
-        TiffImagePlugin,
-        WebPImagePlugin,
-    )
     from PIL.Image import DecompressionBombError
 
     head = bytes(data[:32])
-    plugin: type[ImageFile]
-    if is_jpeg(data):
-        plugin = JpegImagePlugin.JpegImageFile
-    elif head.startswith(b"\x89PNG\r\n\x1a\n"):
-        plugin = PngImagePlugin.PngImageFile
-    elif head.startswith(b"RIFF") and head[8:12] == b"WEBP":
-        # This plugin takes memory for the whole canvas at once, so its size has to be checked before.
-        _check_pixels(*_webp_size(head), PIXEL_LIMIT)
-        plugin = WebPImagePlugin.WebPImageFile
-    elif head.startswith((b"GIF87a", b"GIF89a")):
-        plugin = GifImagePlugin.GifImageFile
-    elif head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        _silence_libtiff()
-        plugin = TiffImagePlugin.TiffImageFile
-    elif head.startswith(b"BM"):
-        plugin = BmpImagePlugin.BmpImageFile
-    elif head.startswith(_PNM_SIGNATURES):
-        plugin = PpmImagePlugin.PpmImageFile
-    else:
+    kind = next((kind for kind, signatures in _SIGNATURES.items() if head.startswith(signatures)), None)
+    if kind is None or (kind == "WebP" and head[8:12] != b"WEBP"):
         raise ValueError(f"not an image of a known format: it begins with {head[:8]!r}")
+    if kind == "WebP":  # this plugin takes memory for the whole canvas at once
+        _check_pixels(*_webp_size(head), PIXEL_LIMIT)
+    if kind == "Tiff":
+        _silence_libtiff()
+    plugin: type[ImageFile] = getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")
     try:
-        with _damage_is_error() if plugin.format in _WARNING_FORMATS else nullcontext():
+        with _damage_is_error(plugin.format):
             return plugin(io.BytesIO(data))
     except (*_PILLOW_ERRORS, ValueError, DecompressionBombError) as exc:
         raise ValueError(f"the header of the {plugin.format} image cannot be read: {exc}") from exc
@@ -222,10 +191,10 @@ def _open(data: memoryview) -> ImageFile:
 
 @cache
 def _silence_libtiff() -> None:
-    """Keep the libtiff that Pillow uses from printing on stderr what Pillow raises as well.
+    """Keep Pillow's libtiff from printing errors on stderr, which Pillow raises as well.
 
-    Pillow does so for libtiff's warnings and leaves its errors as they are. The function is looked up in the libraries
-    that Pillow's own module was linked with, so it is the right libtiff; where it is hidden the words stay.
+    The function is looked up in the libraries that Pillow's own module was linked with, so it is the right libtiff; if
+    it is hidden there, libtiff goes on printing.
     """
     from PIL import _imaging
 
@@ -236,8 +205,11 @@ def _silence_libtiff() -> None:
 
 
 @contextmanager
-def _damage_is_error() -> Iterator[None]:
-    """Turns what some of Pillow's plugins only warn about into errors."""
+def _damage_is_error(image_format: str | None) -> Iterator[None]:
+    """Raise the warnings of damage that Pillow gives for some formats."""
+    if image_format not in _WARNING_FORMATS:
+        yield
+        return
     from PIL.Image import DecompressionBombWarning
 
     # Filters of warnings belong to the whole process, so two threads must not change them at once.
@@ -250,7 +222,7 @@ def _damage_is_error() -> Iterator[None]:
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
-    """Height and width from the first chunk of a WebP file (RFC 9649)."""
+    """Return height and width from the first chunk of a WebP file (RFC 9649)."""
     chunk, payload = head[12:16], head[20:]
     if len(payload) < 10:
         raise ValueError("the WebP file is cut off within its header; write the sample again")
@@ -265,37 +237,30 @@ def _webp_size(head: bytes) -> tuple[int, int]:
 
 
 def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_limit: int = PIXEL_LIMIT) -> R:
-    """What a function makes of an image of which Pillow has read the header; `load()` reads the pixels.
+    """Apply a function to an image of which Pillow has read the header; `load()` reads the pixels.
 
     Raises:
-        ValueError: not a known format, too large, damaged or cut off; or what the function raises.
+        ValueError: not a known format, too large, damaged or cut off.
     """
     with _open(data) as image:
         _check_pixels(image.height, image.width, pixel_limit)
         if image.info.get("progressive"):  # a JPEG whose header simplejpeg cannot read
-            _check_scans(data, image.height, image.width, pixel_limit)
+            _check_scans(data, image.height, image.width)
         try:
-            with _damage_is_error() if image.format in _WARNING_FORMATS else nullcontext():
+            with _damage_is_error(image.format):
                 return read(image)
         except _PILLOW_ERRORS as exc:
             raise ValueError(f"the {image.format} image is damaged or cut off: {exc}; write the sample again") from exc
 
 
-def _decode_with_pillow(data: memoryview, pixel_limit: int) -> NDArray[np.uint8]:
-    def read(image: ImageFile) -> NDArray[np.uint8]:
-        check_depth(image)
-        image.load()
-        return np.array(to_rgb(image))
-
-    return read_with_pillow(data, read, pixel_limit)
+def _rgb_pixels(image: ImageFile) -> NDArray[np.uint8]:
+    check_depth(image)
+    image.load()
+    return np.array(to_rgb(image))
 
 
 def check_depth(image: ImageFile) -> None:
-    """Refuse an image of which 8 bits a channel would be less than there is; it is not loaded yet.
-
-    Raises:
-        ValueError: it has 9 to 31 bits; those of 32 are refused by their mode.
-    """
+    """Refuse an image, not loaded yet, of 9 to 31 bits a channel; those of 32 are refused by their mode."""
     bits = channel_bits(image)
     if 8 < bits < 32:
         raise ValueError(
@@ -305,7 +270,7 @@ def check_depth(image: ImageFile) -> None:
 
 
 def channel_bits(image: ImageFile) -> int:
-    """By the header; Pillow's modes don't say, since what it reads as RGB may have lost half of its bits by that."""
+    """Return the bits by the header; an image that Pillow reads as RGB may have lost half of its bits by that."""
     from PIL.TiffImagePlugin import TiffImageFile
 
     if isinstance(image, TiffImageFile):
@@ -319,7 +284,7 @@ def channel_bits(image: ImageFile) -> int:
 
 
 def _check_range(image: ImageFile) -> None:
-    """Refuse pixels whose largest value nobody knows, so that they cannot become 8 bits."""
+    """Refuse pixels of unknown range, which cannot be scaled to 8 bits."""
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise ValueError(
             f"the {image.format} image has wide pixels (mode {image.mode}), whose range is not stated; "
@@ -328,7 +293,7 @@ def _check_range(image: ImageFile) -> None:
 
 
 def to_rgb(image: ImageFile) -> Image:
-    """The colours of a loaded image, by the rules at the head of this module.
+    """Convert a loaded image by the rules at the head of this module.
 
     Raises:
         ValueError: its pixels are floats or of 32 bits.

@@ -1,8 +1,8 @@
-"""The operations that turn bytes into float32 planes.
+"""Operations that turn bytes into float32 planes.
 
-Those of `ToFloat`, and of `Normalize` behind it, are transposed views (channels, height, width) of arrays that are
+Results of `ToFloat`, and of `Normalize` after it, are transposed views (channels, height, width) of arrays that are
 contiguous as (height, width, channels), so no time goes into moving pixels, and a batch of such images is a tensor in
-torch's `channels_last` memory format. The results of `ToTensor` are contiguous tensors, as torchvision's.
+torch's `channels_last` memory format. Results of `ToTensor` are contiguous tensors, as torchvision's.
 """
 
 from __future__ import annotations
@@ -22,29 +22,9 @@ from streamload.errors import ShardNotFoundError, without_secrets
 from streamload.images.geometry import Image, check_bytes
 from streamload.images.opencv import opencv
 from streamload.images.placing import placed, writable_in_order
-from streamload.storage.storages import Storages
 
 STATISTICS_NAME = "statistics.json"
 _MOST_BYTES = 1 << 20
-
-
-def measured_channels(
-    folder: str | os.PathLike[str], storage_options: dict[str, Any] | None
-) -> tuple[list[float], list[float]]:
-    """Return the mean and the deviation of each channel that `streamload stats --pixels` saved. See `Normalize.of`."""
-    place = os.fspath(folder)
-    url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
-    try:
-        saved = json.loads(Storages(storage_options).for_url(url).read_bytes(url, most_bytes=_MOST_BYTES))
-        return saved["mean"], saved["std"]
-    except ShardNotFoundError:
-        raise ShardNotFoundError(
-            f"there is no {STATISTICS_NAME}; `streamload stats {without_secrets(place)} --pixels` makes it", url=url
-        ) from None
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f"{without_secrets(url)!r} is not what `streamload stats --pixels` saves; make it again"
-        ) from None
 
 
 Planes: TypeAlias = NDArray[np.float32]
@@ -53,16 +33,16 @@ Planes: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ToFloat:
-    """Bytes (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
+    """Convert bytes (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
 
     writes_into_out: ClassVar[bool] = True
     uses_global_generators: ClassVar[bool] = False
 
     def __call__(self, image: Image, out: Planes | None = None) -> Planes:
-        """`image / 255`, float32 (channels, height, width), a transposed view.
+        """Return `image / 255`, float32 (channels, height, width), a transposed view.
 
         Raises:
-            TypeError: not uint8; what the largest value of other numbers means, only their user knows.
+            TypeError: not uint8; the range of other numbers is unknown.
             ValueError: of another shape.
         """
         pixels = _pixels("ToFloat", image)
@@ -73,17 +53,17 @@ class ToFloat:
 
 @dataclass(frozen=True, slots=True)
 class ToTensor:
-    """The same as a torch tensor, contiguous as torchvision's `ToTensor` makes it, for code that was written for that.
+    """Convert bytes as `ToFloat` does, to a contiguous torch tensor as torchvision's `ToTensor` makes it.
 
-    Where a `collate_fn` or another function follows, it gets tensors, and `torch.stack` takes them. Without one the
-    values go straight to the batch's memory, as those of `ToFloat` do. That one is faster, and does not import torch.
+    For a `collate_fn` or another function that needs tensors. Without one, values go straight to the batch's memory, as
+    those of `ToFloat` do, which is faster and does not import torch.
     """
 
     writes_into_out: ClassVar[bool] = True
     uses_global_generators: ClassVar[bool] = False
 
     def __call__(self, image: Image, out: Planes | None = None) -> Any:
-        """`image / 255`, a float32 tensor (channels, height, width) in memory of its own; or `out`.
+        """Return `image / 255`, a float32 tensor (channels, height, width) in memory of its own; or `out`.
 
         Raises:
             TypeError, ValueError: as `ToFloat`.
@@ -93,7 +73,7 @@ class ToTensor:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """Subtracts a mean from each channel and divides by a standard deviation.
+    """Subtract a mean from each channel and divide by a standard deviation.
 
     Args:
         mean: one number for each channel, for values in [0, 1].
@@ -137,24 +117,35 @@ class Normalize:
             StorageError: there is no such file, or it cannot be read.
             ValueError: it is not from `streamload stats --pixels`.
         """
-        from streamload.images.floats import measured_channels  # storages take as long to import as all the rest
+        from streamload.storage.storages import Storages  # takes as long to import as all the rest
 
-        mean, std = measured_channels(folder, storage_options)
+        place = os.fspath(folder)
+        url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
+        try:
+            saved = json.loads(Storages(storage_options).for_url(url).read_bytes(url, most_bytes=_MOST_BYTES))
+            mean, std = saved["mean"], saved["std"]
+        except ShardNotFoundError:
+            raise ShardNotFoundError(
+                f"there is no {STATISTICS_NAME}; `streamload stats {without_secrets(place)} --pixels` makes it", url=url
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{without_secrets(url)!r} is not what `streamload stats --pixels` saves; make it again"
+            ) from None
         return cls(mean, std)
 
     def __call__(self, image: Any, out: Planes | None = None) -> Any:
-        """Normalises what `ToFloat` or `ToTensor` gives, or a uint8 image as if `ToFloat` had been applied first.
-
-        That is the same bit for bit.
+        """Normalize a result of `ToFloat` or `ToTensor`, or a uint8 image, bit for bit as after `ToFloat`.
 
         Returns:
-            float32 (channels, height, width): a transposed view as `ToFloat` gives it, or for a tensor a tensor.
+            float32 (channels, height, width): a transposed view as from `ToFloat`, or for a tensor a tensor.
 
         Raises:
             TypeError: neither a uint8 nor a float32 array, nor a float32 tensor.
             ValueError: not of three dimensions, or of another number of channels than `mean` has.
         """
-        if _is_tensor(image):
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(image, torch.Tensor):
             return as_tensor(self(image.numpy(), out), out)
         values: Any = image
         if not isinstance(values, np.ndarray) or values.dtype not in (np.float32, np.uint8):
@@ -184,7 +175,7 @@ class Normalize:
 
 @lru_cache(maxsize=16)
 def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes:
-    """What each byte becomes in each channel, (1, 256, channels), in the steps and roundings that floats go through."""
+    """Return each byte's result in each channel, (1, 256, channels), by the steps and roundings of floats."""
     table = np.empty((1, 256, len(mean)), np.float32)
     table[:] = (np.arange(256, dtype=np.float32) / np.float32(255))[:, None]
     table -= np.asarray(mean, np.float32)
@@ -193,7 +184,7 @@ def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes
 
 
 def as_tensor(planes: Planes, out: Planes | None) -> Any:
-    """Planes as a contiguous tensor; those that were written to `out` are where they are wanted, and stay an array."""
+    """Return planes as a contiguous tensor; those that were written to `out` stay an array."""
     if planes is out:
         return out
     import torch
@@ -201,20 +192,14 @@ def as_tensor(planes: Planes, out: Planes | None) -> Any:
     return torch.from_numpy(np.ascontiguousarray(planes))
 
 
-def _is_tensor(value: object) -> bool:
-    """Whether it is a torch tensor; does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _pixels(operation: str, image: Any) -> Image:
-    """A checked image as (height, width, channels)."""
+    """Return a checked image as (height, width, channels)."""
     check_bytes(operation, image)
     return image if image.ndim == 3 else image[:, :, None]  # type: ignore[no-any-return]
 
 
 def _computed(compute: Callable[[Planes], Any], shape: tuple[int, ...], out: Planes | None) -> Planes:
-    """What `compute` writes into an array (height, width, channels), as planes; in `out` where that can be."""
+    """Return planes that `compute` writes into an array (height, width, channels); in `out` if that fits."""
     pixels = out.transpose(1, 2, 0) if isinstance(out, np.ndarray) and out.ndim == 3 else None
     target = writable_in_order(pixels, shape, np.float32)
     if out is not None and target is not None:

@@ -1,14 +1,15 @@
-"""Where a crop lies, how large a result is, and the resampling of a box of pixels.
+"""Place crops, compute the sizes of results, and resample boxes of pixels, as torchvision's operations do.
 
-Sizes and boxes are rows before columns. What is computed here agrees with torchvision's operations of the same names.
+Sizes and boxes are rows before columns.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,7 @@ from streamload.images.jpeg import JpegHeader
 from streamload.images.opencv import opencv
 from streamload.images.placing import copied, placed, target_of, writable_in_order
 
-LARGEST_SCALE = 4.0
-"""Beyond it the filter would cost more than is gained."""
-
+_LARGEST_SCALE = 4.0  # beyond it the filter would cost more than is gained
 _SCALE_STEPS = 64
 _PHASES = 8
 _WEIGHT_OF_SUM = 1000.0
@@ -36,34 +35,30 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
     """Resize a whole image.
 
     Args:
-        image: uint8 (height, width, channels), contiguous or a part of a larger image; at most `LARGEST_SCALE` times as
-            large as the result in either direction.
-        shape: of the result: height, width, and its channels, which may be left out where it is one.
+        image: uint8 (height, width, channels), contiguous or a part of a larger image; at most `_LARGEST_SCALE` times
+            as large as the result in either direction.
+        shape: of the result: height, width, and channels, which may be left out if there is one.
         out: where to write the result, by the rules of `placing`.
 
     Returns:
         uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk,
         on photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
-        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Of the contrast in noise, which is what
-        antialiasing takes away, there is 95.5 to 101 % of what Pillow leaves, and without it there would be 110 % at a
-        scale of 1.1, 178 % at 2 and 347 % at 4.
+        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. The contrast left in noise is 95.5 to
+        101 % of Pillow's; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
     """
     cv2 = opencv()
     rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
     if rows > 1 or columns > 1:
-        image = cv2.sepFilter2D(image, -1, _filter_of(columns), _filter_of(rows), borderType=cv2.BORDER_REFLECT)
+        steps = (max(_SCALE_STEPS, round(scale * _SCALE_STEPS)) for scale in (columns, rows))
+        image = cv2.sepFilter2D(image, -1, *map(_fitted_filter, steps), borderType=cv2.BORDER_REFLECT)
     target = writable_in_order(out, shape, np.uint8)
     resized: Image = cv2.resize(image, (shape[1], shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
     return target if target is not None else placed(resized.reshape(shape), out)
 
 
-def _filter_of(scale: float) -> NDArray[np.float32]:
-    return _fitted_filter(max(_SCALE_STEPS, round(scale * _SCALE_STEPS)))
-
-
 @cache
 def _fitted_filter(steps: int) -> NDArray[np.float32]:
-    """The symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are at least 0 and add up to exactly 1."""
+    """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and add up to exactly 1."""
     scale = steps / _SCALE_STEPS
     if scale <= 1:
         return np.array([0, 1, 0], np.float32)  # for a single tap OpenCV has no fast way
@@ -92,9 +87,9 @@ _CHANNEL_DTYPES = (np.uint8, np.uint16)
 # Beside uint8; each value of these is a float32 too, as which Pillow resamples it.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
 _TRIES = 10
-# How much larger than the result a box must stay when the JPEG's own transform shrinks it. That transform is another
-# filter than the one requested, which shows least where the latter has most left to do. With 2.5 photographs and
-# textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1 by up to 6.
+# How much larger than the result a box must stay when the JPEG's own transform shrinks it, since that is another filter
+# than the requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to
+# 1.8, with 1 by up to 6.
 _LEAST_SHRINKING = 2.5
 
 
@@ -108,10 +103,10 @@ class Box(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Where the pixels of a result come from.
+    """The source of a result's pixels.
 
     Attributes:
-        box: in the image; what lies beyond it is filled.
+        box: in the image; pixels beyond the image are filled.
         size: height and width of the result. A box of another size is resampled, and lies within the image.
         mirrored: left and right are swapped; `box` is then the whole image, and `size` is its size.
     """
@@ -121,25 +116,36 @@ class Window(NamedTuple):
     mirrored: bool = False
 
 
-@runtime_checkable
-class Geometric(Protocol):
-    """An operation that moves pixels, and does so in the same way to all that belongs to one picture."""
+class Geometric(ABC):
+    """An operation that moves pixels, in the same way in all fields of one picture.
 
-    @property
-    def interpolation(self) -> Interpolation:
-        """How it resamples images, if it does."""
+    Attributes:
+        interpolation: how it resamples images, if it does.
+    """
 
-    def window(self, height: int, width: int, rng: np.random.Generator) -> Window | None:
-        """Where the result's pixels come from in an image of this size; None if it stays as it is.
+    __slots__ = ()
+    writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
+    interpolation: Interpolation = "nearest"
 
-        The only method that draws from `rng`, by which calling the operation draws too.
+    @abstractmethod
+    def window(self, height: int, width: int, rng: Any, /) -> Window | None:
+        """Return the source of the result's pixels in an image of this size; None if the image stays as it is.
+
+        Calling the operation draws from `rng` only by this method.
         """
+
+    def apply(self, image: Image, rng: Any, out: Image | None) -> Image:
+        """Check an image, and return the pixels of its window."""
+        check_image(type(self).__name__, image)
+        window = self.window(image.shape[0], image.shape[1], rng)
+        return placed(image, out) if window is None else cut(image, window, self.interpolation, out)
 
 
 def check_image(operation: str, image: Any) -> None:
-    """Refuses what is neither (height, width) nor (height, width, 1 or 3 or 4), or of a dtype that this cannot have.
+    """Refuse anything but numbers (height, width), and uint8 or uint16 (height, width, 1 or 3 or 4).
 
-    Floats of three dimensions are refused because those that `ToFloat` makes have their channels first.
+    Floats of three dimensions are refused because those of `ToFloat` have their channels first.
 
     Raises:
         TypeError: not a NumPy array, or of another dtype.
@@ -155,11 +161,7 @@ def check_image(operation: str, image: Any) -> None:
 
 
 def check_bytes(operation: str, image: Any) -> None:
-    """Refuses what `check_image` refuses, and what is not uint8.
-
-    Raises:
-        TypeError, ValueError: as `check_image`.
-    """
+    """Refuse anything but uint8 images; raises as `check_image`."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
         got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise TypeError(f"{operation} takes a uint8 array (height, width, channels) or (height, width), got {got}")
@@ -167,11 +169,7 @@ def check_bytes(operation: str, image: Any) -> None:
 
 
 def check_size(operation: str, size: object) -> tuple[int, int]:
-    """(height, width) from one positive integer, meant for both, or from two.
-
-    Raises:
-        ValueError: `size` is something else.
-    """
+    """Return (height, width) from one positive integer or two; raise a ValueError for anything else."""
     both: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
     if len(both) == 2:
         height, width = map(as_python, both)
@@ -181,11 +179,7 @@ def check_size(operation: str, size: object) -> tuple[int, int]:
 
 
 def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
-    """Refuses what is not (low, high) with 0 < low <= high <= limit, both finite.
-
-    Raises:
-        ValueError: names the argument and what would be right.
-    """
+    """Raise a ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
     fits = isinstance(value, tuple | list) and len(value) == 2
     if not fits or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
         most = "" if math.isinf(limit) else f" <= {limit:g}"
@@ -193,11 +187,7 @@ def check_range(operation: str, name: str, value: tuple[float, float], limit: fl
 
 
 def check_interpolation(operation: str, interpolation: str) -> None:
-    """Refuses the name of an unknown filter.
-
-    Raises:
-        ValueError: lists the names that are known.
-    """
+    """Raise a ValueError for the name of an unknown filter."""
     if interpolation not in _INTERPOLATIONS:
         raise ValueError(f"{operation}: interpolation must be one of {_INTERPOLATIONS}, not {interpolation!r}")
 
@@ -209,10 +199,10 @@ def draw_crop(
     ratio: tuple[float, float],
     rng: np.random.Generator,
 ) -> Box:
-    """A random crop with its share of the area in `scale` and its width / height in `ratio`, within the image.
+    """Draw a crop with its share of the area in `scale` and its width / height in `ratio`, within the image.
 
-    The algorithm is torchvision's RandomResizedCrop: the area is drawn uniformly, the ratio log-uniformly, both
-    again up to ten times while the crop does not fit; then the largest central crop whose ratio is allowed.
+    As torchvision's RandomResizedCrop: the area is drawn uniformly, the ratio log-uniformly, up to ten times until the
+    crop fits; then it is the largest central crop whose ratio is allowed.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):
@@ -232,9 +222,9 @@ def draw_crop(
 
 
 def resized_size(height: int, width: int, size: int | tuple[int, int], max_size: int | None) -> tuple[int, int]:
-    """Height and width after Resize: exact for a pair; for an integer it becomes the shorter side.
+    """Return height and width after Resize: those of a pair; an integer becomes the shorter side.
 
-    With `max_size` the longer side is cut to it and the shorter one follows. Lengths are rounded down, to at least 1.
+    A longer side above `max_size` becomes that, and the shorter one follows. Lengths are rounded down, to at least 1.
     """
     if not isinstance(size, int):
         return size[0], size[1]
@@ -248,19 +238,19 @@ def resized_size(height: int, width: int, size: int | tuple[int, int], max_size:
 def cut(
     image: Image, window: Window, interpolation: Interpolation, out: Image | None = None, *, fill: float = 0
 ) -> Image:
-    """The pixels of a window, in memory of their own or in `out`, by the rules of `placing`.
+    """Return the pixels of a window, in memory of their own or in `out`, by the rules of `placing`.
 
     Args:
         image: to be cut; it is not changed.
-        window: where the result's pixels come from.
+        window: the source of the result's pixels.
         interpolation: how a box of another size than the result is resampled.
         out: where to write.
         fill: the value beyond the image's edges.
 
     Raises:
-        TypeError: the box is to be resampled, and its values can be neither averaged, being truth values or integers
-            of other dtypes than uint8 and uint16, nor taken by "nearest".
-        ValueError: it, or the box at the width of the result, has more pixels than an image may have.
+        TypeError: the box is to be resampled, not by "nearest", and its values cannot be averaged: truth values, or
+            integers of other dtypes than uint8 and uint16.
+        ValueError: the result, or the box at its width, has more pixels than an image may have.
     """
     if window.mirrored:
         return _mirrored(image, out)
@@ -289,11 +279,9 @@ def _mirrored(image: Image, out: Image | None) -> Image:
 def _resample(
     image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation, out: Image | None = None
 ) -> Image:
-    """The pixels within `box`, resized to `size`, antialiased when shrinking (except by "nearest").
+    """Resize the pixels within `box` to `size`, antialiased when shrinking (except by "nearest").
 
-    It is done on the box alone, so that no pixel beyond its (rounded) edge has a part in the result: by
-    `resize_bilinear` where that can be, else by Pillow. A box of whole pixels and of the size wanted is copied.
-    `out` follows the rules of `placing`.
+    Pixels beyond the (rounded) edge of the box have no part in the result.
     """
     if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes rows first
         raise ValueError(
@@ -311,7 +299,8 @@ def _resample(
     shape = (*size, *image.shape[2:])
     if part.ndim == 2:
         part = part[:, :, None]
-    if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and _is_within(part, size):
+    is_within = part.shape[0] <= _LARGEST_SCALE * size[0] and part.shape[1] <= _LARGEST_SCALE * size[1]
+    if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and is_within:
         return resize_bilinear(part, shape, out)
 
     from PIL import Image as PillowImage
@@ -327,7 +316,7 @@ def _resample(
 
 
 def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
-    """A box of whole pixels of anything but bytes, resized: by index, or channel by channel as floats by Pillow."""
+    """Resize a box of whole pixels that are not bytes: by index, or channel by channel as floats by Pillow."""
     if interpolation == "nearest":
         rows, columns = (_nearest(*lengths) for lengths in zip(part.shape, size, strict=False))
         return part.take(rows, axis=0).take(columns, axis=1)
@@ -351,15 +340,11 @@ def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interp
 
 
 def _nearest(length: int, wanted: int) -> NDArray[np.int64]:
-    """Which of `length` pixels each of the `wanted` is; added up step by step, as Pillow's are."""
+    """Return the index among `length` pixels of each `wanted` one; added up step by step, as Pillow's are."""
     step = length / wanted
     positions = np.full(wanted, step)
     positions[0] = step / 2
     return np.cumsum(positions).astype(np.int64).clip(max=length - 1)
-
-
-def _is_within(part: Image, size: tuple[int, int]) -> bool:
-    return bool(part.shape[0] <= LARGEST_SCALE * size[0] and part.shape[1] <= LARGEST_SCALE * size[1])
 
 
 def decode_resampled(
@@ -371,16 +356,16 @@ def decode_resampled(
     *,
     out: Image | None = None,
 ) -> Image:
-    """Decodes a JPEG no larger than needed, and no further down than the box, and resamples the box.
+    """Decode a JPEG no larger than needed, and no further down than the box, and resample the box.
 
-    Where the box is at least five times as high and wide as the result, the inverse transform of the JPEG itself
-    shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 after which the box is still `_LEAST_SHRINKING` times
-    as high and wide as the result.
+    If the box is at least five times as high and wide as the result, the inverse transform of the JPEG itself shrinks
+    the picture, by the largest factor of 8/4, 8/3 and 8/2 after which the box is still `_LEAST_SHRINKING` times as high
+    and wide as the result.
 
     Args:
         data: the encoded file.
         header: its header.
-        box: what to resample, in pixels of the full image.
+        box: in pixels of the full image.
         size: height and width of the result.
         interpolation: the filter.
         out: where to write, by the rules of `placing`.

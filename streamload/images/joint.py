@@ -1,4 +1,4 @@
-"""One draw for all that belongs to a picture: its image, its masks and its boxes."""
+"""Draw once for all fields of a picture: its image, its masks and its boxes."""
 
 from __future__ import annotations
 
@@ -25,29 +25,28 @@ _KINDS = ("image", "mask", "boxes")
 _RANDOM = (RandomCrop, RandomHorizontalFlip, RandomResizedCrop)
 
 Item: TypeAlias = tuple[Any, Kind]
-"""Where a value is in its sample (a number or a key), and what it is."""
+"""The number or key of a value in its sample, and its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Crops, flips and resizes several fields of a sample alike: a transform of the whole sample, or part of one.
+    """Crop, flip and resize several fields of a sample alike: a transform of the whole sample, or part of one.
 
-    What each field is:
+    Kinds of fields:
 
     * "image": an array (height, width, channels) or (height, width), resampled as each operation says;
     * "mask": numbers of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
     * "boxes": (boxes, 4 or more): first column, first row, end of the columns, end of the rows, in pixels, and further
-      numbers such as a class. Moved with the image and cut off at its edges; a box of which nothing is left is left
-      out. The result is float32 (boxes, as many).
+      numbers such as a class. Moved with the image and cut off at its edges; empty boxes are left out. The result is
+      float32 (boxes, as many).
 
     Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) get the
     images alone, one after the other.
 
     Args:
         operations: what to apply, first to last; those that take `rng` draw from it, crops and flips once a sample.
-        fields: for samples that are tuples, what each of their items is, None for those to be left as they are; for
-            dicts, what the fields are that are not left so (`{"jpg;png": "image", "mask.png": "mask"}`). A value that
-            is None is left so too.
+        fields: for samples that are tuples, the kind of each item, None for items that stay as they are; for dicts, the
+            kinds of the other fields (`{"jpg;png": "image", "mask.png": "mask"}`). A value that is None stays so too.
         mask_fill: the number in masks where `RandomCrop` and `CenterCrop` reach beyond the image, which is 0 there.
 
     Raises:
@@ -81,17 +80,19 @@ class Joint:
 
     @property
     def uses_global_generators(self) -> bool:
-        """Whether an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
+        """True if an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
         return may_use_global_generators(self.operations, self._random)
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """The sample with its fields transformed: a tuple, a list or a dict, as it was.
+        """Transform the fields of a sample: a tuple, a list or a dict, as it was.
 
         Raises:
-            TypeError: the sample is not as `fields` says, or a value is not what its kind has to be.
-            ValueError: sizes differ, or boxes have no place.
+            TypeError: the sample is not as `fields` says, or a value is not of its kind.
+            ValueError: sizes differ, or a box is impossible.
         """
-        values: Any = dict(sample) if isinstance(sample, Mapping) else list(sample) if _is_row(sample) else sample
+        values: Any = (
+            dict(sample) if isinstance(sample, Mapping) else list(sample) if type(sample) in (tuple, list) else sample
+        )
         items = [(key, kind) for key, kind in self._items(values) if values[key] is not None]
         size = _common_size(values, items)
         for operation, random in zip(self.operations, self._random, strict=True):
@@ -132,7 +133,7 @@ class Joint:
 
 
 def draws_geometry(function: object) -> bool:
-    """Whether a transform of a field crops or flips at random, by operations of ours."""
+    """Return True if a transform of a field crops or flips at random, by operations of ours."""
     return any(isinstance(each, _RANDOM) for each in _flattened(function))
 
 
@@ -142,20 +143,16 @@ def _flattened(operation: Any) -> list[Callable[..., Any]]:
     return [part for each in operation.operations for part in _flattened(each)]
 
 
-def _is_row(sample: object) -> bool:
-    return type(sample) in (tuple, list)
-
-
 def _present(names: str, values: Mapping[str, Any]) -> str:
-    """Of alternatives the field that a sample has."""
-    found = next((name for name in alternatives(names) if name in values), None)
-    if found is None:
+    """Return the first of some alternatives that a sample has."""
+    name = next((name for name in alternatives(names) if name in values), None)
+    if name is None:
         raise TypeError(f"Joint: the sample has no field {names!r}; it has {', '.join(map(repr, values))}")
-    return found
+    return name
 
 
 def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
-    """Height and width of the images and masks, checked; boxes become arrays."""
+    """Check the fields and return the height and width of the images and masks; boxes become arrays."""
     sizes: dict[str, tuple[int, int]] = {}
     for key, kind in items:
         if kind == "boxes":
@@ -194,7 +191,7 @@ def _checked_boxes(boxes: Any) -> NDArray[np.float64]:
 
 
 def _moved(boxes: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
-    """Boxes in pixels of the result."""
+    """Convert boxes to pixels of the result."""
     moved = boxes.copy()
     (top, left, rows, columns), (height, width) = window.box, window.size
     moved[:, 0:4:2] = (boxes[:, 0:4:2] - left) * (width / columns)
@@ -205,7 +202,7 @@ def _moved(boxes: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
 
 
 def _clipped(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-    """What lies within the image; boxes of no area are left out."""
+    """Cut boxes off at the image's edges; empty ones are left out."""
     height, width = size
     boxes[:, 0:4:2] = boxes[:, 0:4:2].clip(0, width)
     boxes[:, 1:4:2] = boxes[:, 1:4:2].clip(0, height)

@@ -1,11 +1,11 @@
-"""JPEG files: what their headers say, and decoding no more of the picture than is wanted.
+"""Read the headers of JPEG files, and decode no more of the picture than is needed.
 
-A JPEG's pixels are packed row by row, so a decoder can stop below the last row that is wanted, but cannot begin
-further down. libjpeg-turbo stops early where the header declares fewer rows than there are; so it is given a copy of
-the file whose header does. The rows that it gives are bit for bit those of the whole picture.
+A JPEG's pixels are packed row by row, so a decoder can stop below the last row that is needed, but cannot begin further
+down. libjpeg-turbo stops early if the header declares fewer rows than there are; so it gets a copy of the file with
+such a header. Its rows are bit for bit those of the whole picture.
 
 The inverse transform and the interpolation of the colours are libjpeg-turbo's exact ones, as Pillow's are. The fast
-ones were measured: they save 3 to 7 % and move pixels by up to 6 and 42 of 255, so there is no option for them.
+ones save 3 to 7 % and move pixels by up to 6 and 42 of 255, so there is no option for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Image = NDArray[np.uint8]
 
 _MAGIC = b"\xff\xd8\xff"
 # Eighths at which the inverse transform shrinks cheaply; 5/8 to 7/8 cost more than the whole. 1/8 is left out: it
-# takes the mean of each block from values that were not cut to black and white, which shows.
+# averages values that were not clipped to black and white, which shows.
 _EXACT_SCALES = (2, 3, 4)
 
 _BLOCK = 8
@@ -35,12 +35,12 @@ _WHOLE_SPECTRUM = bytes([0, 63, 0])
 
 
 class JpegHeader(NamedTuple):
-    """What the header of a JPEG declares.
+    """The header of a JPEG.
 
     Attributes:
         height: rows.
         width: columns.
-        colour_space: as simplejpeg calls it: "RGB", "YCbCr", "Gray", "CMYK" or "YCCK".
+        colour_space: simplejpeg's name: "RGB", "YCbCr", "Gray", "CMYK" or "YCCK".
         progressive: there may be many scans over the picture.
         block_rows: rows that are decoded at a time; 0 if decoding cannot stop early.
         height_at: position of the height in the file, two bytes.
@@ -55,12 +55,12 @@ class JpegHeader(NamedTuple):
 
 
 def is_jpeg(data: memoryview) -> bool:
-    """True if the bytes begin as a JPEG does, whatever the file was called."""
+    """Return True if the bytes begin as a JPEG does."""
     return bytes(data[:3]) == _MAGIC
 
 
 def jpeg_header(data: memoryview) -> JpegHeader | None:
-    """The header of a JPEG, or None where only Pillow may be able to read it."""
+    """Return the header of a JPEG, or None if only Pillow may be able to read it."""
     import simplejpeg
 
     try:
@@ -71,10 +71,9 @@ def jpeg_header(data: memoryview) -> JpegHeader | None:
 
 
 def _frame(data: memoryview) -> tuple[bool, int, int]:
-    """Walks the marker segments up to the first scan (ITU-T T.81, annex B).
+    """Return `progressive`, `block_rows` and `height_at` of the header, from the markers before the first scan.
 
-    Returns:
-        `progressive`, `block_rows` and `height_at` of the header.
+    See ITU-T T.81, annex B.
     """
     position, end = 2, len(data) - 4
     frame = height_at = components = sampling = 0
@@ -103,9 +102,7 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
 
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
-    """The smallest cheap scale, in eighths, that leaves at least so many rows and columns; 8 if there is none."""
-    if min_height > _scaled(header.height, _EXACT_SCALES[-1]) or min_width > _scaled(header.width, _EXACT_SCALES[-1]):
-        return 8
+    """Return the smallest cheap scale, in eighths, that leaves as many rows and columns; 8 if there is none."""
     for eighths in _EXACT_SCALES:
         if _scaled(header.height, eighths) >= min_height and _scaled(header.width, eighths) >= min_width:
             return eighths
@@ -119,19 +116,19 @@ def _scaled(side: int, eighths: int) -> int:
 def decode_jpeg(
     data: memoryview, header: JpegHeader, *, eighths: int = 8, rows: int | None = None, out: Image | None = None
 ) -> Image | None:
-    """Decodes a JPEG that is neither CMYK nor YCCK.
+    """Decode a JPEG that is neither CMYK nor YCCK.
 
     Args:
         data: the encoded file.
         header: its header.
         eighths: the scale, 8 or one of `smallest_scale`.
-        rows: decode at least so many rows of the full picture, from the top; None for all of them. Damage to the
-            file below these rows may go unnoticed; that it is cut off does not.
+        rows: how many rows of the full picture are needed, from the top; None for all of them. Damage to the
+            file below these rows may go unnoticed, but not that it is cut off.
         out: where to write, uint8, C-contiguous, of the shape of the result; for `rows=None` only.
 
     Returns:
-        uint8 (height, width, 3), or None if simplejpeg has no means for this kind of file. With `rows` there may be
-        fewer rows than in the whole picture; each is as it is there.
+        uint8 (height, width, 3), or None if simplejpeg cannot decode this kind of file. With `rows` there may be fewer
+        rows than in the whole picture, but the same ones.
 
     Raises:
         ValueError: the file is damaged or cut off.
@@ -161,10 +158,10 @@ def decode_jpeg(
 
 
 def _with_usual_scans(data: memoryview) -> memoryview | None:
-    """A copy of a sequential JPEG in which every scan names the whole spectrum; None where all do.
+    """Return a copy of a sequential JPEG in which every scan names the whole spectrum; None if all do.
 
-    Sequential decoding ignores what a scan's header says of the spectrum, and some encoders write zeros there.
-    libjpeg-turbo remarks on it, and since only its first remark is reported, damage behind it would stay unseen.
+    Sequential decoding ignores the spectrum in a scan's header, and some encoders write zeros there. libjpeg-turbo
+    warns of it, and since only its first warning is reported, damage after that would stay unseen.
     """
     mended, position = bytearray(data), 2
     while (position := mended.find(b"\xff", position)) >= 0 and position + 5 <= len(mended):
@@ -182,7 +179,7 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
 
 
 def _rows_to_declare(header: JpegHeader, eighths: int, rows: int) -> int:
-    """How many rows the header has to declare for `rows` to come out right; all if nothing would be saved."""
+    """Return how many rows the header has to declare for `rows` to be right; all if nothing would be saved."""
     if not header.block_rows:
         return header.height
     # Colours are interpolated with the next row of colours. More than a block, scaled, leaves no doubt of the scale.
@@ -191,7 +188,7 @@ def _rows_to_declare(header: JpegHeader, eighths: int, rows: int) -> int:
 
 
 def _decode_top(data: memoryview, header: JpegHeader, eighths: int, rows: int) -> Image | None:
-    """The first rows, or None if anything but the rows left out was remarked on: then the whole file is decoded."""
+    """Return the first rows, or None if there was a warning of anything but the missing rows."""
     import simplejpeg
 
     shortened = bytearray(data)

@@ -8,7 +8,7 @@ from typing import Any
 
 @lru_cache(maxsize=1)
 def opencv() -> Any:
-    """The module `cv2`."""
+    """Return the module `cv2`."""
     import cv2
 
     cv2.setNumThreads(0)  # the processors are shared out among workers already

@@ -1,11 +1,10 @@
-"""Where an operation's result goes: into an array that the caller offers, or into a new one.
+"""Write an operation's result into an array that the caller offers, or into a new one.
 
 The protocol of `out=`, which every operation with the attribute `writes_into_out` takes, in its call and in
-`from_encoded`: `out` is an array, or None. If it has the shape and the dtype of the result and can be written to, the
-result is written into it, and what is returned *is* `out`. Otherwise `out` is left as it was, and a new array is
-returned. The values are the same either way. `out` may have any strides; where it is contiguous (for the float
-operations: as (height, width, channels), the layout of their results), nothing is copied on the way. It must not share
-memory with the operation's argument. After an exception its contents are undefined.
+`from_encoded`: if `out` is a writable array of the result's shape and dtype, the result is written into it, and the
+returned array *is* `out`. Otherwise `out` is left as it was, and a new array is returned. The values are the same.
+`out` may have any strides; if it is contiguous (for the float operations: as (height, width, channels)), nothing is
+copied on the way. It must not share memory with the operation's argument. After an exception it is undefined.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ Array: TypeAlias = NDArray[Any]
 
 
 def takes_out(operation: object) -> bool:
-    """Whether an operation follows the protocol: it says so, and has the parameter (a subclass need not have it)."""
+    """Return True if an operation says that it follows the protocol, and has the parameter (a subclass may not)."""
     return getattr(operation, "writes_into_out", False) is True and _has_parameter(operation, "out")
 
 
 def takes_rng(operation: object) -> bool:
-    """Whether an operation wants a generator."""
+    """Return True if an operation has a parameter `rng`."""
     return _has_parameter(operation, "rng")
 
 
@@ -37,17 +36,17 @@ def _has_parameter(operation: object, name: str) -> bool:
 
 
 def fits(out: object, shape: tuple[int, ...], dtype: DTypeLike) -> TypeGuard[Array]:
-    """Whether a result of this shape and dtype can be written into `out`."""
+    """Return True if a result of this shape and dtype can be written into `out`."""
     return isinstance(out, np.ndarray) and out.shape == shape and out.dtype == dtype and out.flags.writeable
 
 
 def writable_in_order(out: Array | None, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
-    """`out` if a result can be written straight into it because it is C-contiguous too, else None."""
+    """Return `out` if a result can be written straight into it because it is C-contiguous too, else None."""
     return out if fits(out, shape, dtype) and out.flags.c_contiguous else None
 
 
 def placed(result: Array, out: Array | None) -> Array:
-    """A result that is an array of its own, or `out` itself: moved into `out` where that fits."""
+    """Move a result, an array of its own or `out` itself, into `out` if that fits."""
     if result is out or not fits(out, result.shape, result.dtype):
         return result
     out[...] = result
@@ -55,12 +54,12 @@ def placed(result: Array, out: Array | None) -> Array:
 
 
 def target_of(shape: tuple[int, ...], dtype: DTypeLike, out: Array | None) -> Array:
-    """Memory to write a result to: `out` where that fits, else a new array."""
+    """Return memory for a result: `out` if that fits, else a new array."""
     return out if fits(out, shape, dtype) else np.empty(shape, dtype)
 
 
 def copied(part: Array, out: Array | None) -> Array:
-    """A view of an argument as a result: copied into `out` where that fits, else into a new array."""
+    """Copy a view of an argument into `out` if that fits, else into a new array."""
     if not fits(out, part.shape, part.dtype):
         return part.copy()
     out[...] = part
