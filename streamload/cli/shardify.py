@@ -16,9 +16,8 @@ from streamload.pack.output import UsageError
 from streamload.pack.planning import parse_split
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import Start
-from streamload.pack.source_to_shards import PackOptions, as_lines, source_to_shards
-from streamload.pack.sources.kinds import SourceOptions
-from streamload.pack.sources.table import TableColumns
+from streamload.pack.source_to_shards import as_lines, source_to_shards
+from streamload.pack.sources.source import SourceOptions
 from streamload.pack.tasks import Target
 from streamload.storage.storages import Storages
 from streamload.write.destination import destination_in
@@ -149,27 +148,19 @@ def shardify(
     """
     del version
     _refuse_pairs(resize=resize, quality=quality, shuffle=shuffle, split=split, seed=seed)
-    packed = source_to_shards(
+    report = source_to_shards(
         source,
         SourceOptions(
-            labels,
-            TableColumns(
-                tuple(path_column or ()),
-                label_column,
-                tuple(text_column or ()),
-                keep=keep_columns,
-                as_names=labels_as_names,
-                split=split_column,
-            ),
-            follow_symlinks,
-            None if classes is None else _classes(classes, storage_option),
-            stems,
-        ),
-        PackOptions(
-            shuffle=shuffle,
-            seed=seed,
-            fractions=None if split is None else _checked(parse_split, split),
-            resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
+            labels=labels,
+            stems=stems,
+            follow_symlinks=follow_symlinks,
+            classes=None if classes is None else _classes(classes, storage_option),
+            label_column=label_column,
+            labels_as_names=labels_as_names,
+            path_column=tuple(path_column or ()),
+            text_column=tuple(text_column or ()),
+            keep_columns=keep_columns,
+            split_column=split_column,
         ),
         _target(
             source,
@@ -180,10 +171,14 @@ def shardify(
             skip_bad=skip_bad,
         ),
         Start(resume, overwrite, workers, ray),
+        shuffle=shuffle,
+        seed=seed,
+        fractions=None if split is None else _checked(parse_split, split),
+        resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
     )
     if as_document:
-        print_document(packed)
-    for line in () if as_document or packed is None else as_lines(packed):
+        print_document(report)
+    for line in () if as_document or report is None else as_lines(report):
         print_line(line)
 
 

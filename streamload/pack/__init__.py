@@ -1,7 +1,6 @@
 """Packing: `shardify`, `pack` and `map_shards`.
 
-The package has the name of the function `streamload.pack`. Python binds that name to the package when something imports
-from it first, so the package can be called as the function can.
+An import from this package binds `streamload.pack` to the package instead of the function, so the package is callable.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""`pack`: samples from a function of the user's to shards, with what `shardify` promises."""
+"""`pack`: samples from a user's function to shards."""
 
 from __future__ import annotations
 
 import inspect
 import os
 import pickle
+import reprlib
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -13,11 +16,18 @@ from typing import Any
 import cloudpickle
 
 from streamload.arguments import parse_bytes
+from streamload.errors import StorageError, StreamloadError
 from streamload.pack.planning import Span, estimated_spans, measured_positions
+from streamload.pack.processes import Report
 from streamload.pack.ray_pool import pickled_by_value
 from streamload.pack.run import Pool, Start, pack_into
-from streamload.pack.tasks import PackCalls, Record, Target, Task, digest_of, measure, shard_name
+from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, measure, shard_name
 from streamload.storage.storages import Storages
+from streamload.write.destination import size_of
+from streamload.write.shard_writer import check_counts, checked_key, label_of, sample_members
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxother = 200
 
 
 def pack(
@@ -36,108 +46,167 @@ def pack(
 ) -> None:
     """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
 
-    Every reader refuses the destination until everything is packed. Equal samples give equal bytes, whatever `workers`
-    is. After a kill, the same call with `resume=True` goes on and gives the same bytes, if the function gives the same
-    samples again: shards are kept whose inputs, and the function's own source, are as they were. What the function
-    calls, holds or reads otherwise is not compared.
+    Every reader refuses the destination until everything is packed. Equal samples give equal bytes for any number of
+    workers. After a kill, the same call with `resume=True` goes on to the same bytes, if the function is deterministic:
+    shards are kept if their inputs and the function's own source are unchanged. What the function calls, holds or reads
+    is not compared.
 
-    Some inputs (one in sixteen, 128 at most) are packed once more at the start, to see how many fill a shard.
+    Some inputs (one in sixteen, at most 128) are packed once more at the start, to estimate how many fill a shard.
 
     Args:
-        function: takes an input; gives a sample as `ShardWriter.write` takes it, or yields samples, or gives None.
-            Workers get it pickled, also from `__main__`.
-        inputs: whatever pickles: paths, rows of a table, numbers. They are listed in memory before packing.
+        function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
+            pickled for the workers, also from `__main__`.
+        inputs: anything that can be pickled: paths, rows of a table, numbers. They are listed in memory.
         destination: a folder or a url.
-        workers: processes; None is one per core.
-        max_bytes: no shard is larger; a number of bytes, or "256MB".
-        max_count: no shard has more samples.
+        workers: number of processes; None is one per core.
+        max_bytes: maximum size of a shard; a number of bytes, or "256MB".
+        max_count: maximum number of samples in a shard.
         resume: go on with an interrupted run.
-        overwrite: remove the shards that are there, or an interrupted run, first.
+        overwrite: first remove existing shards, or an interrupted run.
         storage_options: as for `StreamLoader`.
         filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
         ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The inputs, and the
-            destination if it is a folder, lie on a file system that all nodes have at the same path. `workers` is then
-            how many tasks Ray gets at once.
+            destination if it is a folder, are on a file system that all nodes have at the same path. `workers` is then
+            the number of tasks in flight.
 
     Raises:
-        StreamloadError: the function fails or gives a wrong sample, with the number of the input; or a process died.
+        StreamloadError: the function fails or returns a wrong sample, with the number of the input; or a process died.
         ClusterError: there is no such cluster, or a node differs from this machine.
-        ValueError: there is no sample, two have one key, one is too large, or the destination cannot be used.
+        ValueError: there is no sample, two have the same key, one is too large, or the destination cannot be used.
         OSError: something cannot be written.
     """
     check_counts(workers=workers, max_count=max_count)
     listed = list(inputs)
-    pickled = [pickle.dumps(value) for value in listed]
-    files = [_file_of(value) for value in listed]
-    most_bytes = parse_bytes("max_bytes", max_bytes)
     storages = Storages(storage_options, filesystem)
+    most_bytes = parse_bytes("max_bytes", max_bytes)
     target = Target(os.fspath(destination).rstrip("/") or "/", storages, max_bytes=most_bytes, max_count=max_count)
-    code = digest_of(code_of(function), version("streamload"), most_bytes, max_count)
-    function_bytes = pickled_by_value(function) if ray is not None else cloudpickle.dumps(function)
-
-    def plan(pool: Pool) -> list[Task]:
-        some = [PackCalls(function_bytes, (pickled[n],), n) for n in measured_positions(len(listed))]
-        measured = list(pool.results(partial(measure, work, most_bytes) for work in some))
-        spans = estimated_spans(len(listed), measured, most_bytes, max_count)
-        names = [shard_name(number) for number in range(len(spans))]
-        return call_tasks(function_bytes, code, pickled, files, names=names, spans=spans)
-
-    check = partial(check_samples, len(listed))
     start = Start(resume, overwrite, workers, ray)
-    pack_into(target, start, plan, check, label="packing", unit="inputs")
+    pack_calls(function, listed, target, start, versions=list(map(_file_of, listed)), code=code_of(function))
 
 
-def call_tasks(
-    function: bytes,
-    code: str,
-    inputs: Sequence[bytes],
-    versions: Sequence[object],
+def pack_calls(
+    function: Callable[[Any], Any],
+    inputs: Sequence[Any],
+    target: Target,
+    start: Start,
     *,
-    names: Sequence[str],
-    spans: Sequence[Span],
+    versions: Sequence[object],
+    code: object,
+    spans: Sequence[Span] | None = None,
+    names: Sequence[str] | None = None,
     may_be_empty: bool = False,
-) -> list[Task]:
-    """Return a task for each span of inputs.
+    are_keys_unique: bool = True,
+    label: str = "packing",
+    unit: str = "inputs",
+) -> None:
+    """Pack the samples that a function makes of each input.
 
     Args:
-        function: pickled.
-        code: a digest of the function and the options.
-        inputs: each pickled.
-        versions: what else tells each input from what it was.
-        names: of the shard of each span.
-        spans: consecutive inputs.
+        function: as for `pack`.
+        inputs: as for `pack`.
+        target: where and how shards are written.
+        start: how the run begins.
+        versions: anything else that tells each input from an earlier state of it.
+        code: identifies the function and its options.
+        spans: the inputs of each task; None to estimate them from the sizes of some samples.
+        names: the names of the tasks' shards; None to number them.
         may_be_empty: make a shard also of a span without samples.
+        are_keys_unique: refuse keys that repeat in another shard.
+        label: the activity, for the progress.
+        unit: the inputs, for the progress.
     """
-    tasks = []
-    for name, (start, end) in zip(names, spans, strict=True):
-        work = PackCalls(function, tuple(inputs[start:end]), start)
-        digest = digest_of(name, code, inputs[start:end], versions[start:end])
-        tasks.append(Task("", name, digest, end - start, work, may_be_empty))
-    return tasks
+    pickled = [pickle.dumps(value) for value in inputs]
+    function_bytes = pickled_by_value(function) if start.ray is not None else cloudpickle.dumps(function)
+    code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
+
+    def plan(pool: Pool) -> list[Task]:
+        cut = spans
+        if cut is None:
+            assert target.max_bytes is not None
+            some = [PackCalls(function_bytes, (pickled[n],), n) for n in measured_positions(len(pickled))]
+            measured = list(pool.results(partial(measure, work, target.max_bytes) for work in some))
+            cut = estimated_spans(len(pickled), measured, target.max_bytes, target.max_count)
+        tasks = []
+        for number, (first, end) in enumerate(cut):
+            name = shard_name(number) if names is None else names[number]
+            digest = digest_of(name, code, pickled[first:end], versions[first:end])
+            work = PackCalls(function_bytes, tuple(pickled[first:end]), first)
+            tasks.append(Task("", name, digest, end - first, work, may_be_empty))
+        return tasks
+
+    def check(records: Sequence[Record]) -> None:
+        tables = [shard.table for record in records for shard in record.shards]
+        if not tables:
+            raise ValueError(f"the function gave no sample of {len(pickled):,} inputs")
+        seen: set[str] = set()
+        for table in tables if are_keys_unique else ():
+            for key in table.keys():  # noqa: SIM118
+                if key in seen:
+                    raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+                seen.add(key)
+
+    pack_into(target, start, plan, check, label=label, unit=unit)
 
 
-def check_counts(**numbers: int | None) -> None:
-    """Raise ValueError for a number that is given and is no integer of at least 1."""
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name}={number!r} must be an integer of at least 1, or None")
+@dataclass(frozen=True, slots=True)
+class PackCalls:
+    """The work of packing the samples that a user's function makes of inputs.
+
+    Attributes:
+        function: pickled.
+        inputs: each pickled.
+        first: the number of the first input.
+    """
+
+    function: bytes
+    inputs: tuple[bytes, ...]
+    first: int
+
+    def __call__(self, append: Append, report: Report) -> Sequence[Fault]:
+        """See `Work`. Raises StreamloadError, with the input, if the function fails or a sample is wrong."""
+        try:
+            function = cloudpickle.loads(self.function)
+        except ImportError as exc:  # on another machine
+            raise StreamloadError(f"the function needs what cannot be imported here ({exc}); install it") from exc
+        for number, pickled in enumerate(self.inputs, start=self.first):
+            value, size = pickle.loads(pickled), 0
+            try:
+                for sample in samples_in(function(value)):
+                    key = checked_key(sample)
+                    members = sample_members(key, sample)
+                    append(key, members, label_of(members))
+                    size += size_of(members)
+            except StorageError:
+                raise
+            except Exception as exc:  # whatever the user's function raises
+                raise _failed_input(number, value, exc) from exc
+            report(1, size)
+        return ()
 
 
-def check_samples(inputs: int, records: Sequence[Record], *, is_unique: bool = True) -> None:
-    """Raise ValueError if there is no shard, or two samples have one key."""
-    seen: set[str] = set()
-    tables = [shard.table for record in records for shard in record.shards]
-    for table in tables if is_unique else ():
-        for key in table.keys():  # noqa: SIM118
-            if key in seen:
-                raise ValueError(f"two samples have the key {key!r}; give each one of its own")
-            seen.add(key)
-    if not tables:
-        raise ValueError(f"the function gave no sample of {inputs:,} inputs")
+def samples_in(result: Any) -> Iterable[Mapping[str, object]]:
+    """Return the samples in the result of a user's function: None, one sample, or samples. Raises TypeError."""
+    if result is None:
+        return ()
+    if isinstance(result, Mapping):
+        return (result,)
+    if not isinstance(result, Iterable) or isinstance(result, str | bytes):
+        raise TypeError(f"it gave a value of type {type(result).__name__}; give a dict, yield dicts, or give None")
+    return result
+
+
+def _failed_input(number: int, value: object, exc: Exception) -> StreamloadError:
+    notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", ()))
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if frame.filename != __file__]
+    where = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return StreamloadError(
+        f"input {number} ({_SHOWN.repr(value)}) cannot be packed: {type(exc).__name__}: {exc}{notes}{where}; correct "
+        "the function or the input, or give None for inputs to leave out"
+    )
 
 
 def _file_of(value: object) -> tuple[str, int, int] | None:
-    """Return path, size and time of modification of an input that is the path of a file, so a change is noticed."""
+    """Return path, size and time of modification of an input that is the path of a file, to notice changes."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
         return None
@@ -146,14 +215,14 @@ def _file_of(value: object) -> tuple[str, int, int] | None:
 
 
 def code_of(function: Callable[..., Any]) -> str:
-    """A digest of a function's name and source, if that can be read, and of the arguments that `partial` gives it."""
-    given = []
+    """Return a digest of a function's name, its source if that can be read, and arguments bound by `partial`."""
+    bound = []
     while isinstance(function, partial):
-        given.append((function.args, sorted(function.keywords.items())))
+        bound.append((function.args, sorted(function.keywords.items())))
         function = function.func
     plain: Any = function if inspect.isroutine(function) else type(function)
     try:
         source = inspect.getsource(plain)
     except (OSError, TypeError):
         source = ""
-    return digest_of(plain.__qualname__, given, source)
+    return digest_of(plain.__qualname__, bound, source)

@@ -1,17 +1,14 @@
-"""`map_shards`: a dataset made of another one by a function of its samples."""
+"""`map_shards`: make a dataset of another one by a function of its samples."""
 
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
-from importlib.metadata import version
 from itertools import islice
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,12 +17,11 @@ from streamload.decode.decoders import decoder_for
 from streamload.errors import without_secrets
 from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
-from streamload.pack.calling import call_tasks, check_counts, check_samples, code_of
+from streamload.pack.calling import code_of, pack_calls, samples_in
 from streamload.pack.output import UsageError
 from streamload.pack.planning import shard_spans
-from streamload.pack.ray_pool import pickled_by_value
-from streamload.pack.run import Start, pack_into
-from streamload.pack.tasks import ANY_NAMES, Target, digest_of, samples_in, shard_name
+from streamload.pack.run import Start
+from streamload.pack.tasks import ANY_NAMES, Target
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_files import LocalStorage
@@ -36,12 +32,13 @@ from streamload.tar.scan import scan_file, scan_shard
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 from streamload.trainer.feeder_client import FeederClient, named_places
+from streamload.write.shard_writer import check_counts
 
 _MOST_BYTES = 1 << 40
+_SHARD_BYTES = 256_000_000
 
 Decode = bool | Mapping[str, Callable[[bytes], Any]]
-Read = Callable[[int, int], bytes]
-"""Gives so many bytes from a place on."""
+Sample = dict[str, Any]
 
 
 class SourceShard(NamedTuple):
@@ -49,7 +46,7 @@ class SourceShard(NamedTuple):
 
     Attributes:
         url: the shard.
-        samples: int64[n], the numbers of those to read, ascending; None for all.
+        samples: int64[n], the numbers of the samples to read, ascending; None for all.
     """
 
     url: str
@@ -59,18 +56,8 @@ class SourceShard(NamedTuple):
         return f"the shard {without_secrets(self.url)!r}"
 
 
-def samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterator[dict[str, Any]]:
-    """The samples as dicts of their fields, with "__key__" and "__url__".
-
-    Args:
-        shard: the shard.
-        decode: as for `TarDataset`.
-        storages: where it lies.
-
-    Raises:
-        StorageError, ShardFormatError: it cannot be read, or is damaged.
-        Exception: what a decoder raises, with a note that names the sample and the field.
-    """
+def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterator[Sample]:
+    """Read the samples of a shard as dicts of their fields, with "__key__" and "__url__"."""
     decoder = cache(lambda field: decoder_for(field, decode))
     url = without_secrets(shard.url)
     with _opened(shard.url, storages) as (table, read):
@@ -78,7 +65,7 @@ def samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterat
         offsets, sizes, fields = table.member_offset.tolist(), table.member_size.tolist(), table.member_field.tolist()
         starts = table.sample_start.tolist()
         for number in range(len(table)) if shard.samples is None else shard.samples.tolist():
-            sample: dict[str, Any] = {"__key__": keys[number], "__url__": url}
+            sample: Sample = {"__key__": keys[number], "__url__": url}
             for member in range(starts[number], starts[number + 1]):
                 field, data = table.fields[fields[member]], read(sizes[member], offsets[member])
                 try:
@@ -90,22 +77,16 @@ def samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterat
 
 
 @contextmanager
-def _opened(url: str, storages: Storages) -> Iterator[tuple[ShardTable, Read]]:
-    if storages.costs_requests(url):
-        content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
-    else:
+def _opened(url: str, storages: Storages) -> Iterator[tuple[ShardTable, Callable[[int, int], bytes]]]:
+    """Open a shard; gives its table, and a function that reads a number of bytes from an offset."""
+    if not storages.costs_requests(url) and compression_of(url) is None:
         with open(LocalStorage().open(url), "rb") as file:
-            if compression_of(url) is None:
-                descriptor = file.fileno()
-                yield scan_file(descriptor, os.fstat(descriptor).st_size, url), partial(os.pread, descriptor)
-                return
-            content = file.read()
+            descriptor = file.fileno()
+            yield scan_file(descriptor, os.fstat(descriptor).st_size, url), partial(os.pread, descriptor)
+            return
+    content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
     archive = b"".join(decompressed(url, content))
     yield scan_shard(memoryview(archive), url), lambda size, start: archive[start : start + size]
-
-
-_SHARD_BYTES = 256_000_000
-Sample = dict[str, Any]
 
 
 def map_shards(
@@ -126,36 +107,36 @@ def map_shards(
     filesystem: Any = None,
     ray: str | None = None,
 ) -> None:
-    """Write a dataset of what a function makes of another one's samples, in their order and with their keys.
+    """Write a dataset of the results of a function for another dataset's samples, in their order and with their keys.
 
-    Each shard becomes one new shard of the same name (numbered, if two shards of different folders share a name),
-    unless `max_bytes` or `max_count` says how they are cut anew, which merges small ones: consecutive shards become one
-    as far as they fit in it, and one that exceeds it is cut. What `pack` promises holds: the same bytes for any number
-    of workers and after a kill and `resume=True`, and every reader refuses the destination until everything is done.
+    Each shard becomes one new shard of the same name (numbered, if shards of different folders share a name), unless
+    `max_bytes` or `max_count` cuts them anew: consecutive shards are merged as far as they fit, and a larger one is
+    cut. What `pack` promises holds: the same bytes for any number of workers and after a kill and `resume=True`, and
+    every reader refuses the destination until everything is done.
 
     Args:
-        function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; gives the new sample (which
-            has the same key if it names none), yields several, which then need keys of their own, or gives None to
-            leave it out. With `batch_size` it takes a list of samples, and gives or yields the new ones; if there are
-            as many, they have the same keys if they name none.
-        urls: the shards, as `StreamLoader` takes them.
+        function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; returns the new sample (with
+            the same key unless it has one), yields several, which then need keys of their own, or returns None to leave
+            it out. With `batch_size` it takes a list of samples, and returns or yields the new ones; if there are as
+            many, they have the same keys unless they have others.
+        urls: the shards, as for `StreamLoader`.
         destination: a folder or a url; not that of the shards.
-        sidecar: write only the fields that samples did not have, for `StreamLoader(..., join=destination)`: a shard for
-            each shard, and for each sample one or None.
-        batch_size: samples of one shard that the function gets at once, at most.
-        decode: as for `TarDataset`; values that are no bytes are encoded by their extension when they are written.
-        where: which samples are read; as for `StreamLoader`.
+        sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: a shard for each shard, and for
+            each sample one or None.
+        batch_size: maximum number of samples of one shard that the function gets at once.
+        decode: as for `TarDataset`; values other than bytes are encoded by their extension when they are written.
+        where: the samples to read; as for `StreamLoader`.
         workers: as for `pack`, like all that follow.
-        max_bytes: no new shard is larger; if `max_count` is given, by default 256 MB.
-        max_count: no new shard has more samples.
+        max_bytes: maximum size of a new shard; if `max_count` is given, by default 256 MB.
+        max_count: maximum number of samples in a new shard.
         resume: go on with an interrupted run.
-        overwrite: remove the shards that are there, or an interrupted run, first.
-        storage_options: of the shards and the destination.
+        overwrite: first remove existing shards, or an interrupted run.
+        storage_options: for the shards and the destination.
         filesystem: an fsspec filesystem to read and write with, as for `StreamLoader`.
         ray: as for `pack`: a task on the nodes of a Ray cluster for each shard.
 
     Raises:
-        ValueError, StreamloadError, OSError: as `pack`, and as `StreamLoader` for the shards.
+        ValueError, StreamloadError, OSError: as for `pack`, and as for `StreamLoader` for the shards.
     """
     check_counts(batch_size=batch_size, workers=workers, max_count=max_count)
     is_cut = max_bytes is not None or max_count is not None
@@ -168,36 +149,46 @@ def map_shards(
         _refuse_source(dest, listing, storages)
         chosen = None if where is None else client.select(Selection(where), listing)
         counts = listing.counts if chosen is None else client.counts(listing)
-    shards = list(_source_shards(listing, chosen, counts))
-    most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
+    shards = [SourceShard(shard.url, None) for shard in listing.shards]
+    if chosen is not None and counts is not None:
+        in_each = np.split(chosen, np.cumsum(counts)[:-1])
+        shards = [SourceShard(url, np.flatnonzero(part)) for (url, _), part in zip(shards, in_each, strict=True)]
+    names = spans = None
     if is_cut:
+        most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
         target = Target(dest, storages, max_bytes=most_bytes, max_count=max_count)
+        if counts is None:
+            counts = [0] * len(shards)
         sizes = [
-            (shard.bytes, 0 if counts is None else counts[number] if each.samples is None else len(each.samples))
-            for number, (shard, each) in enumerate(zip(listing.shards, shards, strict=True))
+            (shard.bytes, count if samples is None else len(samples))
+            for shard, count, (_, samples) in zip(listing.shards, counts, shards, strict=True)
         ]
         spans = shard_spans(sizes, most_bytes, max_count)
-        names = [shard_name(number) for number in range(len(spans))]
     else:
-        names = _names(listing)
         target = Target(dest, storages, ANY_NAMES)
-        spans = [(number, number + 1) for number in range(len(names))]
-    mapped = partial(_mapped, function, sidecar=sidecar, batch_size=batch_size, decode=decode, storages=storages)
-    function_bytes = pickled_by_value(mapped) if ray is not None else cloudpickle.dumps(mapped)
-    inputs = [pickle.dumps(shard) for shard in shards]
-    versions = [(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards]
+        spans = [(number, number + 1) for number in range(len(shards))]
+        kept = [without_compression(shard.name) for shard in listing.shards]
+        if len(set(kept)) == len(kept) and all(is_plain_name(name) and ANY_NAMES.matches(name) for name in kept):
+            names = kept
     decoders: Any = decode
     if isinstance(decode, Mapping):
         decoders = sorted((field, code_of(each)) for field, each in decode.items())
-    code = digest_of(
-        code_of(function), sidecar, batch_size, decoders, version("streamload"), is_cut, most_bytes, max_count
-    )
-    tasks = call_tasks(function_bytes, code, inputs, versions, names=names, spans=spans, may_be_empty=sidecar)
-    check = partial(check_samples, len(shards), is_unique=is_cut)
     if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
         workers = 1
-    begin = Start(resume, overwrite, workers, ray)
-    pack_into(target, begin, lambda _: tasks, check, label="mapping", unit="shards")
+    pack_calls(
+        partial(_mapped, function, sidecar=sidecar, batch_size=batch_size, decode=decode, storages=storages),
+        shards,
+        target,
+        Start(resume, overwrite, workers, ray),
+        versions=[(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards],
+        code=[code_of(function), sidecar, batch_size, decoders],
+        spans=spans,
+        names=names,
+        may_be_empty=sidecar,
+        are_keys_unique=is_cut,
+        label="mapping",
+        unit="shards",
+    )
 
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
@@ -209,26 +200,6 @@ def _refuse_source(destination: str, listing: Listing, storages: Storages) -> No
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
 
 
-def _names(listing: Listing) -> list[str]:
-    """What the shards are called that are made of each one: as that; numbered where two would have one name."""
-    names = [without_compression(shard.name) for shard in listing.shards]
-    if len(set(names)) == len(names) and all(map(is_plain_name, names)) and all(map(ANY_NAMES.matches, names)):
-        return names
-    return [shard_name(number) for number in range(len(names))]
-
-
-def _source_shards(
-    listing: Listing, chosen: NDArray[np.bool_] | None, counts: Sequence[int] | None
-) -> Iterator[SourceShard]:
-    end = 0
-    for number, shard in enumerate(listing.shards):
-        if chosen is None or counts is None:
-            yield SourceShard(shard.url, None)
-            continue
-        start, end = end, end + counts[number]
-        yield SourceShard(shard.url, np.flatnonzero(chosen[start:end]))
-
-
 def _mapped(
     function: Callable[[Any], Any],
     shard: SourceShard,
@@ -238,23 +209,20 @@ def _mapped(
     decode: Decode,
     storages: Storages,
 ) -> Iterator[Any]:
-    samples = samples_of(shard, decode, storages)
+    samples = _samples_of(shard, decode, storages)
     while batch := list(islice(samples, batch_size or 1)):
         try:
             result = function(batch[0] if batch_size is None else batch)
-            if not sidecar:
-                yield from _with_keys(batch, list(samples_in(result)))
-            elif batch_size is None and (result is None or isinstance(result, Mapping)):
-                yield from _new_fields(batch, [result])
-            else:
-                yield from _new_fields(batch, list(samples_in(result)))
+            is_one = batch_size is None and isinstance(result, Mapping | None)
+            results = [result] if is_one else list(samples_in(result))
+            yield from (_new_fields if sidecar else _with_keys)(batch, results)
         except Exception as exc:
             exc.add_note(f"sample {batch[0]['__key__']!r}" + (" and those after it" if len(batch) > 1 else ""))
             raise
 
 
 def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]:
-    """Yield what a function gives; a new sample without a key gets that of the sample that it is made of."""
+    """Yield the results of a function; a new sample without a key gets that of its source."""
     one_each = len(results) == len(batch)
     for number, sample in enumerate(results):
         if isinstance(sample, Mapping):
@@ -263,11 +231,11 @@ def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]
                 new.setdefault("__key__", batch[number if one_each else 0]["__key__"])
             yield new
         elif sample is not None:
-            yield sample  # the caller says what is wrong with it
+            yield sample  # refused later
 
 
 def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
-    """Yield the new fields alone, under the keys of the samples that they belong to."""
+    """Yield the new fields alone, under the keys of their samples."""
     if len(results) != len(batch):
         raise ValueError(
             f"it gave {counted(len(results), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None "

@@ -1,11 +1,10 @@
-"""What a command prints: the error of wrong arguments, lines on standard error, numbers, and progress."""
+"""The output of commands: wrong arguments, lines on standard error, numbers, and progress."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import typer
@@ -23,12 +22,12 @@ class UsageError(ValueError):
 
 
 def say(line: str) -> None:
-    """Print a line on standard error; `printable`."""
+    """Print a line on standard error, with control characters escaped."""
     typer.echo(printable(line), err=True)
 
 
 def shown_bytes(size: float) -> str:
-    """Bytes in a suitable unit, in powers of 1000."""
+    """Return bytes in a suitable unit, in powers of 1000."""
     for unit in ("B", "KB", "MB", "GB"):
         if size < 999.5:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"
@@ -37,7 +36,7 @@ def shown_bytes(size: float) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """Seconds as `12 s`, `3:04` or `1:02:03`; under ten with a decimal."""
+    """Return seconds as `1.2 s`, `12 s`, `3:04` or `1:02:03`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -53,7 +52,7 @@ class Progress:
     Args:
         label: the activity, such as "packing".
         total: number of items.
-        unit: what the items are, in the plural.
+        unit: the items, in the plural.
     """
 
     def __init__(self, label: str, total: int, unit: str) -> None:
@@ -81,9 +80,7 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif kind is None:

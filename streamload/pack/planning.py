@@ -1,7 +1,7 @@
-"""Which sample goes into which shard: pure functions of the samples, their sizes and the options.
+"""The assignment of samples to shards: pure functions of the samples, their sizes and the options.
 
-Nothing here depends on the number of workers, so neither does a byte of what is written. Randomness comes from the raw
-output of NumPy's Philox, which NumPy keeps the same between versions, unlike the methods of `Generator`.
+Nothing here depends on the number of workers. Randomness is the raw output of NumPy's Philox, which stays the same
+between versions of NumPy, unlike the methods of `Generator`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _MOST_MEASURED = 128
 _FILLED = 0.9
 
 Span = tuple[int, int]
-"""Consecutive samples: the first, and one past the last."""
+"""Consecutive samples: the first, and one after the last."""
 
 
 def planned_parts(
     source: Source, fractions: Mapping[str, float] | None, *, shuffle: bool, seed: int
 ) -> dict[str, list[int]]:
-    """The positions of each split's samples in packing order; without splits, one part named "".
+    """Return the positions of each split's samples in packing order; without splits, one part named "".
 
     Args:
         source: the samples.
@@ -52,7 +52,7 @@ def planned_parts(
 
 
 def sample_bytes(sample: SourceSample, sizes: Sequence[int]) -> int:
-    """Bytes of a sample in a shard, with its label, headers and padding, if it is stored unchanged.
+    """Return the bytes of an unchanged sample in a shard, with its label, headers and padding.
 
     Args:
         sample: the sample.
@@ -71,7 +71,7 @@ def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int
     """Cut consecutive items into shards, each as full as allowed.
 
     Args:
-        sizes: the bytes and the samples of each item.
+        sizes: bytes and number of samples of each item.
         max_bytes: maximum size of a shard with its end-of-archive marker; a larger item gets a span of its own.
         max_count: maximum number of samples in a shard.
     """
@@ -87,7 +87,7 @@ def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int
 
 
 def measured_positions(count: int) -> list[int]:
-    """The items to measure of as many, evenly spaced: one in sixteen, 128 at most."""
+    """Return the items to measure, evenly spaced: one in sixteen, at most 128."""
     number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
     return [position * count // number for position in range(number)]
 
@@ -95,14 +95,13 @@ def measured_positions(count: int) -> list[int]:
 def estimated_spans(
     count: int, measured: Sequence[tuple[int, int]], max_bytes: int, max_count: int | None
 ) -> list[Span]:
-    """Cut items of which only some were measured into equal spans that fill a shard to nine tenths.
+    """Cut items, of which some were measured, into equal spans that fill a shard to about nine tenths.
 
-    There are sixteen spans at least, so that several processes have work, unless these would be shorter than sixteen
-    items.
+    There are at least sixteen spans, for as many processes, unless these would be shorter than sixteen items.
 
     Args:
         count: number of items.
-        measured: bytes and samples of some items.
+        measured: bytes and number of samples of some items.
         max_bytes: as for `shard_spans`.
         max_count: as for `shard_spans`.
     """
@@ -117,31 +116,26 @@ def estimated_spans(
 
 
 def _member_bytes(key: str, field: str, size: int) -> int:
-    # Building a header to measure it costs several microseconds per file, and nearly all headers are one block.
+    # Most headers are one block; building a header to measure it takes several microseconds.
     if len(key) + 1 + len(field) <= _USTAR_NAME_BYTES and key.isascii() and size < _USTAR_SIZE:
         return _BLOCK_BYTES + size + -size % _BLOCK_BYTES
     return member_bytes(member_header(f"{key}.{field}", size), size)
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """The names and fractions in `train=0.9,val=0.1`.
-
-    Raises:
-        ValueError: the text has another form, or the fractions do not add up to 1.
-    """
+    """Parse splits such as `train=0.9,val=0.1`. Raises ValueError, also if the fractions do not add up to 1."""
     fractions: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, number = part.strip().partition("=")
-        if not equals or not SPLIT_NAME.fullmatch(name):
-            raise ValueError(f"--split: {part.strip()!r} is not of the form NAME=FRACTION, as in train=0.9,val=0.1")
+    for part in map(str.strip, text.split(",")):
+        name, _, number = part.partition("=")
         try:
             fraction = float(number)
         except ValueError:
-            raise ValueError(f"--split: the fraction of {name!r} is {number!r}, which is not a number") from None
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"--split: the fraction of {name!r} is {number}, and must be between 0 and 1")
-        if name in fractions:
-            raise ValueError(f"--split: the split {name!r} is given twice")
+            fraction = -1
+        if not SPLIT_NAME.fullmatch(name) or not 0 <= fraction <= 1 or name in fractions:
+            raise ValueError(
+                f"--split: {part!r} must be NAME=FRACTION, as in train=0.9,val=0.1, with different names and fractions "
+                "from 0 to 1"
+            )
         fractions[name] = fraction
     total = sum(fractions.values())
     if not math.isclose(total, 1, abs_tol=1e-6):
@@ -150,29 +144,26 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def _permutation(count: int, seed: int, *stream: int) -> NDArray[np.int64]:
-    """int64[count], a permutation of `range(count)` that depends only on the seed and the numbers of the stream."""
+    """Return a permutation of `range(count)`, int64[count], that depends only on the seed and the stream."""
     words = np.array([*stream, 0, 0, 0][:4], np.uint64)
     raw = np.random.Philox(key=np.array([seed, 0x5348415244494659], np.uint64), counter=words).random_raw(count)
     return np.argsort(raw, kind="stable")
 
 
 def order_of(count: int, seed: int) -> NDArray[np.int64]:
-    """int64[count], the shuffled order of samples."""
+    """Return the shuffled order of samples, int64[count]."""
     return _permutation(count, seed, 0, 0, 0, _ORDER)
 
 
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
-    """Split the samples of each class at random, in the given shares.
+    """Split the samples of each class at random; return the positions in `labels` for each split, ascending.
 
-    A split of nonzero fraction gets at least one sample of each class that has enough samples for all such splits.
+    A split with a nonzero fraction gets at least one sample of each class that has enough samples for all such splits.
 
     Args:
-        labels: the class of each sample; those that have none are divided together.
+        labels: the class of each sample, or None, which counts as a class.
         fractions: the share of each split; they add up to 1.
         seed: 64 bits.
-
-    Returns:
-        For each split the positions in `labels`, ascending.
     """
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
     if not labels:
@@ -190,7 +181,7 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
 
 
 def _shares(count: int, fractions: list[float]) -> list[int]:
-    """Integers near `count * fraction` that add up to `count`, none of them 0 if possible."""
+    """Return integers near `count * fraction` that add up to `count`, with no 0 for a nonzero fraction if possible."""
     quotas = [count * fraction for fraction in fractions]
     least = [1 if fraction > 0 and count >= sum(f > 0 for f in fractions) else 0 for fraction in fractions]
     shares = [max(low, math.floor(quota + 1e-9)) for low, quota in zip(least, quotas, strict=True)]

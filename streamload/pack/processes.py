@@ -1,4 +1,4 @@
-"""Runs calls in processes of this machine, which end with this one, however it ends."""
+"""Run calls in processes of this machine, which end with this one, even if it is killed."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from threading import Thread
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self, TypeVar
 
 from streamload.errors import WorkerError
 
 _Result = TypeVar("_Result")
 Report = Callable[[int, int], None]
-"""Called with the numbers of items and bytes that are done, since the last call."""
+"""Takes numbers of items and bytes that were finished since the last call."""
 
 Call = Callable[[Report], _Result]
-"""Picklable; what only cloudpickle can send travels in it as bytes."""
+"""Picklable; cloudpickle's results are contained as bytes."""
 
 _POLL_S = 0.2
 _SPAWN = multiprocessing.get_context("spawn")
 _counters: list[Any] = []
-"""In a worker process: the array of the items and bytes that all workers have done."""
+"""In a worker process: the array of items and bytes that all workers have finished."""
 
 
 class Processes:
-    """A pool of worker processes; a context manager, after which none is left.
+    """A pool of worker processes; a context manager.
 
     Args:
         count: number of processes; with 1, calls run in this process.
@@ -49,23 +49,20 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._count > 1:
             self._life.close()  # ends the workers, whatever they are doing
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._inherited.close()
 
     def results(self, calls: Iterable[Call[_Result]], report: Report = lambda *_: None) -> Iterator[_Result]:
-        """Yield the results of calls in the order in which they end.
+        """Yield the results of calls in the order in which they end; raise the exception of a call.
 
         Args:
             calls: consumed as processes become free.
-            report: called with what the calls report.
+            report: called with the reports of the calls.
 
         Raises:
-            Exception: what a call raises.
             WorkerError: a process died.
         """
         if self._count == 1:
@@ -94,7 +91,7 @@ class Processes:
 
 @contextmanager
 def _starting_processes() -> Iterator[None]:
-    """Start processes that leave Ctrl-C to this one, and do not run the user's script again."""
+    """Start processes that ignore Ctrl-C and do not run the user's script again."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
@@ -105,7 +102,6 @@ def _starting_processes() -> Iterator[None]:
 
 
 def _begin(life: Connection, done: Any) -> None:
-    """Run first in every worker process."""
     _counters.append(done)
     Thread(target=_end_with, args=(life,), daemon=True).start()
 

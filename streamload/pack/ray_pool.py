@@ -1,7 +1,6 @@
-"""Runs the `--ray` option of commands: each call is one `ray.remote` task, results come in order.
+"""The `--ray` option of commands: each call is one `ray.remote` task.
 
-Ray places the tasks and runs a task again whose process or node is lost, so what a task returns and leaves must not
-depend on how often it ran.
+Ray runs a task again if its process or node is lost, so the effects of a task must not depend on how often it ran.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from streamload.errors import ClusterError, WorkerError
 _Result = TypeVar("_Result")
 
 Call = Callable[[Callable[[int, int], None]], _Result]
-"""Picklable; called on a node with a function that takes numbers of items and of bytes as they are done."""
+"""Picklable; called on a node with a function that takes numbers of finished items and bytes."""
 
 TASK_NAME = "streamload"
-"""What tasks are called in Ray's lists and by their processes."""
+"""The name of tasks in Ray's lists and of their processes."""
 
 _RETRIES = 3
 _AHEAD = 4
@@ -52,15 +51,14 @@ class RayPool:
     def results(
         self, calls: Iterable[Call[_Result]], report: Callable[[int, int], None] = lambda *_: None
     ) -> Iterator[_Result]:
-        """Yield the results of calls, in their order.
+        """Yield the results of calls in order; raise the exception of a call, with a note that names the node.
 
         Args:
             calls: consumed one by one, as tasks end.
-            report: called with what a task has reported, when it is done.
+            report: called with the reports of a task when it has ended.
 
         Raises:
-            Exception: what a call has raised; a note names the node.
-            WorkerError: the process or the node of a task was lost each time that it was run.
+            WorkerError: the process or the node of a task was lost each time that it ran.
         """
         at_once = self._at_once or max(1, int(_AHEAD * self._cluster.cpus()))
         waiting: deque[Any] = deque()
@@ -92,7 +90,7 @@ class RayPool:
         return result
 
     def end(self) -> None:
-        """Cancel the tasks in flight and wait until they have ended, so that none writes anything any more."""
+        """Cancel the tasks in flight, and wait for their end, after which they write nothing."""
         ray = self._cluster.ray
         tasks, self._in_flight = list(self._in_flight), set()
         for force in (False, True):
@@ -105,11 +103,7 @@ class RayPool:
 
 @contextlib.contextmanager
 def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | None]:
-    """Open a pool on the cluster at an address; None for no address, where this machine does the work.
-
-    Raises:
-        ClusterError: there is no such cluster.
-    """
+    """Open a pool on the cluster at an address, or None without an address. Raises ClusterError."""
     if address is None:
         yield None
         return
@@ -122,7 +116,7 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[RayPool | No
 
 
 def pickled_by_value(function: Callable[..., Any]) -> bytes:
-    """A user's function with all of the user's own modules that are loaded, since nodes need not have these files."""
+    """Pickle a function with all loaded modules of the user, whose files nodes may not have."""
     chosen = cloudpickle.list_registry_pickle_by_value()
     modules = [module for name, module in users_modules().items() if name not in chosen]
     for module in modules:
@@ -135,14 +129,10 @@ def pickled_by_value(function: Callable[..., Any]) -> bytes:
 
 
 def run_call(version: str, folder: str, pickled: bytes) -> bytes:
-    """Do a call in a task, in the folder of the command if the node has it.
-
-    Returns:
-        Pickled: the result, and how many items and bytes were reported.
+    """Run a call in a task, in the folder of the command if the node has it; return a pickle of results and reports.
 
     Raises:
         ClusterError: this node has another version than the command, or lacks a module.
-        Exception: what the call raises, with a note that names the node.
     """
     reported = [0, 0]
 

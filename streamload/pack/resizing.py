@@ -23,9 +23,9 @@ _MIRRORED = frozenset({2, 4, 5, 7})
 class Resizing:
     """Resizes larger images so that the shorter side has `size` pixels.
 
-    A resized image becomes a JPEG with 4:2:0 subsampling (grey if the image is grey), whatever it was: transparency is
-    dropped, an animation keeps its first frame, CMYK becomes RGB. The EXIF orientation is applied. Metadata and colour
-    profiles, which loaders ignore, are dropped.
+    A resized image becomes a JPEG with 4:2:0 subsampling, grey if the image is grey: transparency is dropped, an
+    animation keeps its first frame, CMYK becomes RGB, the EXIF orientation is applied. Metadata and colour profiles,
+    which loaders ignore, are dropped.
 
     Attributes:
         size: the shorter side in pixels.
@@ -36,11 +36,7 @@ class Resizing:
     quality: int
 
     def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
-        """The field and the bytes to store, unchanged if the shorter side is not longer than `size`.
-
-        Raises:
-            ValueError: the image cannot be decoded.
-        """
+        """Return the field and the bytes to store, unchanged for a small image. Raises ValueError for a damaged one."""
         view = memoryview(data)
         if min(image_size(view)) <= self.size:
             return field, data
@@ -74,7 +70,7 @@ def _orientation(data: bytes) -> int:
         return 1
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of metadata in a strange form; the pixels were decoded without complaint
+            warnings.simplefilter("ignore")  # of malformed metadata; the pixels were decoded without a warning
             with io.BytesIO(data) as file, Image.open(file, formats=("JPEG", "PNG", "WEBP", "TIFF")) as image:
                 return int(image.getexif().get(_ORIENTATION, 1))
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, Image.DecompressionBombError):

@@ -1,7 +1,7 @@
-"""One run into a destination: marks it, does the tasks that are not done yet, and writes the index last.
+"""One run into a destination: mark it, do the tasks that are not done yet, and write the index last.
 
-Every reader refuses what a killed run leaves, because the mark stands. Until a run is complete, `run.json` beside the
-shards names all shards that may be there, and each task that is done has a record.
+Readers refuse the remains of a killed run, because they are marked. Until a run is complete, `run.json` beside the
+shards names all shards that may be there, and each finished task has a record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
 from streamload.pack.processes import Processes
 from streamload.pack.ray_pool import RayPool, open_pool
-from streamload.pack.tasks import Record, Target, Task, do, read_record, record_url
+from streamload.pack.tasks import Record, Target, Task, do, read_record
 from streamload.storage.protocol import ShardInfo, escaped, same_etag
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
@@ -34,6 +34,7 @@ from streamload.write.destination import Destination
 Pool = Processes | RayPool
 
 _MOST_BYTES = 1 << 30
+_RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
@@ -41,12 +42,12 @@ _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a run begins and who does the work.
+    """How a run begins, and its workers.
 
     Attributes:
         resume: go on with an interrupted run.
-        overwrite: remove the shards that are there, or an interrupted run.
-        workers: number of processes, or of tasks of Ray in flight; None chooses.
+        overwrite: remove existing shards, or an interrupted run.
+        workers: number of processes, or of Ray tasks in flight; None chooses.
         ray: the address of a Ray cluster, or None for this machine.
     """
 
@@ -67,16 +68,16 @@ def pack_into(
     splits: Sequence[str] = ("",),
     classes: Sequence[str] | None = None,
 ) -> list[Record] | None:
-    """Do a plan, and complete the destination; what was done before is not done again.
+    """Do the tasks of a plan that are not done yet, and complete the destination.
 
     Args:
         target: where and how shards are written.
         start: how the run begins.
-        plan: makes the tasks, in the order of their shards. It may not depend on the number of workers.
-        check: called with all records before the index is written; what it raises ends the run.
+        plan: makes the tasks, in the order of their shards; independent of the number of workers.
+        check: called with all records before the index is written; may raise to end the run.
         label: the activity, for the progress.
-        unit: what the tasks' items are, in the plural.
-        splits: the folders in the destination, or "" for itself.
+        unit: the tasks' items, in the plural.
+        splits: the folders in the destination, or "" for the destination itself.
         classes: the names of the classes, or None.
 
     Returns:
@@ -91,43 +92,34 @@ def pack_into(
         if not run.may_begin():
             return None
         try:
-            with _open_workers(target, start) as pool:
+            alone = target.storages.is_process_local(target.dest)
+            if start.ray is not None and alone:
+                raise UsageError(f"only this process can write to {target.dest!r}; leave out ray, or choose another")
+            count = 1 if alone or start.ray is not None else start.workers or available_processors()
+            with open_pool(start.ray, start.workers) as cluster, Processes(count) as processes:
+                pool: Pool = processes if cluster is None else cluster
                 tasks = plan(pool)
-                records = run.begin(tasks)
-                todo = [task for task in tasks if task.digest not in records]
-                calls = (partial(do, target, task, run.is_faulty) for task in todo)
-                with Progress(label, sum(task.items for task in tasks), unit) as progress:
-                    progress.advance(sum(task.items for task in tasks if task.digest in records), 0)
-                    for record in pool.results(calls, progress.advance):
-                        records[record.digest] = record
-                        run.note(record)
-            ordered = [records[task.digest] for task in tasks]
-            check(ordered)
-            run.finish(ordered, classes)
+                run.begin(tasks)
+                todo = [task for task in tasks if task.digest not in run.records]
+                total = sum(task.items for task in tasks)
+                with Progress(label, total, unit) as progress:
+                    progress.advance(total - sum(task.items for task in todo), 0)
+                    for record in pool.results((partial(do, target, task) for task in todo), progress.advance):
+                        run.add(record)
+            records = [run.records[task.digest] for task in tasks]
+            check(records)
+            run.finish(records, classes)
         except BaseException as exc:
             run.leave(exc)
             raise
-    return ordered
-
-
-@contextmanager
-def _open_workers(target: Target, start: Start) -> Iterator[Pool]:
-    alone = target.storages.is_process_local(target.dest)
-    if start.ray is not None and alone:
-        raise UsageError(f"only this process can write to {target.dest!r}; leave out ray, or choose another folder")
-    with open_pool(start.ray, start.workers) as cluster:
-        if cluster is not None:
-            yield cluster
-            return
-        with Processes(1 if alone else start.workers or available_processors()) as processes:
-            yield processes
+    return records
 
 
 class _Run:
     """The state of one destination.
 
     Attributes:
-        is_faulty: whether there was a fault that may not be skipped. Tasks that begin later only look for faults.
+        records: the records of finished tasks, by their digests.
     """
 
     def __init__(self, target: Target, splits: Sequence[str], start: Start) -> None:
@@ -136,11 +128,10 @@ class _Run:
         self._folders = {split: target.folder(split) for split in splits}
         self._storage = self._root.storage
         self._path = self._root.path
-        self._run_file = f"{target.dest}/{PACKING_FOLDER}/run.json"
+        self._packing = f"{self._root.folder}/{PACKING_FOLDER}"
         self._names: dict[str, set[str]] = {}
         self._is_begun = False
-        self._has_shards = False
-        self.is_faulty = False
+        self.records: dict[str, Record] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -153,19 +144,18 @@ class _Run:
         if self._path is None:
             yield
             return
-        folder = os.path.join(self._path, PACKING_FOLDER)
         made = [] if os.path.isdir(self._path) else [self._path]
         os.makedirs(self._path, exist_ok=True)
         try:
-            lock = _lock(folder, self._path)
+            lock = _lock(self._packing, self._path)
             try:
                 yield
             finally:
                 os.close(lock)
         finally:
-            for each in [*(one.folder for one in self._folders.values() if one.folder != self._path), folder, *made]:
-                with suppress(OSError):  # usually something is in it
-                    os.rmdir(each)
+            for folder in [*(each.folder for split, each in self._folders.items() if split), self._packing, *made]:
+                with suppress(OSError):  # not empty
+                    os.rmdir(folder)
 
     def may_begin(self) -> bool:
         """Return False if a run that is to be resumed is complete already.
@@ -178,7 +168,7 @@ class _Run:
         start, naming = self._start, self._target.naming
         unfinished = self._read_run_file()
         if unfinished is None:
-            self._remove_records()  # of a run that was complete, but was killed before they were removed
+            self._remove_records()  # of a complete run that was killed before it removed them
         elif not (start.resume or start.overwrite):
             raise UsageError(
                 f"{self._target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
@@ -224,64 +214,56 @@ class _Run:
                 "the new ones; remove them first"
             )
 
-    def begin(self, tasks: Sequence[Task]) -> dict[str, Record]:
-        """Mark the destination, remove what no task has made, and return the records of tasks that are done."""
-        records = self._records(tasks)
-        self._has_shards = any(record.shards for record in records.values())
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Mark the destination, and remove everything of this and an earlier run but the shards of finished tasks."""
+        self.records = self._finished(tasks)
         replaced = set(self._names)
         for task in tasks:
             self._names.setdefault(task.split, set()).add(task.name)
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
-        self._storage.write(self._run_file, json.dumps(content, indent=0).encode("ascii"))
-        kept = {(record.split, shard.name) for record in records.values() for shard in record.shards}
-        for folder in self._marked().values():  # all of them, before a shard is gone: what is left is not taken for all
+        self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
+        kept = {(record.split, shard.name) for record in self.records.values() for shard in record.shards}
+        for folder in self._marked().values():  # all before a shard is removed, or a glob takes the rest for all
             folder.mark(self._target.naming, SHARDIFY)
             folder.remove(self._target.naming, ())
+        half_written = [self._packing]
         for split, folder in self._marked().items():
             folder.remove_abandoned(self._target.naming)
-            self._remove_half_written(folder.folder, os.path.join(folder.folder, INDEX_FOLDER))
+            half_written += [folder.folder, f"{folder.folder}/{INDEX_FOLDER}"]
             self._remove_shards(split, folder, kept)
             if split in replaced:
                 self._storage.delete(f"{folder.folder}/{CLASSES_FILE}")
-        self._remove_half_written(f"{self._target.dest}/{PACKING_FOLDER}")
-        self._remove_records(keep=records.keys())
-        if records:
-            say(f"note: {len(records):,} of {counted(len(tasks), 'task')} are done already")
-        return records
+        for path in half_written if self._path is not None else ():
+            for name in os.listdir(path) if os.path.isdir(path) else ():
+                if _HALF_WRITTEN.fullmatch(name):
+                    os.unlink(os.path.join(path, name))
+        self._remove_records(keep=self.records.keys())
+        if self.records:
+            say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are done already")
 
     def _marked(self) -> dict[str, Destination]:
         """Return all folders of this and of the earlier run."""
-        others = {split: self._target.folder(split) for split in self._names}
-        return {"": self._root, **others, **self._folders}
+        return {"": self._root, **{split: self._target.folder(split) for split in self._names}, **self._folders}
 
     def _remove_shards(self, split: str, folder: Destination, kept: Collection[tuple[str, str]]) -> None:
-        """Remove the index and the shards that this or an earlier run has made, but for those that are kept."""
+        """Remove index entries and shards of this or an earlier run, except those that are kept."""
         existing = folder.existing(self._target.naming) if self._names.get(split) else []
         ours = [name for name in existing if self._is_ours(split, name) and (split, name) not in kept]
         folder.remove(self._target.naming, ours)
 
-    def _remove_half_written(self, *folders: str) -> None:
-        for folder in folders if self._path is not None else ():
-            for name in os.listdir(folder) if os.path.isdir(folder) else ():
-                if _HALF_WRITTEN.fullmatch(name):
-                    os.unlink(os.path.join(folder, name))
-
-    def _records(self, tasks: Sequence[Task]) -> dict[str, Record]:
-        """Return the records of these tasks whose shards are as they were."""
+    def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
+        """Return the records of tasks whose shards are unchanged."""
         names = self._record_names() if self._start.resume else set()
         if not names:
             return {}
-        there: dict[tuple[str, str], ShardInfo] = {}
-        for split, folder in self._folders.items():
-            listed = self._storage.list(f"{escaped(folder.folder)}/*")
-            there |= {(split, info.url.rpartition("/")[2]): info for info in listed}
 
         def record_of(task: Task) -> Record | None:
+            folder = self._folders[task.split].folder
             with suppress(ValueError, LookupError, TypeError, StreamloadError):
-                content = self._storage.read_bytes(record_url(self._target.dest, task.digest), most_bytes=_MOST_BYTES)
+                content = self._storage.read_bytes(self._target.record_url(task.digest), most_bytes=_MOST_BYTES)
                 record = read_record(content, task)
-                kept = all(_is_same(shard.info, there.get((task.split, shard.name))) for shard in record.shards)
+                kept = all(_is_same(info, self._storage.info(f"{folder}/{name}")) for name, info, _ in record.shards)
                 if kept and (not record.faults or self._target.skip_bad):
                     return record
             return None
@@ -291,16 +273,15 @@ class _Run:
             return {record.digest: record for record in found if record is not None}
 
     def _record_names(self) -> set[str]:
-        pattern = f"{escaped(self._target.dest)}/{PACKING_FOLDER}/*.record"
-        return {info.url.rpartition("/")[2] for info in self._storage.list(pattern)}
+        return {info.url.rpartition("/")[2] for info in self._storage.list(f"{escaped(self._packing)}/*.record")}
 
     def _remove_records(self, *, keep: Collection[str] = ()) -> None:
         for name in sorted(self._record_names()):
             if name.removesuffix(".record") not in keep:
-                self._storage.delete(f"{self._target.dest}/{PACKING_FOLDER}/{name}")
+                self._storage.delete(f"{self._packing}/{name}")
 
-    def note(self, record: Record) -> None:
-        """Note that a task is done. Raise StorageError if its shards are not to be seen from here."""
+    def add(self, record: Record) -> None:
+        """Add the record of a task. Raise StorageError if its shards cannot be seen from here."""
         for shard in record.shards if self._path is not None else ():
             path = os.path.join(self._path or "", record.split, shard.name)
             if not os.path.exists(path):
@@ -308,11 +289,10 @@ class _Run:
                     "this shard was finished, but is not here; give a bucket, or a folder that all nodes have",
                     url=path,
                 )
-        self._has_shards = self._has_shards or bool(record.shards)
-        self.is_faulty = self.is_faulty or bool(record.faults and not self._target.skip_bad)
+        self.records[record.digest] = record
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
-        """Write the indexes and the names of the classes; then remove the marks and what a later run would need."""
+        """Write the indexes and the names of the classes; then remove the marks and the state of the run."""
         for split, folder in self._folders.items():
             shards = [shard for record in records if record.split == split for shard in record.shards]
             if not shards:
@@ -327,17 +307,17 @@ class _Run:
     def _unmark(self) -> None:
         for folder in self._marked().values():
             folder.finish(self._target.naming)
-        self._storage.delete(self._run_file)  # from here on nothing is unfinished
+        self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from here on nothing is unfinished
         self._remove_records()
 
     def leave(self, exc: BaseException) -> None:
-        """Keep what a later run can use; if there is nothing, leave no trace. Say how to go on."""
+        """Keep finished shards for a later run, and add a note how to go on; without any, leave no trace."""
         if not self._is_begun:
             return
         with suppress(OSError, StreamloadError):
             for folder in self._marked().values():
                 folder.remove_abandoned(self._target.naming)
-            if not self._has_shards:
+            if not any(record.shards for record in self.records.values()):
                 for split, folder in self._marked().items():
                     self._remove_shards(split, folder, ())
                 self._unmark()
@@ -348,19 +328,20 @@ class _Run:
 
     def _read_run_file(self) -> dict[str, set[str]] | None:
         """Return the names of all shards that an unfinished run may have left, by split."""
+        path = f"{self._packing}/{_RUN_FILE}"
         try:
-            content = self._storage.read_bytes(self._run_file, most_bytes=_MOST_BYTES)
+            content = self._storage.read_bytes(path, most_bytes=_MOST_BYTES)
         except ShardNotFoundError:
             return None
         with suppress(ValueError, TypeError, AttributeError):
             names = {str(split): set(map(str, shards)) for split, shards in json.loads(content).items()}
             if all(map(is_plain_name, names.keys() - {""})):
                 return names
-        raise UsageError(f"{without_secrets(self._run_file)!r} was not made by a run, or is damaged; remove it")
+        raise UsageError(f"{without_secrets(path)!r} was not made by a run, or is damaged; remove it")
 
 
-def _is_same(one: ShardInfo, other: ShardInfo | None) -> bool:
-    if other is None or one.bytes != other.bytes or not same_etag(one.etag, other.etag):
+def _is_same(one: ShardInfo, other: ShardInfo) -> bool:
+    if one.bytes != other.bytes or not same_etag(one.etag, other.etag):
         return False
     return one.etag is not None or one.mtime_ns == other.mtime_ns
 

@@ -14,70 +14,61 @@ import numpy as np
 
 from streamload.errors import without_secrets
 from streamload.pack.output import UsageError, say, shown_bytes, shown_time
-from streamload.pack.planning import (
-    estimated_spans,
-    measured_positions,
-    planned_parts,
-    sample_bytes,
-    shard_spans,
-)
+from streamload.pack.planning import estimated_spans, measured_positions, planned_parts, sample_bytes, shard_spans
+from streamload.pack.processes import Report
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import Pool, Start, pack_into
-from streamload.pack.sources.kinds import SourceOptions, open_source
-from streamload.pack.sources.loading import file_versions, meaning_of
+from streamload.pack.sources.arrays import OpenArrays, row_content
+from streamload.pack.sources.kinds import open_source
+from streamload.pack.sources.loading import file_versions, load, meaning_of
 from streamload.pack.sources.source import (
     ARRAY_FIELDS,
     COLUMNS_FIELD,
     ArrayRow,
     Source,
     SourceError,
+    SourceOptions,
     SourceSample,
     is_image,
+    kind_of,
 )
-from streamload.pack.tasks import (
-    PackFiles,
-    Record,
-    Target,
-    Task,
-    digest_of,
-    measure,
-    shard_name,
-    too_large,
-)
+from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, measure, shard_name
 from streamload.tar.extensions import KIND_OF, Kind
-from streamload.tar.header_writer import END_OF_ARCHIVE
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
+from streamload.write.destination import too_large
 
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
 _SMALL_BYTES = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class PackOptions:
-    """How to pack a source; see the command's options of the same names.
+def source_to_shards(
+    source: str,
+    options: SourceOptions,
+    target: Target,
+    start: Start,
+    *,
+    shuffle: bool,
+    seed: int,
+    fractions: Mapping[str, float] | None,
+    resizing: Resizing | None,
+) -> dict[str, Any] | None:
+    """Pack a source.
 
-    Attributes:
+    Args:
+        source: its path.
+        options: how to read it.
+        target: where and how shards are written.
+        start: how the run begins.
         shuffle: shuffle the samples.
         seed: seed of the shuffle and of the splits.
         fractions: the share of each split, or None.
         resizing: how to resize images, or None.
-    """
-
-    shuffle: bool
-    seed: int
-    fractions: dict[str, float] | None
-    resizing: Resizing | None
-
-
-def source_to_shards(
-    source: str, source_options: SourceOptions, options: PackOptions, target: Target, start: Start
-) -> dict[str, Any] | None:
-    """Pack a source.
 
     Returns:
-        What was written, as a JSON object; None if an earlier run has done all of it.
+        A report as a JSON object; None if an earlier run has done everything.
 
     Raises:
         UsageError: source, destination and options do not fit together, or there are shards already.
@@ -86,51 +77,49 @@ def source_to_shards(
     """
     began = time.monotonic()
     try:
-        found = open_source(source, source_options)
+        opened = open_source(source, options)
     except SourceError as exc:
         raise UsageError(str(exc)) from exc
-    if options.resizing is not None:
-        _refuse_resizing(found.samples)
-    if options.fractions is not None and found.parts is not None:
+    if resizing is not None:
+        _refuse_resizing(opened.samples)
+    if fractions is not None and opened.parts is not None:
         raise UsageError(
-            f"{source!r} is divided into {', '.join(found.parts)} already; leave out --split, or give one of them"
+            f"{source!r} is divided into {', '.join(opened.parts)} already; leave out --split, or give one of them"
         )
-    if found.in_memory:
+    if opened.in_memory:
         start = replace(start, workers=1)
-    for note in found.notes:
+    for note in opened.notes:
         say(f"note: {note}")
-    packing = _Packing(found, options, target)
+    versions = file_versions(opened)
+    parts = planned_parts(opened, fractions, shuffle=shuffle, seed=seed)
     records = pack_into(
         target,
         start,
-        packing.plan,
-        packing.check,
+        partial(_plan, opened, target, parts=parts, resizing=resizing, versions=versions),
+        partial(_check, len(versions), target.skip_bad),
         label="packing",
-        unit=f"{found.noun}s",
-        splits=list(options.fractions or found.parts or [""]),
-        classes=found.classes,
+        unit="samples",
+        splits=list(parts),
+        classes=opened.classes,
     )
     if records is None:
         return None
-    by_split: dict[str, list[Record]] = {}
-    for record in records:
-        if record.shards:
-            by_split.setdefault(record.split, []).append(record)
     figures = _figures(records)
+    splits = dict.fromkeys(record.split for record in records if record.split and record.shards)
     return {
         "destination": without_secrets(target.dest),
         **figures,
         "content_bytes": sum(int(shard.table.member_size.sum()) for record in records for shard in record.shards),
-        "splits": {split: _figures(some) for split, some in by_split.items() if split},
-        "classes": None if found.classes is None else len(found.classes),
-        "fields": _stored_fields(records, found),
-        "left_out": len(found.samples) - figures["samples"],
+        "splits": {split: _figures([each for each in records if each.split == split]) for split in splits},
+        "classes": None if opened.classes is None else len(opened.classes),
+        "fields": _stored_fields(records, figures["samples"]),
+        "left_out": len(opened.samples) - figures["samples"],
         "seconds": time.monotonic() - began,
     }
 
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
-    """Refuse to resize arrays, what holds no image, or several, of which one may be a mask."""
+    """Refuse to resize anything but one image in each sample."""
     fields = [[member.field for member in sample.members if member.field is not None] for sample in samples]
     if any(sum(map(is_image, names)) > 1 for names in fields):
         raise UsageError("--resize is for one image in each sample, and there are several, of which one may be a mask")
@@ -139,37 +128,26 @@ def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
         raise UsageError("--resize is for images, and the source holds other files, such as arrays")
 
 
-class _Packing:
-    """The plan of a source, and what is said of its faulty files."""
-
-    def __init__(self, source: Source, options: PackOptions, target: Target) -> None:
-        self._source, self._options, self._target = source, options, target
-        self._versions = file_versions(source)
-
-    def plan(self, pool: Pool) -> list[Task]:
-        """Cut the samples of each split into tasks."""
-        source, options, target = self._source, self._options, self._target
-        versions = self._versions
-        parts = planned_parts(source, options.fractions, shuffle=options.shuffle, seed=options.seed)
-        libraries = ("simplejpeg", "opencv-python-headless", "pillow", "numpy") if options.resizing else ()
-        common = [options.resizing, target.max_bytes, target.max_count, *map(version, ("streamload", *libraries))]
-        tasks: list[Task] = []
-        for split, numbers in parts.items():
-            samples = [source.samples[number] for number in numbers]
-            works = self._works(samples, {path: size for path, (size, _) in versions.items()}, pool)
-            for place, work in enumerate(works):
-                content = [(meaning_of(each), [versions[m.path] for m in each.members]) for each in work.samples]
-                name = shard_name(place)
-                digest = digest_of(split, name, common, content)
-                tasks.append(Task(split, name, digest, len(work.samples), work))
-        return tasks
-
-    def _works(self, samples: Sequence[SourceSample], size_of: Mapping[str, int], pool: Pool) -> list[PackFiles]:
-        """Return the work for each shard of a split."""
-        resizing, max_bytes, max_count = self._options.resizing, self._target.max_bytes, self._target.max_count
-        assert max_bytes is not None
+def _plan(
+    source: Source,
+    target: Target,
+    pool: Pool,
+    *,
+    parts: Mapping[str, Sequence[int]],
+    resizing: Resizing | None,
+    versions: Mapping[str, tuple[int, int]],
+) -> list[Task]:
+    """Cut the samples of each split into tasks."""
+    max_bytes, max_count = target.max_bytes, target.max_count
+    assert max_bytes is not None
+    libraries = ("simplejpeg", "opencv-python-headless", "pillow", "numpy") if resizing else ()
+    common = [resizing, max_bytes, max_count, *map(version, ("streamload", *libraries))]
+    tasks: list[Task] = []
+    for split, numbers in parts.items():
+        samples = [source.samples[number] for number in numbers]
         sizes = [
-            tuple([m.size if isinstance(m, ArrayRow) else size_of[m.path] for m in each.members]) for each in samples
+            tuple([m.size if isinstance(m, ArrayRow) else versions[m.path][0] for m in each.members])
+            for each in samples
         ]
         if resizing is None:
             stored = list(map(sample_bytes, samples, sizes))
@@ -178,33 +156,91 @@ class _Packing:
                 raise too_large(samples[largest].key, stored[largest], max_bytes)
             spans = shard_spans(((size, 1) for size in stored), max_bytes, max_count)
         else:
-            some = [PackFiles((samples[n],), (sizes[n],), resizing, True) for n in measured_positions(len(samples))]
+            some = [PackFiles((samples[n],), (sizes[n],), resizing) for n in measured_positions(len(samples))]
             measured = list(pool.results(partial(measure, work, max_bytes) for work in some))
             spans = estimated_spans(len(samples), measured, max_bytes, max_count)
-        skips = self._target.skip_bad
-        return [PackFiles(tuple(samples[a:b]), tuple(sizes[a:b]), resizing, skips) for a, b in spans]
+        for place, (first, end) in enumerate(spans):
+            work = PackFiles(tuple(samples[first:end]), tuple(sizes[first:end]), resizing)
+            content = [(meaning_of(each), [versions[m.path] for m in each.members]) for each in work.samples]
+            name = shard_name(place)
+            tasks.append(Task(split, name, digest_of(split, name, common, content), end - first, work))
+    return tasks
 
-    def check(self, records: Sequence[Record]) -> None:
-        """Print the files that were left out. Raise ValueError if they may not be, or nothing is left."""
-        source = self._source
-        faults = [fault for record in records for fault in record.faults]
-        for fault in faults[:_FAULTS_SHOWN]:
-            say(f"{fault.path}: {fault.reason}")
-        if len(faults) > _FAULTS_SHOWN:
-            say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
-        if faults and not self._target.skip_bad:
-            are, s = ("is", "") if len(faults) == 1 else ("are", "s")
-            kind = f"no whole image{s}" if source.noun == "image" else "damaged or of another kind"
-            raise ValueError(
-                f"{len(faults):,} of {counted(len(self._versions), 'file')} {are} {kind}; "
-                "repair or remove them, or leave them out with --skip-bad"
-            )
-        if not any(record.shards for record in records):
-            raise ValueError(f"no {source.noun} is left to pack")
+
+def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
+    """Print the faulty files. Raise ValueError if they may not be left out, or nothing is left."""
+    faults = [fault for record in records for fault in record.faults]
+    for fault in faults[:_FAULTS_SHOWN]:
+        say(f"{fault.path}: {fault.reason}")
+    if len(faults) > _FAULTS_SHOWN:
+        say(f"... and {len(faults) - _FAULTS_SHOWN:,} more")
+    if faults and not skip_bad:
+        raise ValueError(
+            f"{len(faults):,} of {counted(files, 'file')} {'is' if len(faults) == 1 else 'are'} damaged or of another "
+            "kind; repair or remove them, or leave them out with --skip-bad"
+        )
+    if not any(record.shards for record in records):
+        raise ValueError("no sample is left to pack")
+
+
+@dataclass(frozen=True, slots=True)
+class PackFiles:
+    """The work of packing files, or rows of arrays.
+
+    Attributes:
+        samples: in order.
+        sizes: the expected sizes of each sample's members; `ANY_SIZE` takes any.
+        resizing: how to resize images, or None.
+    """
+
+    samples: tuple[SourceSample, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    resizing: Resizing | None
+
+    def __call__(self, append: Append, report: Report) -> Sequence[Fault]:
+        """See `Work`."""
+        faults: list[Fault] = []
+        arrays: OpenArrays = {}
+        for sample, sizes in zip(self.samples, self.sizes, strict=True):
+            fields, wrong = self._read(sample, sizes, arrays)
+            report(1, sum(len(data) for _, data in fields))
+            faults += wrong
+            if not wrong:
+                label = [] if sample.label is None else [(LABEL_FIELD, b"%d" % sample.label)]
+                members = [
+                    (field, member_header(f"{sample.key}.{field}", len(data)), data)
+                    for field, data in [*fields, *label, *sample.values]
+                ]
+                append(sample.key, members, sample.label)
+        return faults
+
+    def _read(
+        self, sample: SourceSample, sizes: Sequence[int], arrays: OpenArrays
+    ) -> tuple[list[tuple[str, bytes]], list[Fault]]:
+        """Return the fields of a sample's members with their content, and the faulty members."""
+        fields: list[tuple[str, bytes]] = []
+        faults: list[Fault] = []
+        for member, size in zip(sample.members, sizes, strict=True):
+            if isinstance(member, ArrayRow):
+                fields.append((member.field, row_content(member, arrays)))
+                continue
+            data, reason = load(member, size)
+            field = member.field or ""
+            if reason is None and self.resizing is not None and is_image(field):
+                name, dot, extension = field.rpartition(".")
+                try:
+                    extension, data = self.resizing(extension, data)
+                    field = f"{name}{dot}{extension}"
+                except ValueError as exc:
+                    reason = str(exc)
+            if reason is not None:
+                faults.append(Fault(member.path, reason))
+            fields.append((field, data))
+        return fields, faults
 
 
 def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """Say what was written, and how to read it."""
+    """Describe the shards, and how to read them."""
     for split, figures in report["splits"].items():
         yield f"{split}: {_counts(figures)}"
     classes = "" if report["classes"] is None else f", {counted(report['classes'], 'class')}"
@@ -225,28 +261,28 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield _reading("/".join([report["destination"], *splits[:1]]), fields, samples)
 
 
-def _stored_fields(records: Sequence[Record], source: Source) -> dict[str, int]:
-    """How many samples have each field, or one of several that stand for each other (`jpg;png`); the label last."""
+def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:
+    """Return how many samples have each field, or one of alternative fields (`jpg;png`); the label last."""
     stored: Counter[str] = Counter()
     for table in (shard.table for record in records for shard in record.shards):
         counts = np.bincount(table.member_field, minlength=len(table.fields))
         stored.update(dict(zip(table.fields, counts.tolist(), strict=True)))
-    groups = [set(group) & stored.keys() for group in source.fields or ()]
-    rest = stored.keys() - {LABEL_FIELD, COLUMNS_FIELD} - set().union(*groups)
-    # What --resize has made a JPEG of is not called as its file any more; there is one image in a sample then.
-    place = next((group for group in groups if any(map(is_image, group))), None)
-    if place is None:
-        groups.insert(0, rest)
-    else:
-        place |= rest
-    names = [";".join(sorted(group, key=lambda name: (name != "jpg", name))) for group in groups if group]
-    fields = {name: sum(stored[field] for field in name.split(";")) for name in names}
-    return fields | ({LABEL_FIELD: stored[LABEL_FIELD]} if LABEL_FIELD in stored else {})
+    alternatives: dict[str, list[str]] = {}
+    for name in sorted(stored, key=lambda name: (name == LABEL_FIELD, name != "jpg")):
+        prefix, dot, _ = name.rpartition(".")
+        alternatives.setdefault(f"{prefix}{dot}{kind_of(f'x.{name}')}", []).append(name)
+    fields: dict[str, int] = {}
+    for names in alternatives.values():
+        total = sum(stored[name] for name in names)
+        fields |= {";".join(names): total} if total <= samples else {name: stored[name] for name in names}
+    return fields
 
 
 def _reading(folder: str, fields: Mapping[str, int], samples: int) -> str:
-    """Lines of Python that read what makes batches: fields of all samples, text of some; a single image is cropped."""
-    chosen = [name for name, count in fields.items() if count == samples]
+    """Return Python code that reads batches: fields of all samples, text of some; a single image is cropped."""
+    # Columns of a table in json may be null or of different types, which do not make a batch.
+    others = fields.keys() - {COLUMNS_FIELD, LABEL_FIELD}
+    chosen = [name for name, count in fields.items() if count == samples and not (name == COLUMNS_FIELD and others)]
     where = ""
     if not chosen:
         chosen = list(fields)[:1]

@@ -1,25 +1,27 @@
-"""Where a writer's shards go: a local folder, or one in a bucket."""
+"""The folder that shards are written to, local or in a bucket, and the cutting of samples into shards."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
-from streamload.errors import StorageError, StreamloadError, without_secrets
+from streamload.errors import StorageError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
 from streamload.index.index_writer import IndexFolder, remove_entries, update_with_tables
-from streamload.index.shard_names import SHARD_WRITER, ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
+from streamload.index.shard_names import ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.storage.local_files import LocalStorage, local_path
 from streamload.storage.protocol import WEB, Storage, escaped, protocol_of
 from streamload.storage.storages import Storages
+from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes
 from streamload.tar.table import ShardTable
 from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
 
 
 class Destination:
-    """A folder for shards in a bucket or another storage; every method may raise OSError or StreamloadError.
+    """A folder for shards. Every method may raise OSError or StreamloadError.
 
     Attributes:
         folder: its path or url, without a slash at the end.
@@ -27,15 +29,17 @@ class Destination:
         storage: its storage.
     """
 
-    path: str | None = None
-
-    def __init__(self, folder: str, storage: Storage) -> None:
+    def __init__(self, folder: str, storage: Storage, *, durable: bool) -> None:
+        """Write nothing yet; `durable` flushes local shards to the disk."""
         self.folder = folder.rstrip("/") or "/"
+        self.path = self.folder if isinstance(storage, LocalStorage) else None
         self.storage = storage
+        self._durable = durable
         self._index = IndexFolder(storage, f"{self.folder}/{INDEX_FOLDER}")
+        self._made: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
-        """Return the existing shards of this form, sorted; one listing."""
+        """Return the existing shards with such names, sorted; one listing."""
         listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
         return sorted(filter(names.matches, listed))
 
@@ -44,101 +48,62 @@ class Destination:
         mark_unfinished(self.storage, self.folder, UnfinishedSet(names, writer))
 
     def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
-        """Remove the entries of all shards of this form from the index, then some shards, so no entry is ever stale."""
+        """Remove the index entries of all shards with such names, then some shards, so no entry is ever stale."""
         remove_entries(self._index, names.matches)
         for shard in shards:
             self.storage.delete(f"{self.folder}/{shard}")
 
-    def clear(self, names: ShardNaming, *, shards: bool) -> None:
-        """Mark the folder as unfinished, and remove what shards of this form will replace.
-
-        If all shards were deleted by hand, their entries are removed.
-        """
-        self.mark(names, SHARD_WRITER)
-        self.remove_abandoned(names)
-        existing = self.existing(names)
-        if shards or not existing:
-            self.remove(names, existing)
-
     def remove_abandoned(self, names: ShardNaming) -> None:
-        """Remove the hidden files of writers that were killed, if those leave any."""
+        """Remove the hidden files of killed writers; a bucket has none."""
+        if self.path is not None:
+            remove_abandoned(self.path, names.matches)
 
     def create(self, name: str) -> GrowingShard:
-        """Start a shard, which grows in the system's folder for temporary files."""
-        return _UploadedShard(name, self.storage, f"{self.folder}/{name}")
-
-    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """Add published shards to the index, when all of them are there."""
-        update_with_tables(self._index, entries)
-
-    def finish(self, names: ShardNaming) -> None:
-        """Remove the mark: all shards of this form are there."""
-        mark_finished(self.storage, self.folder, names)
-
-    def close(self) -> None:
-        """Release everything. Idempotent."""
-
-
-class LocalFolder(Destination):
-    """A folder of the local file system, made with the first shard, and removed again if none is published."""
-
-    def __init__(self, folder: str, *, durable: bool = True) -> None:
-        """Raise StorageError for a file; `durable` flushes shards and index to the disk."""
-        super().__init__(folder, LocalStorage(durable=durable))
-        self.path = self.folder
-        self._durable = durable
-        if os.path.isfile(self.folder):
-            raise StorageError("this is a file; name a folder", url=folder)
-        self._made: list[str] = []
-
-    def remove_abandoned(self, names: ShardNaming) -> None:
-        """Remove the hidden files of writers that were killed."""
-        remove_abandoned(self.folder, names.matches)
-
-    def create(self, name: str) -> GrowingShard:
-        """Start a shard."""
-        missing = os.path.abspath(self.folder)
+        """Start a shard; a missing local folder is created."""
+        if self.path is None:
+            return _UploadedShard(name, self.storage, f"{self.folder}/{name}")
+        missing = os.path.abspath(self.path)
         while not os.path.isdir(missing):
             self._made.append(missing)
             missing = os.path.dirname(missing)
-        os.makedirs(self.folder, exist_ok=True)
-        return ShardFile(os.path.join(self.folder, name), durable=self._durable)
+        os.makedirs(self.path, exist_ok=True)
+        return ShardFile(os.path.join(self.path, name), durable=self._durable)
+
+    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
+        """Add published shards to the index, after the last of them."""
+        update_with_tables(self._index, entries)
+
+    def finish(self, names: ShardNaming) -> None:
+        """Remove the mark: all shards with such names are there."""
+        mark_finished(self.storage, self.folder, names)
 
     def close(self) -> None:
-        """Remove the folders that were made and are empty."""
+        """Remove the created folders that are empty. Idempotent."""
         made, self._made = self._made, []
-        with suppress(OSError):  # something is in it
+        with suppress(OSError):  # not empty
             for folder in made:
                 os.rmdir(folder)
 
 
 class _UploadedShard(GrowingShard):
-    """A shard that grows in a file without a name, or on systems where that cannot be reopened, with a hidden one."""
+    """A shard that grows in an unnamed file (a hidden one on systems that cannot reopen an unnamed file)."""
 
     def __init__(self, name: str, storage: Storage, url: str) -> None:
         self._storage, self._url = storage, url
-        local = tempfile.NamedTemporaryFile if not os.path.isdir("/proc/self/fd") else tempfile.TemporaryFile
+        local = tempfile.TemporaryFile if os.path.isdir("/proc/self/fd") else tempfile.NamedTemporaryFile
         self._opened = local(prefix=".streamload-", buffering=0)
         super().__init__(name, os.dup(self._opened.fileno()))
 
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """See `GrowingShard.append`; raises StorageError instead of OSError."""
-        try:
+        """Append a sample; raises StorageError instead of OSError."""
+        with _local_room():
             super().append(key, members, label)
-        except OSError as exc:
-            raise _no_local_room(exc) from exc
 
     def publish(self, *, replace: bool) -> ShardTable:
-        """Upload the shard whole or not at all, and check that it is there.
-
-        Raises:
-            StorageError: the shard cannot be written, or its size differs after the upload.
-        """
+        """Upload the shard completely or not at all, and compare its size. Raises StorageError."""
         del replace  # existing shards have been refused or removed
-        try:
+        with _local_room():
             self._end()
-        except OSError as exc:
-            raise _no_local_room(exc) from exc
         name = self._opened.name
         self._storage.write(self._url, name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}")
         uploaded = self._storage.info(self._url)
@@ -159,32 +124,153 @@ class _UploadedShard(GrowingShard):
         self._opened.close()
 
 
-def _no_local_room(exc: OSError) -> StreamloadError:
-    return StorageError(
-        f"the shard cannot be written to the folder for temporary files, {tempfile.gettempdir()!r} ({exc.strerror}); "
-        "make room there, name another one with TMPDIR, or make shards smaller with max_bytes"
-    )
+@contextmanager
+def _local_room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise StorageError(
+            f"the shard cannot be written to the folder for temporary files, {tempfile.gettempdir()!r} "
+            f"({exc.strerror}); make room there, name another one with TMPDIR, or make shards smaller with max_bytes"
+        ) from exc
 
 
 def destination_in(folder: str, storages: Storages, *, durable: bool = True) -> Destination:
-    """Return the folder to write to: local, or in the storage that its url names.
+    """Return the folder to write to.
 
     Args:
         folder: its path or url.
-        storages: find its storage.
+        storages: finds its storage.
         durable: flush local files to the disk.
 
     Raises:
-        ValueError: the url is that of no folder.
-        StorageError: it is that of a web server.
+        ValueError: the url names no folder.
+        StorageError: it names a web server, or a file.
     """
-    if folder.endswith(":"):
-        raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train-%06d.tar")
-    if "://" in folder and not folder.rstrip("/").partition("://")[2]:
+    if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
         raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
     if protocol_of(folder) in WEB:
         raise StorageError("a web server cannot be written to; name a bucket or a folder", url=without_secrets(folder))
     storage = storages.for_url(folder.rstrip("/") or "/")
-    if not isinstance(storage, LocalStorage):
-        return Destination(folder, storage)
-    return LocalFolder(local_path(folder) if folder.startswith("file:") else folder, durable=durable)
+    if isinstance(storage, LocalStorage):
+        folder = local_path(folder) if folder.startswith("file:") else folder
+        if os.path.isfile(folder):
+            raise StorageError("this is a file; name a folder", url=folder)
+        storage = LocalStorage(durable=durable)
+    return Destination(folder, storage, durable=durable)
+
+
+class PublishedShard(NamedTuple):
+    """A complete shard: its name in the folder, its ETag if it has one, and its table."""
+
+    name: str
+    etag: str | None
+    table: ShardTable
+
+
+class ConsecutiveShards:
+    """Cuts samples into shards, each as full as allowed.
+
+    Attributes:
+        published: the complete shards in order.
+    """
+
+    def __init__(
+        self,
+        folder: Destination,
+        name: Callable[[int], str],
+        *,
+        max_bytes: int | None,
+        max_count: int | None,
+        replace: bool = True,
+        before_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            folder: where the shards go.
+            name: returns the name of a shard by its number.
+            max_bytes: maximum size of a shard, or None.
+            max_count: maximum number of samples in a shard, or None.
+            replace: replace files with these names.
+            before_first: called before the first shard is published.
+        """
+        self._folder, self._name = folder, name
+        self._max_bytes, self._max_count = max_bytes, max_count
+        self._replace, self._before_first = replace, before_first
+        self._shard: GrowingShard | None = None
+        self.published: list[PublishedShard] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if there is an unpublished shard."""
+        return self._shard is not None
+
+    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
+        """Append a sample, to a further shard if this one is full.
+
+        Raises:
+            ValueError: it fits into no shard, or its key repeats in the shard; nothing was written.
+            StreamloadError: a shard cannot be written.
+        """
+        size, limit = size_of(members), self._max_bytes
+        if limit is not None and size + len(END_OF_ARCHIVE) > limit:
+            raise too_large(key, size, limit)
+        with self._writing():
+            shard = self._shard
+            if shard is not None and (
+                (limit is not None and shard.bytes + size > limit) or len(shard) == self._max_count
+            ):
+                self._publish(shard)
+                shard = None
+            if shard is None:
+                shard = self._shard = self._folder.create(self._name(len(self.published)))
+            if key in shard:
+                raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+            shard.append(key, members, label)
+
+    def finish(self, *, may_be_empty: bool = False) -> None:
+        """Publish the last shard; without any sample an empty one if `may_be_empty`."""
+        with self._writing():
+            if self._shard is None and may_be_empty and not self.published:
+                self._shard = self._folder.create(self._name(0))
+            if self._shard is not None:
+                self._publish(self._shard)
+
+    def close(self) -> None:
+        """Discard the unpublished shard. Idempotent."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.discard()
+        self._folder.close()
+
+    def _publish(self, shard: GrowingShard) -> None:
+        if not self.published:
+            self._before_first()
+        table = shard.publish(replace=self._replace)
+        self.published.append(PublishedShard(shard.name, shard.etag, table))
+        self._shard = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise StorageError(
+                f"cannot write shards to {without_secrets(self._folder.folder)!r}: {exc.strerror or exc}; make room, "
+                "or check its rights"
+            ) from exc
+
+
+def size_of(members: Sequence[Member]) -> int:
+    """Return the bytes of a sample in a shard."""
+    return sum(member_bytes(header, len(payload)) for _, header, payload in members)
+
+
+def too_large(key: str, size: int, max_bytes: int) -> ValueError:
+    """Return the error for a sample that is larger than a shard may be."""
+    shard_bytes = size + len(END_OF_ARCHIVE)
+    return ValueError(
+        f"sample {key!r} makes a shard of {shard_bytes:,} bytes on its own, and a shard may have {max_bytes:,}; raise "
+        f"--max-bytes (max_bytes) to {shard_bytes} at least"
+    )

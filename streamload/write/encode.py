@@ -1,8 +1,4 @@
-"""One field's value to the bytes that are stored, chosen by the field's extension.
-
-The inverse of the decoders, for `ShardWriter`. Bytes always pass unchanged; everything else must be of a type that the
-extension is read back as. Nothing is pickled.
-"""
+"""Encode the value of a field by its extension, as the inverse of the decoders; nothing is pickled."""
 
 from __future__ import annotations
 
@@ -14,13 +10,13 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, SupportsIndex, cast
+from typing import Any, cast
 
 import numpy as np
 
 from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind
 
-JPEG_QUALITY = 95
+_JPEG_QUALITY = 95
 _INT64_LIMIT = 1 << 63
 
 _PILLOW_MODES = {
@@ -30,27 +26,22 @@ _PILLOW_MODES = {
 }
 
 
-class _UnsuitableError(Exception):
-    """A value that an extension cannot hold; the message says what the extension accepts."""
-
-
 def encode_field(field: str, value: object) -> bytes:
-    """The bytes to store for one field of a sample.
+    """Return the bytes to store for one field of a sample.
 
-    Accepted, beside bytes-like objects for every extension: `str` for text (`txt`, `json`, `csv`, ...; a `str` for
-    `json` is taken for finished JSON), `int` for `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt`, what JSON
-    knows for `json` and `jsn`, a uint8 HW or HWC array or a Pillow image for `jpg`, `jpeg`, `jpe`, `jfif`, `png`,
-    `apng` and `webp`, an array for `npy`, a mapping of arrays for `npz` and `safetensors`, for `pt` and `pth` a torch
-    tensor, or plain containers with tensors and plain values in them, plain data for `msgpack`, `msg`, `mp` and `cbor`;
-    and for `x.gz` what `x` takes. By default the loader gives the same kind of value back, but for integers in `txt`,
-    which are text there.
+    Every extension takes bytes-like objects. Beside these, text (`txt`, `json`, `csv`, ...) takes `str` (for `json`,
+    finished JSON), `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, `json` and `jsn` what JSON knows,
+    `jpg`, `jpeg`, `jpe`, `jfif`, `png`, `apng` and `webp` a uint8 HW or HWC array or a Pillow image, `npy` an array,
+    `npz` and `safetensors` a mapping of arrays, `pt` and `pth` a torch tensor or plain containers of tensors and plain
+    values, `msgpack`, `msg`, `mp` and `cbor` plain data, and `x.gz` what `x` takes. By default the loader returns the
+    same kind of value, except that integers in `txt` become text.
 
     Args:
         field: the field's name; what follows its last dot is the extension.
-        value: what to store.
+        value: the value to store.
 
     Raises:
-        TypeError: this extension does not hold such a value; the message names the field, the type and what it accepts.
+        TypeError: the extension does not hold such a value; the message names field, type and what is accepted.
         ValueError: the type is right and the value is not (NaN in JSON, an RGBA image for `jpg`).
         ImportError: the extension needs a package that is not installed.
     """
@@ -61,47 +52,43 @@ def encode_field(field: str, value: object) -> bytes:
     inner, _, extension = field.rpartition(".")
     if extension == "gz" and inner:
         return gzip.compress(encode_field(inner, value), mtime=0)
+    encode, accepted = _ENCODERS.get(extension, (_refuse, _UNKNOWN))
     try:
-        return _encoder(extension)(value)
-    except _UnsuitableError as exc:
+        return encode(value)
+    except TypeError as exc:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        detail = f": {exc}" if str(exc) else ""
         raise TypeError(
-            f"field {field!r} got a value of type {type(value).__module__}.{type(value).__qualname__}, but "
-            f".{extension} {exc}"
+            f"field {field!r} got a value of type {kind}, but .{extension} takes {accepted}{detail}"
         ) from None
     except ImportError as exc:
-        raise ImportError(f"field {field!r} needs a package that is not installed ({exc}); {_CODECS}") from exc
+        raise ImportError(
+            f"field {field!r} needs a package that is not installed ({exc}); pip install 'streamload[codecs]'"
+        ) from exc
     except ValueError as exc:
         raise ValueError(f"field {field!r} cannot be stored as .{extension}: {exc}") from exc
 
 
-_CODECS = "pip install 'streamload[codecs]'"
+def _refuse(_: object) -> bytes:
+    raise TypeError
 
 
-def _encoder(extension: str) -> Callable[[Any], bytes]:
-    if KIND_OF.get(extension) is Kind.PICKLE:
-        raise _UnsuitableError("takes bytes only: unpickling runs code from the data; use npz, json or msgpack instead")
-    if extension not in _ENCODERS:
-        raise _UnsuitableError("takes bytes only: streamload has no encoder for it; encode the value first")
-    return _ENCODERS[extension]
-
-
-def _integer(value: object) -> bytes:
+def _integer(value: Any) -> bytes:
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
-        number = int(value) if isinstance(value, str) else operator.index(cast("SupportsIndex", value))
+        number = int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
-        accepts = "takes an int of up to 64 bits, or bytes or a str that hold one in decimal digits"
-        raise _UnsuitableError(f"{accepts}, and {value!r:.40} is not one") from None
+        raise TypeError(f"{value!r:.40} is not one") from None
     if not -_INT64_LIMIT <= number < _INT64_LIMIT:
         raise ValueError(f"{number} has more than 64 bits, and could not be read back; store it as txt")
     return value.encode("utf-8") if isinstance(value, str) else b"%d" % number
 
 
 def _text(value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8")
-    raise _UnsuitableError("takes a str or bytes")
+    if not isinstance(value, str):
+        raise TypeError
+    return value.encode("utf-8")
 
 
 def _txt(value: object) -> bytes:
@@ -111,14 +98,9 @@ def _txt(value: object) -> bytes:
 
 
 def _json(value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8")
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
-    except TypeError as exc:
-        raise _UnsuitableError(
-            f"takes finished JSON as a str, or dicts, lists, numbers, bools and None: {exc}"
-        ) from None
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return value.encode("utf-8")
 
 
 def _image(form: str, value: object) -> bytes:
@@ -127,24 +109,18 @@ def _image(form: str, value: object) -> bytes:
     if isinstance(value, np.ndarray):
         channels = value.shape[2] if value.ndim == 3 else 1
         if value.dtype != np.uint8 or value.ndim not in (2, 3) or channels not in (1, 3, 4) or value.size == 0:
-            raise _UnsuitableError(
-                "takes a uint8 array of shape (height, width[, 1, 3 or 4]) or a Pillow image, "
-                f"not {value.dtype} of shape {value.shape}"
-            )
+            raise TypeError(f"this array is {value.dtype} of shape {value.shape}")
         image = Image.fromarray(value[..., 0] if value.ndim == 3 and channels == 1 else value)
         if form == "WEBP" and channels == 1:
             image = image.convert("RGB")
     elif isinstance(value, Image.Image):
         image = value
     else:
-        raise _UnsuitableError(
-            "takes the bytes of an image file, a uint8 array of shape (height, width[, channels]) or a Pillow image; "
-            "of a sample without this field leave the field out"
-        )
+        raise TypeError
     if image.mode not in _PILLOW_MODES[form]:
         raise ValueError(f"it cannot hold a {image.mode} image; convert it first, for example with .convert('RGB')")
     buffer = io.BytesIO()
-    image.save(buffer, form, **({} if form == "PNG" else {"quality": JPEG_QUALITY}))
+    image.save(buffer, form, **({} if form == "PNG" else {"quality": _JPEG_QUALITY}))
     return buffer.getvalue()
 
 
@@ -152,12 +128,10 @@ def _array(value: object) -> np.ndarray[Any, np.dtype[Any]]:
     if type(value).__module__ == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray | np.generic):
-        raise _UnsuitableError(f"takes NumPy arrays, not {type(value).__name__}")
+        raise TypeError(f"{type(value).__name__} is not an array")
     array = np.asarray(value)
     if array.dtype.hasobject:
-        raise _UnsuitableError(
-            "takes arrays of numbers, bools or fixed-width strings: objects would have to be pickled"
-        )
+        raise TypeError("objects would have to be pickled")
     return array
 
 
@@ -169,26 +143,26 @@ def _npy(value: object) -> bytes:
 
 def _arrays(value: object) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise _UnsuitableError("takes a mapping of names to NumPy arrays")
+        raise TypeError
     return {name: _array(array) for name, array in value.items()}
 
 
 def _npz(value: object) -> bytes:
-    # np.savez takes names as keyword arguments, and so has no place for an array called "file".
+    # np.savez takes names as keyword arguments, so an array cannot be called "file".
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in _arrays(value).items():
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # a ZipInfo of its own holds no time
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), _npy(array))  # a ZipInfo without a time
     return buffer.getvalue()
 
 
 def _is_tensor(value: object) -> bool:
-    torch = sys.modules.get("torch")  # whoever holds a tensor has imported it; nobody else should pay for it
+    torch = sys.modules.get("torch")  # a program that has a tensor has imported torch; others should not pay for it
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _is_plain(value: object) -> bool:
-    """Whether `torch.load(weights_only=True)` gives it back: tensors and plain values, in plain containers."""
+    """Return True if `torch.load(weights_only=True)` restores the value."""
     if type(value) is dict:
         return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
     if type(value) in (list, tuple):
@@ -198,7 +172,7 @@ def _is_plain(value: object) -> bool:
 
 def _pt(value: object) -> bytes:
     if not _is_plain(value):
-        raise _UnsuitableError("takes a torch tensor, or dicts, lists and tuples of tensors, numbers, strings and None")
+        raise TypeError
     import torch
 
     buffer = io.BytesIO()
@@ -207,7 +181,7 @@ def _pt(value: object) -> bytes:
 
 
 def _safetensors(value: object) -> bytes:
-    if isinstance(value, Mapping) and value and all(_is_tensor(tensor) for tensor in value.values()):
+    if isinstance(value, Mapping) and value and all(map(_is_tensor, value.values())):
         from safetensors.torch import save as save_tensors
 
         return bytes(save_tensors(dict(value)))
@@ -219,10 +193,7 @@ def _safetensors(value: object) -> bytes:
 def _msgpack(value: object) -> bytes:
     import msgpack
 
-    try:
-        return bytes(msgpack.packb(value, use_bin_type=True))
-    except TypeError as exc:
-        raise _UnsuitableError(f"takes dicts, lists, strings, bytes, numbers, bools and None: {exc}") from None
+    return bytes(msgpack.packb(value, use_bin_type=True))
 
 
 def _cbor(value: object) -> bytes:
@@ -231,25 +202,34 @@ def _cbor(value: object) -> bytes:
     try:
         return bytes(cbor2.dumps(value))
     except cbor2.CBOREncodeError as exc:
-        raise _UnsuitableError(f"takes dicts, lists, strings, bytes, numbers, bools and None: {exc}") from None
+        raise TypeError(exc) from None
 
 
-_BY_KIND: dict[Kind, Callable[[Any], bytes]] = {
-    Kind.TEXT: _text,
-    Kind.INTEGER: _integer,
-    Kind.JSON: _json,
-    Kind.ARRAY: _npy,
-    Kind.ARRAYS: _npz,
-    Kind.TORCH: _pt,
-    Kind.SAFETENSORS: _safetensors,
-    Kind.MSGPACK: _msgpack,
-    Kind.CBOR: _cbor,
+_UNKNOWN = "bytes only: streamload has no encoder for it; encode the value first"
+_ARRAYS = "a mapping of names to NumPy arrays of numbers, bools or fixed-width strings"
+_PLAIN = "dicts, lists, strings, bytes, numbers, bools and None"
+_PIXELS = (
+    "the bytes of an image file, a uint8 array of shape (height, width[, 1, 3 or 4]) or a Pillow image; leave the "
+    "field out of samples without an image"
+)
+
+_BY_KIND: dict[Kind, tuple[Callable[[Any], bytes], str]] = {
+    Kind.TEXT: (_text, "a str or bytes"),
+    Kind.INTEGER: (_integer, "an int of up to 64 bits, or bytes or a str that hold one in decimal digits"),
+    Kind.JSON: (_json, "finished JSON as a str, or dicts, lists, numbers, bools and None"),
+    Kind.ARRAY: (_npy, "NumPy arrays of numbers, bools or fixed-width strings"),
+    Kind.ARRAYS: (_npz, _ARRAYS),
+    Kind.TORCH: (_pt, "a torch tensor, or dicts, lists and tuples of tensors, numbers, strings and None"),
+    Kind.SAFETENSORS: (_safetensors, _ARRAYS),
+    Kind.MSGPACK: (_msgpack, _PLAIN),
+    Kind.CBOR: (_cbor, _PLAIN),
+    Kind.PICKLE: (_refuse, "bytes only: unpickling runs code from the data; use npz, json or msgpack instead"),
 }
-_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+_ENCODERS: dict[str, tuple[Callable[[Any], bytes], str]] = {
     **{extension: _BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _BY_KIND},
-    **{extension: partial(_image, form) for extension, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
-    "txt": _txt,
+    **{name: (partial(_image, form), _PIXELS) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
+    "txt": (_txt, "a str, an int or bytes"),
 }
 
-ENCODED_EXTENSIONS = frozenset(_ENCODERS)
+ENCODED_EXTENSIONS = frozenset(name for name, (encode, _) in _ENCODERS.items() if encode is not _refuse)
 """The extensions that take other values than bytes."""

@@ -1,7 +1,6 @@
-"""One shard being written: a hidden file that gets its name only when it is whole and on the disk.
+"""A shard under construction: a hidden file that gets its name only when it is complete and on the disk.
 
-While members are appended, the shard's table (offsets, keys, crc32, labels) is built beside them, so that an index
-needs no second pass over the bytes.
+The table of the shard is built while members are appended, so the index needs no second pass over the bytes.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ Member = tuple[str, bytes, bytes]
 
 
 class GrowingShard:
-    """A shard under construction: an open file, and the table of what is in it. Not safe for several threads.
+    """An open file, and the table of its content. Not thread-safe.
 
     Attributes:
-        name: what the shard will be called.
+        name: the final name of the shard.
         bytes: its size if it ended here.
         etag: its version in a remote storage, once it is published.
     """
@@ -45,7 +44,7 @@ class GrowingShard:
         self.name = name
         self.bytes = len(END_OF_ARCHIVE)
         self.etag: str | None = None
-        self._file: BufferedWriter | None = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
+        self._file = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
         self._keys: dict[str, None] = {}
         self._fields: dict[str, int] = {}
         self._offsets: list[int] = []
@@ -56,22 +55,25 @@ class GrowingShard:
         self._labels: list[int | None] = []
 
     def __len__(self) -> int:
-        """The number of samples so far."""
+        """Return the number of samples so far."""
         return len(self._keys)
 
     def __contains__(self, key: str) -> bool:
-        """Whether a sample of this key was appended."""
+        """Return True if a sample with this key was appended."""
         return key in self._keys
 
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """Add one sample. Raises OSError, after which only `discard()` makes sense; ValueError before any change."""
+        """Append a sample.
+
+        Raises:
+            ValueError: the shard would have too many distinct fields; it is unchanged.
+            OSError: it cannot be written; call `discard`.
+        """
         if (
             len(self._fields) + len(members) > _MAX_FIELDS
             and len(self._fields.keys() | {m[0] for m in members}) > _MAX_FIELDS
         ):
             raise ValueError(f"with sample {key!r} this shard would have more than {_MAX_FIELDS} distinct fields")
-        if self._file is None:
-            raise ValueError("the shard was published or discarded already")
         position = self.bytes - len(END_OF_ARCHIVE)
         for field, header, payload in members:
             for piece in (header, payload, padding(len(payload))):
@@ -87,22 +89,17 @@ class GrowingShard:
         self._labels.append(label)
 
     def publish(self, *, replace: bool) -> ShardTable:
-        """Give the shard its name, replacing a file of that name if `replace`."""
+        """Complete the shard under its name, replacing a file of that name if `replace`."""
         raise NotImplementedError
 
     def discard(self) -> None:
-        """Close the file without what is buffered; nothing happens after another `discard()`."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.raw.close()
+        """Close the file without writing what is buffered. Idempotent."""
+        self._file.raw.close()
 
-    def _end(self) -> BufferedWriter:
+    def _end(self) -> None:
         """Write the end-of-archive marker and hand everything to the system."""
-        if self._file is None:
-            raise ValueError("the shard was published or discarded already")
         self._file.write(END_OF_ARCHIVE)
         self._file.flush()
-        return self._file
 
     def _table(self) -> ShardTable:
         keys = [key.encode("utf-8") for key in self._keys]
@@ -122,78 +119,71 @@ class GrowingShard:
 
 
 class ShardFile(GrowingShard):
-    """A shard in a folder, at `<folder>/.<name>.<random>.partial` until `publish()`.
+    """A shard in a local folder, at `<folder>/.<name>.<random>.partial` until `publish()`.
 
-    The hidden name ends in `.partial`, so no glob, no listing and no other loader takes it for a shard even when its
-    writer was killed. The writer holds a lock on it, which the kernel takes from the dead.
+    No listing takes the hidden name for a shard. The writer holds a lock on the file, which the kernel releases when
+    the writer dies.
     """
 
     def __init__(self, path: str, *, durable: bool = True) -> None:
-        """Create the hidden file.
+        """Create the hidden file. Raises OSError.
 
         Args:
-            path: the shard's final path.
-            durable: flush the shard to the disk when it is published; otherwise a crash of the machine in the next half
+            path: the final path of the shard.
+            durable: flush the shard to the disk when it is published; otherwise a crash of the machine within half a
                 minute may leave it short or empty.
-
-        Raises:
-            OSError: the file cannot be created.
         """
-        folder, name = os.path.split(path)
-        self.path = path
+        self._path = path
+        self._folder, name = os.path.split(path)
         self._durable = durable
-        self._folder = folder or "."
         self._hidden = os.path.join(self._folder, f".{name}.{secrets.token_hex(8)}.partial")
         descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _lock(descriptor)
         super().__init__(name, descriptor)
 
     def publish(self, *, replace: bool) -> ShardTable:
-        """Write the end-of-archive marker, and give the shard its name.
+        """Complete the shard under its name. Raises OSError.
 
         Args:
-            replace: replace a file of that name; otherwise raise FileExistsError if there is one. (A hard link would
-                do both at once, but exFAT, SMB and many FUSE mounts have none.)
-
-        Raises:
-            OSError: any of that fails.
+            replace: replace a file of that name; otherwise raise FileExistsError. (A hard link would check and name it
+                in one step, but exFAT, SMB and many FUSE mounts have none.)
         """
-        file = self._end()
+        self._end()
         if self._durable:
-            os.fsync(file.fileno())
-        file.close()
+            os.fsync(self._file.fileno())
+        self._file.close()
         with locked_folder(self._folder):
-            if not replace and os.path.lexists(self.path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
-            os.replace(self._hidden, self.path)
-        self._file = None
+            if not replace and os.path.lexists(self._path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._path)
+            os.replace(self._hidden, self._path)
         if self._durable:
-            sync_folder(self._folder)
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         return self._table()
 
     def discard(self) -> None:
-        """See `GrowingShard.discard`."""
-        if self._file is not None:
-            super().discard()
+        """Close and remove the hidden file. Idempotent."""
+        super().discard()
+        with suppress(FileNotFoundError):
             os.unlink(self._hidden)
 
 
 def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
-    """Remove the hidden files of writers that were killed, as far as their locks show.
+    """Remove the hidden files of killed writers, which hold no locks. Raises OSError if the folder cannot be listed.
 
     Args:
-        folder: where they lie.
-        matches: whether a shard of this name is one of those that are written there now.
-
-    Raises:
-        OSError: the folder cannot be listed.
+        folder: a local folder.
+        matches: returns True for the names of the shards in question.
     """
     for hidden in os.listdir(folder):
         found = _HIDDEN.fullmatch(hidden)
         if found is None or not matches(found[1]):
             continue
         path = os.path.join(folder, hidden)
-        with suppress(OSError):  # it may be gone by now, or another user's
+        with suppress(OSError):  # it is gone by now, or another user's
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 if _lock(descriptor):
@@ -203,18 +193,9 @@ def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until its descriptor is closed; False where another one holds it, or the file system has no locks."""
+    """Lock a file until its descriptor is closed. Return False if another process has it, or without lock support."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
-
-
-def sync_folder(folder: str) -> None:
-    """Make the names in a folder as durable as their files' bytes. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

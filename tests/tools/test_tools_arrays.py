@@ -97,7 +97,7 @@ class Bomb:
         ({"x": X[:0]}, [], "holds no row"),
         ({}, [], "holds no array"),
         ({"y": Y}, [], "holds labels alone"),
-        ({"x": X}, ["--label-column", "z"], "has no column 'z' (--label-column); its columns are x"),
+        ({"x": X}, ["--label-column", "z"], "has no column 'z'; its columns are x"),
         ({"x": X, "z": Y}, ["--label-column", "x"], "data.npz', row 0, column 'x' is [[0.0, "),
         ({"x": X}, ["--classes", "{0}/c.json"], "has no column of labels to number"),
         ({"x": X}, ["--keep-columns", "--stems"], "--stems and --keep-columns would have no effect on a file of"),

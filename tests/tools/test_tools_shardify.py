@@ -13,8 +13,9 @@ from image_folders import files_below, image_bytes, image_folder, images, pack, 
 from matrix import exhaustive
 
 from streamload import ShardWriter
-from streamload.pack.sources.kinds import SourceOptions, open_source
+from streamload.pack.sources.kinds import open_source
 from streamload.pack.sources.loading import load
+from streamload.pack.sources.source import SourceOptions
 
 CLASSES = {"classes": ["bee", "cat"], "class_to_idx": {"bee": 0, "cat": 1}}
 
@@ -80,7 +81,7 @@ def test_files_that_are_no_images_are_all_named_and_nothing_is_left(tmp_path: Pa
     assert status == 1
     assert out == ""
     assert all(sum(f"/{name}: " in line for line in err.splitlines()) == 1 for name in FAULTS)
-    assert "error: 6 of 18 files are no whole images; " in err
+    assert "error: 6 of 18 files are damaged or of another kind; " in err
     assert not dest.exists()
 
 
@@ -104,7 +105,7 @@ def test_nothing_but_bad_images_is_a_failure(tmp_path: Path, options: list[str])
     (source / "a" / "0.jpg").write_bytes(b"")
     status, _, err = pack(source, tmp_path / "dest", "--skip-bad", *options)
     assert status == 1
-    assert "no image is left" in err
+    assert "no sample is left" in err
     assert not (tmp_path / "dest").exists()
 
 
@@ -185,7 +186,7 @@ def test_as_a_program_of_its_own(tmp_path: Path) -> None:
     source, dest = images(tmp_path), tmp_path / "dest"
     command = [sys.executable, "-W", "error", "-m", "streamload.cli.shardify", str(source), str(dest)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "\npacking: 12 of 12 images" in done.stderr
+    assert "\npacking: 12 of 12 samples" in done.stderr
     assert len(packed_samples(dest)) == 12
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 2

@@ -99,7 +99,7 @@ def test_ids_without_labels_say_what_is_missing(tmp_path: Path) -> None:
     assert "is a pickle, which can run any code" in err
     status, _, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "label.pt")
     assert status == 2
-    assert f"did you mean '{tmp_path}/labels.pt'?" in err
+    assert "did you mean 'labels.pt'?" in err
 
 
 def test_damaged_tensors_are_named_without_unpickling(tmp_path: Path) -> None:

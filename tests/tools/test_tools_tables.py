@@ -238,7 +238,7 @@ def test_a_table_that_cannot_be_understood(data: Path, name: str, text: str | by
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
-        ({"image": "a.jpg"}, ["--text-column", "caption"], "has no column 'caption' (--text-column); its columns are"),
+        ({"image": "a.jpg"}, ["--text-column", "caption"], "has no column 'caption'; its columns are"),
         ({"image": "a.jpg"}, ["--path-column", "image", "--text-column", "image"], "'image' is named twice"),
         ({"image": "a.jpg", "text": ["a"]}, ["--text-column", "text"], "row 1, column 'text' holds ['a'], which is no"),
         ({"image": "a.jpg", "x": {"y": b"\x00"}}, ["--keep-columns"], "JSON cannot hold b'\\x00'"),

@@ -79,7 +79,7 @@ def test_a_refused_sample_leaves_the_writer_as_it_was(tmp_path: Path, sample: An
 def test_a_key_comes_once_in_a_shard(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, max_count=2) as writer:
         writer.write({"__key__": "a", "txt": "1"})
-        with pytest.raises(ValueError, match="'a' stands in this shard already"):
+        with pytest.raises(ValueError, match="two samples have the key 'a'"):
             writer.write({"__key__": "a", "txt": "2"})
         writer.write({"__key__": "b", "txt": "3"})
         writer.write({"__key__": "a", "txt": "4"})

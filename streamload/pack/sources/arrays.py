@@ -1,4 +1,4 @@
-"""Arrays in `.npy`, `.npz` and `.pt` files: each row is a sample with a field `.npy` for each array.
+"""Arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with a field `.npy` for each array.
 
 Arrays are mapped, not read; those in a compressed `.npz` are held in memory. Nothing in a file is executed.
 """
@@ -6,21 +6,20 @@ Arrays are mapped, not read; those in a compressed `.npz` are held in memory. No
 from __future__ import annotations
 
 import io
-import os
 import struct
 import zipfile
 import zlib
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
 from streamload.errors import StreamloadError
-from streamload.pack.sources.source import ArrayRow, Source, SourceError, field_named
-from streamload.pack.sources.table import Table, TableColumns, samples_of_table
+from streamload.pack.sources.source import ArrayRow, Source, SourceError, SourceOptions, field_named
+from streamload.pack.sources.table import Table, samples_of_table
 from streamload.write.encode import encode_field
 
 ARRAYS_EXTENSIONS = (".npz", ".npy", ".pt", ".pth")
@@ -31,21 +30,35 @@ _LENGTHS_AT = 26  # in a zip's local header
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, struct.error, ValueError)
 
 
-def rows_of_arrays(path: str, options: TableColumns, classes: tuple[str, ...] | None = None) -> Source:
-    """Return the rows of the arrays in a file, read as a table; keys are their numbers, of nine digits.
+OpenArrays = dict[tuple[str, str], tuple[bytes, NDArray[Any]]]
+"""Mapped arrays by file and name, each with the header of a row's npy file."""
+
+
+def rows_of_arrays(path: str, options: SourceOptions) -> Source:
+    """Return the rows of the arrays in a file as a table; keys are row numbers of nine digits.
 
     Args:
-        path: an array, or several with an equal number of rows.
-        options: its column of labels; None for the first array of integers called `y`, `label` or `labels`.
-        classes: the given names of the classes by number, or None.
+        path: a file of one or several arrays with an equal number of rows.
+        options: its `label_column` is an array; None for the first of integers called `y`, `label` or `labels`.
 
     Raises:
-        SourceError: the file is damaged, or its arrays are no rows of samples.
+        SourceError: the file is damaged, or its arrays are not rows of samples.
         OSError: it cannot be read.
     """
     arrays = _arrays_in(path)
-    count = _rows(path, arrays)
-    label = options.label
+    for name, array in arrays.items():
+        if not array.shape:
+            raise SourceError(f"{path!r}: the array {name!r} is a single value and has no rows; leave it out")
+    count = min(map(len, arrays.values()))
+    if max(map(len, arrays.values())) != count:
+        lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
+        raise SourceError(
+            f"{path!r}: its arrays differ in their number of rows ({lengths}); save those that belong together in a "
+            "file of their own, such as one for each split"
+        )
+    if not count:
+        raise SourceError(f"{path!r} holds no row; there is nothing to pack")
+    label = options.label_column
     if label is None:
         integers = [name for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iu"]
         label = next((name for name in _LABEL_NAMES if name in integers), None)
@@ -59,60 +72,35 @@ def rows_of_arrays(path: str, options: TableColumns, classes: tuple[str, ...] | 
 
     head = {name: arrays[name][0].tolist() if name == label else rows[name] for name in arrays}
     table = Table(path, list(arrays), count, lambda row: f"row {row}", head, column)
-    source = samples_of_table(table, options, classes)
+    source = samples_of_table(table, options)
     if not path.lower().endswith(".npz") or all(isinstance(array, np.memmap) for array in arrays.values()):
         return source
     note = "compressed arrays are held in memory, by one process; numpy.savez writes them uncompressed"
     return replace(source, notes=(*source.notes, note), in_memory=True)
 
 
-def _rows(path: str, arrays: dict[str, NDArray[Any]]) -> int:
-    """Return the number of rows, which has to be that of all arrays."""
-    for name, array in arrays.items():
-        if not array.shape:
-            raise SourceError(f"{path!r}: the array {name!r} is a single value and has no rows; leave it out")
-    if len({len(array) for array in arrays.values()}) > 1:
-        lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
-        raise SourceError(
-            f"{path!r}: its arrays differ in their number of rows ({lengths}); save those that belong together in a "
-            "file of their own, such as one for each split"
-        )
-    count = min(map(len, arrays.values()))
-    if not count:
-        raise SourceError(f"{path!r} holds no row; there is nothing to pack")
-    return count
+def row_content(row: ArrayRow, arrays: OpenArrays) -> bytes:
+    """Return the npy file of a row.
 
+    Args:
+        row: a row of an array.
+        arrays: holds the arrays that are open; its owner drops it to close them.
 
-class ArrayReader:
-    """Reads rows of arrays, in any order; their files are mapped until its `with` block ends."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[tuple[str, str], tuple[bytes, NDArray[Any]]] = {}  # with the header of a row's npy file
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._arrays.clear()
-
-    def content(self, row: ArrayRow) -> bytes:
-        """Return the npy file of a row.
-
-        Raises:
-            StreamloadError: the file of arrays is damaged, or changed since its rows were listed.
-            OSError: it cannot be read.
-        """
-        try:
-            if (row.path, row.array) not in self._arrays:
-                array = _arrays_in(row.path)[row.array].view(np.ndarray)
-                self._arrays[row.path, row.array] = _first_row(array)[: -array[0].nbytes or None], array
-            head, array = self._arrays[row.path, row.array]
-            content: bytes = head + array[row.row].tobytes()
-        except (SourceError, LookupError) as exc:
-            raise StreamloadError(f"{row.path!r} changed while it was packed, or is damaged: {exc}") from exc
-        if len(content) != row.size:
-            raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
-        return content
+    Raises:
+        StreamloadError: the file of arrays is damaged, or changed since its rows were listed.
+        OSError: it cannot be read.
+    """
+    try:
+        if (row.path, row.array) not in arrays:
+            array = _arrays_in(row.path)[row.array].view(np.ndarray)
+            arrays[row.path, row.array] = _first_row(array)[: -array[0].nbytes or None], array
+        head, array = arrays[row.path, row.array]
+        content: bytes = head + array[row.row].tobytes()
+    except (SourceError, LookupError) as exc:
+        raise StreamloadError(f"{row.path!r} changed while it was packed, or is damaged: {exc}") from exc
+    if len(content) != row.size:
+        raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
+    return content
 
 
 def _first_row(array: NDArray[Any]) -> bytes:
@@ -127,7 +115,7 @@ def _field(path: str, name: str) -> str:
 
 
 def _arrays_in(path: str) -> dict[str, NDArray[Any]]:
-    """Map the arrays in a file by name; that of a `.npy` is "". Raises SourceError, OSError."""
+    """Map the arrays in a file by name, "" for a `.npy`. Raises SourceError, OSError."""
     lower = path.lower()
     try:
         if lower.endswith(".npz"):
@@ -160,17 +148,15 @@ def _member(path: str, file: io.BufferedReader, archive: zipfile.ZipFile, entry:
     except ValueError as exc:
         raise SourceError(f"{path!r}: the array {name!r} cannot be used: {exc}") from exc
     if entry.compress_type != zipfile.ZIP_STORED:
-        status = os.stat(path)
-        return _decompressed(path, entry.filename, status.st_size, status.st_mtime_ns)
+        return _decompressed(path, entry.filename)
     file.seek(entry.header_offset + _LENGTHS_AT)
     name_bytes, extra_bytes = struct.unpack("<2H", file.read(4))
     return _mapped(path, layout, entry.header_offset + _LENGTHS_AT + 4 + name_bytes + extra_bytes)
 
 
 @lru_cache(maxsize=16)
-def _decompressed(path: str, name: str, size: int, time_ns: int) -> NDArray[Any]:
-    """Hold an array in memory for all tasks of a process, until size or time of its file change."""
-    del size, time_ns
+def _decompressed(path: str, name: str) -> NDArray[Any]:
+    """Hold an array in memory for all tasks of a process."""
     with zipfile.ZipFile(path) as archive, archive.open(name) as member:
         array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
         return array

@@ -1,9 +1,8 @@
 """A folder of files: class folders, files that share a stem, folders that pair by stem, and splits of all of these.
 
-One walk lists the folder; everything else is decided from the list. The convention of class folders is torchvision's
-`ImageFolder`: the classes are the folders directly in the source, sorted, and hold files of one kind at any depth.
-Files of one stem are a sample as in WebDataset: the key is the path up to the first dot of the name, the field is the
-rest, and `.cls` is the label.
+Class folders are those of torchvision's `ImageFolder`: the classes are the folders directly in the source, sorted, with
+files of one kind at any depth. Files that share a stem are a sample as in WebDataset: the key is the path up to the
+first dot of the name, the field is the rest, and `.cls` is the label.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from streamload.pack.sources.source import (
     field_named,
     field_prefix,
     is_data,
-    is_image,
     kind_of,
     numbers_of_classes,
     unique_key,
@@ -40,7 +38,6 @@ _TARGETS = (
 )
 _SYSTEM_NAMES = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r")
 _NO_SAMPLES = ("csv", "tsv", "jsonl", "ndjson", "parquet", "tar", "zip", "gz", "md", "py", "npz", "html", "")
-_MANY_FIELDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class Tree:
         root: the folder.
         files: the files that may be samples, sorted.
         folders: all folders, also empty ones.
-        ignored: hidden files and folders, and those that systems leave, such as `Thumbs.db`.
+        ignored: hidden files and folders, and those of operating systems, such as `Thumbs.db`.
         links: links to folders that were not followed.
         circles: links to a folder above them.
     """
@@ -64,17 +61,17 @@ class Tree:
     circles: list[str] = field(default_factory=list)
 
     def below(self, folder: str) -> list[str]:
-        """Return the files below a folder, whose path ends with a slash unless it is the root's, ""."""
+        """Return the files below a folder, which is "" or ends with a slash."""
         return [path for path in self.files if path.startswith(folder)] if folder else self.files
 
     def inside(self, folder: str) -> tuple[list[str], list[str]]:
-        """Return the names of the folders and the paths of the files directly in a folder."""
+        """Return the names of the folders, and the paths of the files, directly in a folder."""
         start = len(folder)
         names = sorted(path[start:] for path in self.folders if path.startswith(folder) and "/" not in path[start:])
         return names, [path for path in self.below(folder) if "/" not in path[start:]]
 
     def notes(self) -> list[str]:
-        """Say what was skipped."""
+        """Describe what was skipped."""
         notes = []
         if self.ignored:
             notes.append(f"ignored {counted(len(self.ignored), 'hidden or system file')}, such as {self.ignored[0]!r}")
@@ -120,11 +117,11 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
 
     Args:
         tree: its files.
-        classes: the given names of the classes by number, or None.
+        classes: the names of the classes by number, or None.
         by_stem: pack files that share a stem as one sample; False for class folders, None to decide by the files.
 
     Raises:
-        SourceError: the files are neither, or ambiguous; the message says what to do.
+        SourceError: the files are neither, or ambiguous.
         OSError: the file of a label cannot be read.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
@@ -153,33 +150,18 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
             f"files that share a name up to its first dot{f' in {listed(list(where))}' if where else ''} are packed as "
             f"one sample{labels}; --no-stems takes folders as classes, --labels FILE gives labels"
         )
-    fields = dict.fromkeys(member.field for sample in samples for member in sample.members if member.field is not None)
-    if len(fields) > _MANY_FIELDS:
-        notes.append(
-            f"there are {len(fields):,} different fields, such as {listed(list(fields)[-3:])}: a field is all that "
-            "follows the first dot of a name; replace dots that separate no extension"
-        )
-    if len(stems) < len(layout):
+    has_classes = len(stems) < len(layout)
+    if has_classes:
         notes.append(f"{counted(len(known), 'class')}: {listed(known)}")
-    images = all(map(is_image, fields))
-    noun = "sample" if len(stems) == len(layout) else "image" if images else "file"
-    names = tuple((name,) for name in fields) if len(stems) == len(layout) else None
-    return Source(
-        tuple(samples),
-        known if len(stems) < len(layout) else None,
-        noun,
-        tuple(notes),
-        None if "" in parts else parts,
-        names,
-    )
+    return Source(tuple(samples), known if has_classes else None, tuple(notes), None if "" in parts else parts)
 
 
 Roots = list[tuple[str, str]]
-"""Folders in which files of one stem are a sample, and what stands before the names of their fields."""
+"""Folders in which files that share a stem are a sample, with the prefixes of their fields."""
 
 
 def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
-    """Return the roots of each split, whose path is that of its folder; none if it holds class folders."""
+    """Return the roots of each split by the path of its folder; a split of class folders has none."""
     folders, loose = tree.inside("")
     if not any(map(is_data, loose)):
         splits = _splits(folders)
@@ -211,10 +193,10 @@ def _roots(tree: Tree, folder: str, *, by_stem: bool | None) -> Roots:
 
 
 def _pairs(paths: list[str], folder: str, names: list[str]) -> list[str]:
-    """Return the folders that hold parts of the same samples, such as `images` and `masks`; none for classes.
+    """Return folders with parts of the same samples, such as `images` and `masks`; none for classes.
 
-    Equal stems alone show nothing, since cat/1.jpg and dog/1.jpg are two images. The folders need usual names, or files
-    of different kinds.
+    Equal stems do not suffice: cat/1.jpg and dog/1.jpg are two images. The folders need usual names, or files of
+    different kinds.
     """
     files: dict[str, list[str]] = {name: [] for name in names}
     for path in paths:
@@ -249,7 +231,7 @@ def _splits(names: list[str]) -> list[str]:
 
 
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
-    """Return the files of the class folders of a split; those of another kind than most have no field."""
+    """Return the files of the class folders of a split; files of another kind than most have no field."""
     names, loose = tree.inside(split)
     where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
     if data := [path for path in loose if is_data(path)]:

@@ -1,137 +1,89 @@
-"""Determines the kind of a source, and lists it."""
+"""Determine the kind of a source, and list it."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, rows_of_arrays
 from streamload.pack.sources.folders import Tree, samples_of_folder, walk
-from streamload.pack.sources.source import Source, SourceError, extension_of, is_data
-from streamload.pack.sources.table import TABLE_EXTENSIONS, Table, TableColumns, open_table, samples_of_table
+from streamload.pack.sources.source import Source, SourceError, SourceOptions, extension_of, is_data
+from streamload.pack.sources.table import (
+    TABLE_EXTENSIONS,
+    Table,
+    id_columns,
+    open_table,
+    samples_of_table,
+)
+from streamload.storage.errors import close_matches
 from streamload.text import counted, listed
 
-_COLUMNS = {"--path-column", "--text-column", "--label-column", "--labels-as-names", "--keep-columns", "--split-column"}
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """How to read a source; see the options of the same names.
-
-    Attributes:
-        labels: the file that maps IDs to labels, or None.
-        columns: the columns of a table.
-        follow_links: follow links to folders.
-        classes: the given names of the classes by number, or None.
-        stems: files that share a stem are a sample; None if the folder decides.
-    """
-
-    labels: str | None = None
-    columns: TableColumns = field(default_factory=TableColumns)
-    follow_links: bool = False
-    classes: tuple[str, ...] | None = None
-    stems: bool | None = None
+_LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
+_COLUMNS = {"path_column", "text_column", "label_column", "labels_as_names", "keep_columns", "split_column"}
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
     """List a source: a table, arrays, a folder of files with IDs and labels, class folders, or files by stem.
 
     Raises:
-        SourceError: the source does not exist or cannot be packed as it is, or an option has no effect on it; the
-            message says what to do.
+        SourceError: the source does not exist or cannot be packed as it is, or an option has no effect on it.
         OSError: it cannot be read.
     """
-    columns = options.columns
     for path in filter(None, (source, options.labels)):
         if not os.path.exists(path):
-            raise SourceError(f"{path!r} does not exist{_guess(path)}")
-    if source.lower().endswith(TABLE_EXTENSIONS) and not os.path.isdir(source):
-        _refuse_others(options, "a table", {*_COLUMNS, "--classes"})
-        return samples_of_table(open_table(source), columns, options.classes)
-    if source.lower().endswith(ARRAYS_EXTENSIONS) and not os.path.isdir(source):
-        _refuse_others(options, "a file of arrays", {"--label-column", "--labels-as-names", "--classes"})
-        return rows_of_arrays(source, columns, options.classes)
+            folder, name = os.path.split(path.rstrip("/"))
+            names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+            raise SourceError(f"{path!r} does not exist; {close_matches(name, names, folder or '.')}")
     if not os.path.isdir(source):
+        if source.lower().endswith(TABLE_EXTENSIONS):
+            _refuse_others(options, "a table", {*_COLUMNS, "classes"})
+            return samples_of_table(open_table(source), options)
+        if source.lower().endswith(ARRAYS_EXTENSIONS):
+            _refuse_others(options, "a file of arrays", {"label_column", "labels_as_names", "classes"})
+            return rows_of_arrays(source, options)
         raise SourceError(
             f"{source!r} is a file; give the folder that holds one folder for each class, a .csv, .tsv, .jsonl or "
             ".parquet with a sample in each row, or a .npz, .npy or .pt of rows"
         )
-    tree = walk(source, follow_links=options.follow_links)
-    labels = options.labels if options.labels is not None or options.stems is not None else labels_inside(tree)
+    tree = walk(source, follow_links=options.follow_symlinks)
+    labels, beside = options.labels, tree.inside("")[1]
+    if labels is None and options.stems is None and any(map(is_data, beside)):
+        labels = next((os.path.join(source, name) for name in _LABELS_NAMES if name in beside), None)
     if labels is not None:
-        takes = {"--labels", "--follow-symlinks", "--labels-as-names", "--classes"}
+        accepted = {"labels", "follow_symlinks", "labels_as_names", "classes"}
         is_table = labels.lower().endswith(TABLE_EXTENSIONS)
-        _refuse_others(options, "a folder with labels by ID", takes | _COLUMNS if is_table else takes)
-        return files_by_id(tree, labels, columns, options.classes)
+        _refuse_others(options, "a folder with labels by ID", accepted | _COLUMNS if is_table else accepted)
+        return files_by_id(tree, labels, options)
     if options.stems:
-        _refuse_others(options, "files that share a stem", {"--stems", "--follow-symlinks"})
-    _refuse_others(options, "a folder", {"--stems", "--follow-symlinks", "--classes"})
+        _refuse_others(options, "files that share a stem", {"stems", "follow_symlinks"})
+    _refuse_others(options, "a folder", {"stems", "follow_symlinks", "classes"})
     return samples_of_folder(tree, options.classes, by_stem=options.stems)
 
 
-def _refuse_others(options: SourceOptions, kind: str, takes: set[str]) -> None:
+def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> None:
     """Refuse options that have no effect on a source of this kind."""
-    columns = options.columns
-    values = {
-        "--labels": options.labels,
-        "--stems": options.stems is not None,
-        "--follow-symlinks": options.follow_links,
-        "--classes": options.classes,
-        "--label-column": columns.label,
-        "--labels-as-names": columns.as_names,
-        "--path-column": columns.paths,
-        "--text-column": columns.texts,
-        "--keep-columns": columns.keep,
-        "--split-column": columns.split,
-    }
-    if useless := [option for option, value in values.items() if value and option not in takes]:
+    changed = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
+    if useless := [f"--{name.replace('_', '-')}" for name in changed if name not in accepted]:
         raise SourceError(f"{' and '.join(useless)} would have no effect on {kind}, which SOURCE is; leave it out")
 
 
-def _guess(path: str) -> str:
-    """Suggest an existing path of a similar name."""
-    folder, name = os.path.split(path.rstrip("/"))
-    if folder and not os.path.isdir(folder):
-        return f", and neither does {folder!r}{_guess(folder)}"
-    try:
-        near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
-    except OSError:
-        near = []
-    return f"; did you mean {os.path.join(folder, near[0])!r}?" if near else "; check the path"
-
-
-# -- files named by their IDs, and a file that maps IDs to labels ----------------------------------------------------
-
-_LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
-
-
-def labels_inside(tree: Tree) -> str | None:
-    """Return the path of a file of labels that lies beside samples, unlike in a folder of class folders; or None."""
-    _, loose = tree.inside("")
-    if not any(map(is_data, loose)):
-        return None
-    return next((os.path.join(tree.root, name) for name in _LABELS_NAMES if name in loose), None)
-
-
-def files_by_id(tree: Tree, labels: str, columns: TableColumns, classes: tuple[str, ...] | None) -> Source:
+def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     """Return the files of a folder that have a label; an ID is a file's path without its extension.
 
     Args:
         tree: the folder.
         labels: JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels.
-        columns: the columns of a table.
-        classes: the given names of the classes by number, or None.
+        options: the columns of a table, and the classes.
 
     Raises:
-        SourceError: a file has no label, two files have one ID, an ID has no file, or the mapping has the wrong form.
+        SourceError: a file has no label, two files have the same ID, an ID has no file, or the mapping is malformed.
         OSError: something cannot be read.
     """
     table = open_table(labels) if labels.lower().endswith(TABLE_EXTENSIONS) else _json_table(labels)
-    id_column, label_column = table.ids_and_labels(columns)
+    id_column, label_column = id_columns(table, options)
     ids = [str(value).strip() for value in table.column(id_column)]
     own = os.path.realpath(labels)
     files = [path for path in tree.files if os.path.realpath(os.path.join(tree.root, path)) != own]
@@ -157,7 +109,8 @@ def files_by_id(tree: Tree, labels: str, columns: TableColumns, classes: tuple[s
         head=table.head | {id_column: paths[0]},
         column=lambda name: paths if name == id_column else original(name),
     )
-    source = samples_of_table(table, replace(columns, paths=(id_column,), label=label_column), classes, tree.root)
+    options = replace(options, path_column=(id_column,), label_column=label_column)
+    source = samples_of_table(table, options, tree.root)
     notes = tree.notes()
     if strays := len(files) - len(candidates):
         notes.append(f"skipped {counted(strays, 'file')} of other kinds than images, sound and arrays")

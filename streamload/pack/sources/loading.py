@@ -1,4 +1,4 @@
-"""Reading, checking and comparing the members of samples."""
+"""Read, check and compare the members of samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import stat
 import sys
 import zipfile
-from typing import NamedTuple
 
 from streamload.decode.array_files import npy_layout
 from streamload.images.files import check_image, image_size, read_with_pillow
@@ -25,15 +24,8 @@ _END_OF_IMAGE = b"\xff\xd9"
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-class Fault(NamedTuple):
-    """A file that cannot be packed, and why."""
-
-    path: str
-    reason: str
-
-
 def file_versions(source: Source) -> dict[str, tuple[int, int]]:
-    """Return size in bytes and modification time in nanoseconds of each file of a source; -1 if they are unknown."""
+    """Return size in bytes and modification time in nanoseconds of each file of a source; -1 if unknown."""
     versions: dict[str, tuple[int, int]] = {}
     for member in (member for sample in source.samples for member in sample.members):
         if member.path in versions:
@@ -50,7 +42,7 @@ def file_versions(source: Source) -> dict[str, tuple[int, int]]:
 
 
 def meaning_of(sample: SourceSample) -> tuple[object, ...]:
-    """Return all that is known of a sample, with digests in place of contents."""
+    """Return a sample as a tuple for a digest, with digests in place of contents."""
     members = [
         member._replace(content=hashlib.sha256(member.content).digest())
         if isinstance(member, SourceFile) and member.content is not None
@@ -65,7 +57,7 @@ def load(member: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str
 
     Args:
         member: a file, or a value of a table.
-        expected_bytes: its size when it was listed, from which the shards were planned.
+        expected_bytes: its size when the shards were planned.
     """
     if member.field is None:
         missing = "it has no extension to name its field"
@@ -83,7 +75,7 @@ def load(member: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str
 
 
 def read_regular(path: str) -> bytes | None:
-    """Return the bytes of a file; None if it is a folder, a pipe or the like. Raises OSError."""
+    """Return the bytes of a file; None for a folder or a pipe. Raises OSError."""
     # Without O_NONBLOCK, opening a named pipe would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as file:
@@ -94,9 +86,9 @@ def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
     """Return what is wrong with the content of a field, or None.
 
     Args:
-        field: its last extension decides on the check; most kinds have none.
+        field: its last extension selects the check; most kinds have none.
         data: the content.
-        decodable: an image that loaders refuse by its header, such as one of 16 bits, is at fault too.
+        decodable: also refuse an image that loaders refuse by its header, such as one of 16 bits.
     """
     if is_image(field):
         return fault_of_image(data, decodable=decodable)
@@ -120,11 +112,10 @@ def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
 
 
 def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
-    """Return what is wrong with an image, or None.
+    """Return what is wrong with an image, or None. Pixels are not decoded.
 
-    The content decides on the format, not the name. A JPEG needs a valid header and an end-of-image marker after the
-    start of its scan; Pillow checks the structure of others (for PNG the checksum of each chunk). Pixels are not
-    decoded.
+    A JPEG needs a valid header and an end-of-image marker after the start of its scan; Pillow checks the structure of
+    other formats (for PNG the checksum of each chunk).
     """
     view = memoryview(data)
     if not data:
@@ -150,7 +141,7 @@ def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
 
 
 def _first_scan(data: bytes) -> int:
-    """Return the offset of a JPEG's first scan, after any preview in its header; the end if there is none."""
+    """Return the offset of a JPEG's first scan, after any preview in its header; the end if it has none."""
     position = 2
     while position + 4 <= len(data) and data[position] == 0xFF:
         marker = data[position + 1]

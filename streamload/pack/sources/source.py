@@ -1,11 +1,11 @@
-"""Samples of a source: their keys, members and labels."""
+"""The samples of a source: their keys, members and labels."""
 
 from __future__ import annotations
 
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -14,19 +14,19 @@ from streamload.text import counted
 IMAGE_FIELDS = dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpg") | {
     name: name for name in ("png", "webp", "bmp", "gif", "tif", "tiff")
 }
-"""Extensions of images, and the field that each is stored as."""
+"""Extensions of images, and the fields that they are stored as."""
 
 ARRAY_FIELDS = ("npy", "pt", "pth")
-"""Extensions of files that hold one array or tensor each."""
+"""Extensions of files with one array or tensor each."""
 
 COLUMNS_FIELD = "json"
 """The field of a table's other columns."""
 
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""The names that a split may have, since its folder has the same."""
+"""Names of splits, which are also names of folders."""
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
-_LEAST_LABEL, _LARGEST_LABEL = -(1 << 63), (1 << 63) - 1
+_LABEL_LIMIT = 1 << 63
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.0+)?")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _NO_NAME = re.compile(r"[^a-z0-9_-]+")
@@ -35,15 +35,44 @@ _PLAIN = re.compile(f"{_NAME}(?:/{_NAME})*")
 
 
 class SourceError(Exception):
-    """The source cannot be packed as it is; the message says why and what to do."""
+    """The source cannot be packed as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """How to read a source; each is an option of the command with the same name.
+
+    Attributes:
+        labels: the file that maps IDs to labels, or None.
+        stems: files that share a stem are a sample; None decides by the folder.
+        follow_symlinks: follow links to folders.
+        classes: the names of the classes by number, or None.
+        label_column: the column of labels, or None for the first with a usual name.
+        labels_as_names: treat labels that are numbers as names of classes.
+        path_column: the columns of files; none to find them by name and content.
+        text_column: the columns of texts.
+        keep_columns: store the other columns as JSON.
+        split_column: the column of splits, or None.
+    """
+
+    labels: str | None = None
+    stems: bool | None = None
+    follow_symlinks: bool = False
+    classes: tuple[str, ...] | None = None
+    label_column: str | None = None
+    labels_as_names: bool = False
+    path_column: tuple[str, ...] = ()
+    text_column: tuple[str, ...] = ()
+    keep_columns: bool = False
+    split_column: str | None = None
 
 
 class SourceFile(NamedTuple):
     """A file, or a value of a table, that is a member of a sample.
 
     Attributes:
-        path: its path; of a value, the place in its table.
-        field: the field that it is stored as, or None if it cannot be packed.
+        path: its path, or the place of the value in its table.
+        field: its field, or None if it cannot be packed.
         decodable: report images that loaders refuse by default, beside damaged ones.
         content: the bytes of a value; None for a file.
     """
@@ -59,8 +88,8 @@ class ArrayRow(NamedTuple):
 
     Attributes:
         path: the file of the array.
-        field: the field that it is stored as.
-        array: the name of the array in its file, "" if it has none.
+        field: its field.
+        array: the name of the array in its file, or "".
         row: its number.
         size: the bytes of its npy file.
     """
@@ -73,13 +102,13 @@ class ArrayRow(NamedTuple):
 
 
 class SourceSample(NamedTuple):
-    """One sample; its files are read when it is packed.
+    """A sample, whose files are read when it is packed.
 
     Attributes:
         key: its unique key.
         members: files and rows of arrays.
-        label: the number of its class, stored as the field `cls` after the members, or None.
-        values: more fields and their content, stored after the label.
+        label: the number of its class, or None; stored as the field `cls` after the members.
+        values: further fields and their content, stored after the label.
     """
 
     key: str
@@ -94,25 +123,21 @@ class Source:
 
     Attributes:
         samples: in packing order without a shuffle.
-        classes: the names of the classes by label; None if labels are plain numbers, or there are none.
-        noun: the word for a sample in messages.
-        notes: what was chosen or skipped, and what looks like a mistake; one line each.
+        classes: the names of the classes by label; None if there are no names.
+        notes: choices, skipped files and likely mistakes; one line each.
         parts: the positions in `samples` of each split that the source defines, or None.
-        fields: for each member of a sample, the fields that it may be stored as; None if each sample has one member.
-        in_memory: pack in one process, since each would hold all of the source in memory.
+        in_memory: pack in one process, because each would hold the whole source in memory.
     """
 
     samples: tuple[SourceSample, ...]
     classes: tuple[str, ...] | None
-    noun: str = "image"
     notes: tuple[str, ...] = ()
-    parts: Mapping[str, Sequence[int]] | None = field(default=None)
-    fields: tuple[tuple[str, ...], ...] | None = None
+    parts: Mapping[str, Sequence[int]] | None = None
     in_memory: bool = False
 
 
 def extension_of(path: str) -> str:
-    """Return what follows the last dot of a file's name; of a compressed file, two extensions (`npy.gz`)."""
+    """Return the extension of a file's name, or two of a compressed file (`npy.gz`)."""
     stem, _, extension = path.rpartition("/")[2].rpartition(".")
     if extension.lower() == "gz" and "." in stem:
         return f"{stem.rpartition('.')[2]}.{extension}"
@@ -130,7 +155,7 @@ def field_named(extension: str) -> str | None:
 
 
 def field_prefix(name: str) -> str:
-    """Return what stands before the fields of a column or folder, so that they are unlike those of others."""
+    """Return a prefix for the fields of a column or folder, to tell them from others."""
     return (_NO_NAME.sub("_", name.lower()).strip("_") or "column") + "."
 
 
@@ -139,24 +164,19 @@ def is_image(field: str) -> bool:
     return field.rpartition(".")[2] in IMAGE_FIELDS
 
 
-@cache
-def _kind(extension: str) -> str:
-    extension = extension.lower()
+def kind_of(path: str) -> str:
+    """Return `image`, `sound`, or the extension of a file."""
+    extension = extension_of(path).lower()
     return "image" if extension in IMAGE_FIELDS else "sound" if extension in _SOUNDS else extension
 
 
-def kind_of(path: str) -> str:
-    """Return `image`, `sound`, or the extension of a file."""
-    return _kind(extension_of(path))
-
-
 def is_data(path: str) -> bool:
-    """Return True for the kinds of files that a sample has: images, sound, arrays and tensors."""
+    """Return True for images, sound, arrays and tensors."""
     return kind_of(path) in ("image", "sound", *ARRAY_FIELDS)
 
 
 def unique_key(stem: str, taken: set[str]) -> str:
-    """Make a key of a path without its extension: valid in a tar, without a dot in its name, unlike those `taken`."""
+    """Return a valid key for a path without its extension that differs from all `taken`, and add it to these."""
     key = stem
     if not _PLAIN.fullmatch(stem):
         folders = [piece for piece in _UNSAFE.sub("_", stem).split("/") if piece not in ("", ".", "..")]
@@ -174,11 +194,7 @@ def unique_key(stem: str, taken: set[str]) -> str:
 
 
 def numbers_of_classes(names: Sequence[str], classes: Sequence[str], where: Callable[[int], str]) -> list[int]:
-    """Return the position of each name in `classes`.
-
-    Raises:
-        SourceError: a name is unknown; `where` describes the place of a name by its position.
-    """
+    """Return the position of each name in `classes`. Raise SourceError for an unknown name, with its place."""
     number_of = {name: number for number, name in enumerate(classes)}
     for position, name in enumerate(names):
         if name not in number_of:
@@ -198,7 +214,7 @@ def numbered_labels(
 ) -> tuple[list[int], tuple[str, ...] | None]:
     """Return labels as numbers, and the names of the classes if labels are names.
 
-    Whole numbers, also `1.0`, stay what they are. Anything else is a name (so is `01`), and names are numbered in their
+    Whole numbers, also `1.0`, stay as they are. Anything else, such as `01`, is a name; names are numbered in sorted
     order, as in an ImageFolder.
 
     Args:
@@ -208,8 +224,8 @@ def numbered_labels(
         classes: names by number; then labels are names.
 
     Raises:
-        SourceError: a label is missing, no text or number, or an unknown name; an integer has more than 64 bits; or
-            some are no integers where most are, since names would change the number of every class.
+        SourceError: a label is missing, not text or a number, or an unknown name; an integer has more than 64 bits; or
+            most labels are integers and some are not.
     """
     numbers = [whole_number(label) for label in labels]
     for position, label in enumerate(labels):
@@ -220,9 +236,8 @@ def numbered_labels(
     if not as_names and classes is None:
         if all(number is not None for number in numbers):
             whole = [number for number in numbers if number is not None]
-            for number in whole:
-                if not _LEAST_LABEL <= number <= _LARGEST_LABEL:
-                    raise SourceError(f"the label {number} is too large; a label has 64 bits, one of them for its sign")
+            if large := [number for number in whole if not -_LABEL_LIMIT <= number < _LABEL_LIMIT]:
+                raise SourceError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
             return whole, None
         if 2 * sum(map(is_number, labels)) > len(labels):
             position = numbers.index(None)

@@ -11,7 +11,6 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamload.pack.sources.source import (
@@ -21,11 +20,11 @@ from streamload.pack.sources.source import (
     Source,
     SourceError,
     SourceFile,
+    SourceOptions,
     SourceSample,
     extension_of,
     field_named,
     field_prefix,
-    is_image,
     is_number,
     numbered_labels,
     unique_key,
@@ -52,38 +51,17 @@ _SIGNATURES = (
 _ROWS_TO_LOOK_AT = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class TableColumns:
-    """The columns of a table.
-
-    Attributes:
-        paths: the columns of files; none to find them by name and content.
-        label: the column of labels, or None for the first with a usual name, if there is one.
-        texts: the columns of texts.
-        keep: store the other columns as JSON.
-        as_names: treat labels that are numbers as names of classes.
-        split: the column of names of splits, or None.
-    """
-
-    paths: tuple[str, ...] = ()
-    label: str | None = None
-    texts: tuple[str, ...] = ()
-    keep: bool = False
-    as_names: bool = False
-    split: str | None = None
-
-
 class Table(NamedTuple):
     """A table whose columns are read when they are needed.
 
     Attributes:
         path: its path.
-        names: of its columns; "1", "2", ... without a header.
-        rows: how many it has.
-        place: names a row, such as `line 3`.
+        names: the names of its columns.
+        rows: number of rows.
+        place: returns the place of a row, such as `line 3`.
         head: the first value of each column that is not empty, among the first rows.
-        column: returns the values of a column; those of csv are texts.
-        is_text: whether all values are texts.
+        column: returns the values of a column.
+        is_text: all values are texts, as in a csv.
     """
 
     path: str
@@ -98,48 +76,44 @@ class Table(NamedTuple):
         """Name a value by file, row and column."""
         return f"{self.path!r}, {self.place(row)}, column {column!r}"
 
-    def usual(self, names: Sequence[str], usual: Sequence[str], position: int | None = None) -> str | None:
-        """Return the first of `names` that is usual, in any case, or the one at a position if there is no header."""
-        if len(self.names) >= 2 and self.names == [str(number + 1) for number in range(len(self.names))]:
-            return None if position is None or self.names[position] not in names else self.names[position]
-        lower = {name.lower().replace("-", "_").replace(" ", "_"): name for name in reversed(names)}
-        return next((lower[name] for name in usual if name in lower), None)
 
-    def ids_and_labels(self, options: TableColumns) -> tuple[str, str]:
-        """Return the names of the columns of IDs and of labels. Raises SourceError."""
-        ids = options.paths[0] if options.paths else self.usual(self.names, _PATH_NAMES, 0)
-        label = options.label or self.usual([name for name in self.names if name != ids], _LABEL_NAMES, 1)
-        for option, name in (("--path-column", ids), ("--label-column", label)):
-            if name is None or name not in self.names:
-                raise SourceError(
-                    f"{self.path!r} needs columns of IDs and of labels, of {listed(self.names)}; name one with {option}"
-                )
-        return str(ids), str(label)
+def _usual(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """Return the column with the most usual name, in any case, or None."""
+    lower = {name.lower().replace("-", "_").replace(" ", "_"): name for name in reversed(names)}
+    return next((lower[name] for name in usual if name in lower), None)
+
+
+def id_columns(table: Table, options: SourceOptions) -> tuple[str, str]:
+    """Return the columns of IDs and of labels. Raises SourceError."""
+    ids = options.path_column[0] if options.path_column else _usual(table.names, _PATH_NAMES)
+    label = options.label_column or _usual([name for name in table.names if name != ids], _LABEL_NAMES)
+    if ids is None or label is None or not {ids, label} <= {*table.names}:
+        raise SourceError(
+            f"{table.path!r} needs columns of IDs and of labels, of {listed(table.names)}; name them with "
+            "--path-column and --label-column"
+        )
+    return ids, label
 
 
 class _Chosen(NamedTuple):
-    """What the columns of a table are used for."""
+    """The uses of a table's columns."""
 
     files: list[str]
     label: str | None
     texts: list[str]
-    split: str | None
     rest: list[str]
 
 
-def samples_of_table(
-    table: Table, options: TableColumns, known: tuple[str, ...] | None = None, root: str | None = None
-) -> Source:
+def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
     """Return a sample for each row of a table; no file is opened.
 
-    A file's field is its extension, a text's is `txt`, and that of all columns kept is `json`. If an earlier column has
-    such a field too, the name of the column stands before it (`mask.png`).
+    The field of a file is its extension, of a text `txt`, of all columns that are kept `json`. If an earlier column has
+    the same field, the name of the column precedes it (`mask.png`).
 
     Args:
         table: the table.
-        options: its columns.
-        known: the given names of the classes by number, or None.
-        root: the folder that paths are relative to; None for the table's.
+        options: its columns and classes.
+        root: the folder of relative paths; None for the table's.
 
     Raises:
         SourceError: the table is invalid; the message names file, row and column.
@@ -154,16 +128,16 @@ def samples_of_table(
         label = chosen.label
         values = [value.strip() if isinstance(value, str) else value for value in table.column(label)]
         labels, classes = numbered_labels(
-            values, lambda row: table.where(row, label), as_names=options.as_names, classes=known
+            values, lambda row: table.where(row, label), as_names=options.labels_as_names, classes=options.classes
         )
-    elif known is not None or options.as_names:
+    elif options.classes is not None or options.labels_as_names:
         raise SourceError(f"{table.path!r} has no column of labels to number; name it with --label-column")
 
     taken = {LABEL_FIELD} if chosen.label is not None else set()
     taken |= {COLUMNS_FIELD} if chosen.rest else set()
 
     def prefix(column: str, fields: set[str]) -> str:
-        """Return what has to stand before these fields so that they are unlike all others."""
+        """Return the prefix that tells these fields from all others."""
         before = "" if taken.isdisjoint(fields) else field_prefix(column)
         if twice := taken.intersection(before + field for field in fields):
             raise SourceError(f"{table.path!r}: two columns would be the field {min(twice)!r}; rename {column!r}")
@@ -171,7 +145,6 @@ def samples_of_table(
         return before
 
     files: list[list[SourceFile | ArrayRow | None]] = []
-    groups: list[tuple[str, ...]] = []
     stems = None
     for number, name in enumerate(chosen.files):
         column = _files(table, name, root, may_lack=number > 0 or not isinstance(table.head[name], str | int))
@@ -181,7 +154,6 @@ def samples_of_table(
         if before := prefix(name, fields):
             column = [file._replace(field=before + file.field) if file and file.field else file for file in column]
         files.append(column)
-        groups.append(tuple(sorted(before + field for field in fields)))
     texts = {f"{prefix(name, {'txt'})}txt": _texts(table, name) for name in chosen.texts}
     columns = {name: table.column(name) for name in chosen.rest}
     if table.is_text:
@@ -197,73 +169,51 @@ def samples_of_table(
         stem = None if stems is None else stems[row]
         key = f"{row:09d}" if stem is None else unique_key(stem.removesuffix(f".{extension_of(stem)}"), keys)
         samples.append(SourceSample(key, members, labels[row], tuple(content)))
-    noun = "sample" if stems is None or len(files) > 1 else "image" if all(map(is_image, groups[0])) else "file"
-    fields_of_values = [*texts, COLUMNS_FIELD] if columns and not files and not texts else list(texts)
-    return Source(
-        tuple(samples),
-        classes,
-        noun,
-        tuple(notes),
-        None if chosen.split is None else _parts(table, chosen.split),
-        (*filter(None, groups), *((field,) for field in fields_of_values)),
-    )
+    parts = None if options.split_column is None else _parts(table, options.split_column)
+    return Source(tuple(samples), classes, tuple(notes), parts)
 
 
-def _choose(table: Table, options: TableColumns, notes: list[str]) -> _Chosen:
-    """Decide what the columns are used for, and say so."""
-    named = [("--path-column", name) for name in options.paths] + [("--text-column", name) for name in options.texts]
-    named += [("--label-column", options.label)] if options.label is not None else []
-    named += [("--split-column", options.split)] if options.split is not None else []
-    used = [name for _, name in named]
-    for option, name in named:
+def _choose(table: Table, options: SourceOptions, notes: list[str]) -> _Chosen:
+    """Decide on the uses of the columns, and add notes of them."""
+    single = (options.label_column, options.split_column)
+    named = [*options.path_column, *options.text_column, *(name for name in single if name is not None)]
+    for name in named:
         if name not in table.names:
-            raise SourceError(
-                f"{table.path!r} has no column {name!r} ({option}); its columns are {listed(table.names)}"
-            )
-        if used.count(name) > 1:
+            raise SourceError(f"{table.path!r} has no column {name!r}; its columns are {listed(table.names)}")
+        if named.count(name) > 1:
             raise SourceError(f"{table.path!r}: the column {name!r} is named twice; a column has one meaning")
-    free = [name for name in table.names if name not in used]
+    free = [name for name in table.names if name not in named]
     stored = [name for name in free if _is_stored(table.head[name])]
-    files = list(options.paths)
-    if not files and (path := table.usual([name for name in free if _is_path(table, name)], _PATH_NAMES, 0)):
+    files, texts, label, rest = [*options.path_column], [*options.text_column], options.label_column, []
+    if not files and (path := _usual([name for name in free if _is_path(table, name)], _PATH_NAMES)):
         files = [path]
     has_paths = any(isinstance(table.head[name], str | int) for name in files)
     free = [name for name in free if name not in files]
-    label = options.label
-    if (
-        label is None
-        and (label := table.usual([name for name in free if name not in stored], _LABEL_NAMES, 1))
-        and (reason := _no_label(table, label))
-    ):
-        notes.append(f"{table.path!r}: column {label!r} {reason}, so it is no label; --label-column makes it one")
-        label = None
-    texts = list(options.texts)
+    if label is None:
+        label = _find_label(table, [name for name in free if name not in stored], notes)
     free = [name for name in free if name != label]
-    if options.keep or not has_paths or not (label or texts or len(files) > 1):
-        files += [name for name in stored if name not in files]
+    if options.keep_columns or not has_paths or not (label or texts or len(files) > 1):
+        files += [name for name in stored if name in free]
         free = [name for name in free if name not in files]
-        if not options.keep and not texts:
+        if not options.keep_columns and not texts:
             strings = [name for name in free if isinstance(table.head[name], str) and not is_number(table.head[name])]
-            text = table.usual(strings, _TEXT_NAMES) or (strings[0] if strings and strings == free else None)
+            text = _usual(strings, _TEXT_NAMES) or (strings[0] if strings and strings == free else None)
             texts = [text] if text is not None else []
         rest = [name for name in free if name not in texts]
-        if options.keep and not rest:
+        if options.keep_columns and not rest:
             notes.append("--keep-columns has no effect: all columns are used without it")
-    else:
-        rest = []
-        if free:
-            notes.append(f"left out: {_columns(free)}; --keep-columns stores other columns as json")
+    elif free:
+        notes.append(f"left out: {_columns(free)}; --keep-columns stores other columns as json")
     if not (files or texts or rest):
         raise SourceError(f"{table.path!r} holds labels alone; there is nothing else to pack")
-    split = table.usual(free, ("split",)) if options.split is None else None
-    if split is not None:
+    if options.split_column is None and (split := _usual(free, ("split",))):
         notes.append(f"{_columns([split])} may name splits: --split-column {split} packs each into a folder of its own")
     uses = [f"files are {_columns(files)}"] if files else ["no column holds paths or files"]
     uses += [f"texts are {_columns(texts)}"] if texts else []
     uses += [f"json holds {_columns(rest)}"] if rest else []
     uses += [f"labels are {_columns([label])}" if label is not None else "there are no labels"]
     notes.append("; ".join(uses))
-    return _Chosen(files, label, texts, options.split, rest)
+    return _Chosen(files, label, texts, rest)
 
 
 def _columns(names: Sequence[str]) -> str:
@@ -271,26 +221,34 @@ def _columns(names: Sequence[str]) -> str:
 
 
 def _is_path(table: Table, name: str) -> bool:
-    """Return True if a column of a usual name may hold paths; names and IDs often are something else."""
+    """Return True if a column with a usual name may hold paths, which columns of names and IDs often do not."""
     value = table.head[name]
     if not isinstance(value, str) or "\0" in value:
         return False
     return name.lower() not in ("name", "id") or os.path.isfile(os.path.join(os.path.dirname(table.path), value))
 
 
-def _no_label(table: Table, name: str) -> str | None:
-    """Say why a column with the usual name of labels holds something else, or return None."""
-    values = table.column(name)
-    if isinstance(table.head[name], bool) or not isinstance(table.head[name], str | int | float):
-        return f"holds {reprlib.repr(table.head[name])}"
-    if 2 * sum(is_number(value) and whole_number(value) is None for value in values) > len(values):
-        return "holds numbers with fractions"
-    names = {value for value in values if isinstance(value, str) and not is_number(value)}
-    return "has another text in most rows" if len(values) > 20 and 2 * len(names) > len(values) else None
+def _find_label(table: Table, names: Sequence[str], notes: list[str]) -> str | None:
+    """Return the column with a usual name for labels; None, with a note, if its values are something else."""
+    name = _usual(names, _LABEL_NAMES)
+    if name is None:
+        return None
+    values, first = table.column(name), table.head[name]
+    texts = {value for value in values if isinstance(value, str) and not is_number(value)}
+    if isinstance(first, bool) or not isinstance(first, str | int | float):
+        reason = f"holds {reprlib.repr(first)}"
+    elif 2 * sum(is_number(value) and whole_number(value) is None for value in values) > len(values):
+        reason = "holds numbers with fractions"
+    elif len(values) > 20 and 2 * len(texts) > len(values):
+        reason = "has another text in most rows"
+    else:
+        return name
+    notes.append(f"{table.path!r}: column {name!r} {reason}, so it is no label; --label-column makes it one")
+    return None
 
 
 def _is_stored(value: Any) -> bool:
-    """Return True for bytes, rows of arrays, and the `{bytes, path}` of a file in tables of Hugging Face."""
+    """Return True for bytes, rows of arrays, and a file in a table of Hugging Face (`{bytes, path}`)."""
     return isinstance(value, bytes | ArrayRow) or (
         isinstance(value, dict) and "bytes" in value and {*value} <= {"bytes", "path"}
     )
@@ -340,7 +298,7 @@ def _texts(table: Table, name: str) -> list[bytes | None]:
 
 
 def _numbers(table: Table, name: str, values: list[str], notes: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers if all are numbers, empty or nan; say which one is not if most are."""
+    """Convert a column of texts to numbers if all are numbers, empty or nan; add a note if most are."""
     lacking = [value.strip().lower() in ("", "nan") for value in values]
     odd = [
         row for row, value in enumerate(values) if not lacking[row] and not (is_number(value) and "inf" not in value)
@@ -369,7 +327,7 @@ def _json(table: Table, row: int, columns: dict[str, list[Any]]) -> bytes:
 
 
 def _plain(value: object) -> str:
-    """Return a text for a value of parquet that JSON has no form for."""
+    """Return a text for a date or a decimal number."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
@@ -390,7 +348,7 @@ def _parts(table: Table, name: str) -> dict[str, list[int]]:
 def open_table(path: str) -> Table:
     """Open a CSV, TSV, JSON lines or parquet file.
 
-    A CSV whose first line contains the path of an existing file has no header.
+    A CSV whose first line contains the path of an existing file has no header; its columns are path, label, 3, 4, ...
 
     Raises:
         SourceError: there is no row, a line is invalid, or a package is missing.
@@ -478,7 +436,7 @@ def _separated_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
                 if not any(os.path.isfile(os.path.join(os.path.dirname(path), cell)) for cell in header if cell):
                     _check_header(path, header)
                     continue
-                header = [str(number) for number in range(1, len(cells) + 1)]
+                header = ["path", "label", *map(str, range(3, len(cells) + 1))][: len(cells)]
             if len(cells) != len(header):
                 columns = counted(len(cells), "column")
                 raise SourceError(f"{path!r}, line {reader.line_num}: {columns}, and the first line has {len(header)}")
