@@ -106,7 +106,7 @@ def pack_calls(
         inputs: as for `pack`.
         target: where and how shards are written.
         start: how the run begins.
-        versions: anything else that tells each input from an earlier state of it.
+        versions: for each input, anything that changes with its content.
         code: identifies the function and its options.
         spans: the inputs of each task; None to estimate them from the sizes of some samples.
         names: the names of the tasks' shards; None to number them.

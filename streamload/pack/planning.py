@@ -34,11 +34,7 @@ def planned_parts(
 ) -> dict[str, list[int]]:
     """Return the positions of each split's samples in packing order; without splits, one part named "".
 
-    Args:
-        source: the samples.
-        fractions: the share of each split in each class, or None.
-        shuffle: shuffle the samples; otherwise they keep the source's order.
-        seed: seed of the shuffle and of the splits.
+    `fractions` are the share of each split in each class; without `shuffle` samples keep the source's order.
     """
     if source.parts is not None:
         parts = {name: list(numbers) for name, numbers in source.parts.items()}
@@ -52,12 +48,7 @@ def planned_parts(
 
 
 def sample_bytes(sample: SourceSample, sizes: Sequence[int]) -> int:
-    """Return the bytes of an unchanged sample in a shard, with its label, headers and padding.
-
-    Args:
-        sample: the sample.
-        sizes: the sizes of its members in bytes.
-    """
+    """Return the bytes of a sample in a shard, with its label, headers and padding, from the sizes of its members."""
     key = sample.key
     total = 0 if sample.label is None else _member_bytes(key, LABEL_FIELD, len(str(sample.label)))
     for member, size in zip(sample.members, sizes, strict=True):
@@ -95,15 +86,9 @@ def measured_positions(count: int) -> list[int]:
 def estimated_spans(
     count: int, measured: Sequence[tuple[int, int]], max_bytes: int, max_count: int | None
 ) -> list[Span]:
-    """Cut items, of which some were measured, into equal spans that fill a shard to about nine tenths.
+    """Cut items into equal spans that fill a shard to about nine tenths, from bytes and samples of some items.
 
     There are at least sixteen spans, for as many processes, unless these would be shorter than sixteen items.
-
-    Args:
-        count: number of items.
-        measured: bytes and number of samples of some items.
-        max_bytes: as for `shard_spans`.
-        max_count: as for `shard_spans`.
     """
     each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
     all_bytes, samples = (sum(column) for column in zip(*measured, strict=True)) if measured else (0, 0)
@@ -159,11 +144,6 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
     """Split the samples of each class at random; return the positions in `labels` for each split, ascending.
 
     A split with a nonzero fraction gets at least one sample of each class that has enough samples for all such splits.
-
-    Args:
-        labels: the class of each sample, or None, which counts as a class.
-        fractions: the share of each split; they add up to 1.
-        seed: 64 bits.
     """
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
     if not labels:

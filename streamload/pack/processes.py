@@ -58,10 +58,6 @@ class Processes:
     def results(self, calls: Iterable[Call[_Result]], report: Report = lambda *_: None) -> Iterator[_Result]:
         """Yield the results of calls in the order in which they end; raise the exception of a call.
 
-        Args:
-            calls: consumed as processes become free.
-            report: called with the reports of the calls.
-
         Raises:
             WorkerError: a process died.
         """

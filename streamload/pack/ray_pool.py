@@ -53,10 +53,6 @@ class RayPool:
     ) -> Iterator[_Result]:
         """Yield the results of calls in order; raise the exception of a call, with a note that names the node.
 
-        Args:
-            calls: consumed one by one, as tasks end.
-            report: called with the reports of a task when it has ended.
-
         Raises:
             WorkerError: the process or the node of a task was lost each time that it ran.
         """

@@ -85,7 +85,7 @@ def pack_into(
 
     Raises:
         UsageError: there are shards or an unfinished run already, or another run is at work.
-        StreamloadError, OSError, ValueError: a task failed. What is finished is kept for a run with `resume`.
+        StreamloadError, OSError, ValueError: a task failed. Finished shards are kept for a run with `resume`.
     """
     run = _Run(target, splits, start)
     with run.locked():
@@ -135,12 +135,7 @@ class _Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other runs from a local destination, which is created. A bucket has no locks.
-
-        Raises:
-            UsageError: another run is at work.
-            OSError: the destination cannot be created.
-        """
+        """Exclude other runs from a local destination, which is created. A bucket has no locks."""
         if self._path is None:
             yield
             return
@@ -163,7 +158,6 @@ class _Run:
         Raises:
             UsageError: there are shards or an unfinished run, and neither option says what to do with them; or shards
                 that no index and no run names.
-            StreamloadError: the destination cannot be read.
         """
         start, naming = self._start, self._target.naming
         unfinished = self._read_run_file()

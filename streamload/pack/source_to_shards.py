@@ -55,24 +55,13 @@ def source_to_shards(
     fractions: Mapping[str, float] | None,
     resizing: Resizing | None,
 ) -> dict[str, Any] | None:
-    """Pack a source.
+    """Pack a source, with the options of `shardify`; return a report as a JSON object.
 
-    Args:
-        source: its path.
-        options: how to read it.
-        target: where and how shards are written.
-        start: how the run begins.
-        shuffle: shuffle the samples.
-        seed: seed of the shuffle and of the splits.
-        fractions: the share of each split, or None.
-        resizing: how to resize images, or None.
-
-    Returns:
-        A report as a JSON object; None if an earlier run has done everything.
+    Returns None if an earlier run has done everything.
 
     Raises:
         UsageError: source, destination and options do not fit together, or there are shards already.
-        ValueError: files are bad, which were printed, or none is left to pack.
+        ValueError: files are bad, which were printed, or no sample is left.
         StreamloadError, OSError: something cannot be read or written.
     """
     began = time.monotonic()

@@ -136,12 +136,7 @@ def _local_room() -> Iterator[None]:
 
 
 def destination_in(folder: str, storages: Storages, *, durable: bool = True) -> Destination:
-    """Return the folder to write to.
-
-    Args:
-        folder: its path or url.
-        storages: finds its storage.
-        durable: flush local files to the disk.
+    """Return the folder to write to; `durable` flushes local files to the disk.
 
     Raises:
         ValueError: the url names no folder.
@@ -188,7 +183,7 @@ class ConsecutiveShards:
         """Write nothing yet.
 
         Args:
-            folder: where the shards go.
+            folder: the folder of the shards.
             name: returns the name of a shard by its number.
             max_bytes: maximum size of a shard, or None.
             max_count: maximum number of samples in a shard, or None.

@@ -27,7 +27,7 @@ _PILLOW_MODES = {
 
 
 def encode_field(field: str, value: object) -> bytes:
-    """Return the bytes to store for one field of a sample.
+    """Return the bytes to store for one field of a sample, encoded by the last extension of its name.
 
     Every extension takes bytes-like objects. Beside these, text (`txt`, `json`, `csv`, ...) takes `str` (for `json`,
     finished JSON), `cls`, `cls2`, `count`, `index`, `id`, `inx` and `txt` take `int`, `json` and `jsn` what JSON knows,
@@ -35,10 +35,6 @@ def encode_field(field: str, value: object) -> bytes:
     `npz` and `safetensors` a mapping of arrays, `pt` and `pth` a torch tensor or plain containers of tensors and plain
     values, `msgpack`, `msg`, `mp` and `cbor` plain data, and `x.gz` what `x` takes. By default the loader returns the
     same kind of value, except that integers in `txt` become text.
-
-    Args:
-        field: the field's name; what follows its last dot is the extension.
-        value: the value to store.
 
     Raises:
         TypeError: the extension does not hold such a value; the message names field, type and what is accepted.

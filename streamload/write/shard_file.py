@@ -34,8 +34,7 @@ class GrowingShard:
     """An open file, and the table of its content. Not thread-safe.
 
     Attributes:
-        name: the final name of the shard.
-        bytes: its size if it ended here.
+        bytes: the size of the shard if it ended here.
         etag: its version in a remote storage, once it is published.
     """
 
@@ -63,12 +62,7 @@ class GrowingShard:
         return key in self._keys
 
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """Append a sample.
-
-        Raises:
-            ValueError: the shard would have too many distinct fields; it is unchanged.
-            OSError: it cannot be written; call `discard`.
-        """
+        """Append a sample. Raises ValueError for too many distinct fields, before any change, and OSError."""
         if (
             len(self._fields) + len(members) > _MAX_FIELDS
             and len(self._fields.keys() | {m[0] for m in members}) > _MAX_FIELDS
@@ -128,10 +122,7 @@ class ShardFile(GrowingShard):
     def __init__(self, path: str, *, durable: bool = True) -> None:
         """Create the hidden file. Raises OSError.
 
-        Args:
-            path: the final path of the shard.
-            durable: flush the shard to the disk when it is published; otherwise a crash of the machine within half a
-                minute may leave it short or empty.
+        Without `durable`, a shard may be short or empty if the machine crashes within half a minute.
         """
         self._path = path
         self._folder, name = os.path.split(path)
@@ -144,9 +135,8 @@ class ShardFile(GrowingShard):
     def publish(self, *, replace: bool) -> ShardTable:
         """Complete the shard under its name. Raises OSError.
 
-        Args:
-            replace: replace a file of that name; otherwise raise FileExistsError. (A hard link would check and name it
-                in one step, but exFAT, SMB and many FUSE mounts have none.)
+        Without `replace`, an existing file is a FileExistsError. (A hard link would check and name it in one step, but
+        exFAT, SMB and many FUSE mounts have none.)
         """
         self._end()
         if self._durable:
@@ -172,12 +162,7 @@ class ShardFile(GrowingShard):
 
 
 def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
-    """Remove the hidden files of killed writers, which hold no locks. Raises OSError if the folder cannot be listed.
-
-    Args:
-        folder: a local folder.
-        matches: returns True for the names of the shards in question.
-    """
+    """Remove the hidden files of killed writers, which hold no locks, of shards with matching names. Raises OSError."""
     for hidden in os.listdir(folder):
         found = _HIDDEN.fullmatch(hidden)
         if found is None or not matches(found[1]):

@@ -31,16 +31,16 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class ShardWriter:
-    """Writes samples into numbered shards and an index beside them, in a local folder or in a bucket.
+    """Writes samples into numbered shards with an index, in a local folder or in a bucket.
 
     Locally, a shard has a hidden name until it is complete and on the disk. Remotely, it grows in an unnamed temporary
-    file and is uploaded completely or not at all when it is full, before the next one begins; uploaded shards stay
-    after a failure. The index comes last. `pack` uploads from several processes.
+    file and is uploaded, completely or not at all, when it is full. The index comes last. `pack` writes with several
+    processes.
 
-    The same samples give the same bytes of shards and index: there are no times or owners in them. Leaving the `with`
-    block by an exception discards the unfinished shard and writes no index; published shards stay, and readers refuse
-    them as incomplete until they are written again with `overwrite=True` (or the mark `.streamload-unfinished.json` is
-    removed). The tables for the index are held in memory until `close()`: about 100 bytes per sample.
+    The same samples give the same bytes of shards and index. Leaving the `with` block by an exception discards the
+    unfinished shard and writes no index; published shards stay, and readers refuse them as incomplete until they are
+    written again with `overwrite=True` (or the mark `.streamload-unfinished.json` is removed). The tables for the index
+    are held in memory until `close()`: about 100 bytes per sample.
     Not thread-safe, and only one process at a time may write to a remote folder.
 
     Attributes:
@@ -64,22 +64,20 @@ class ShardWriter:
         """Check the destination; nothing is written yet. A remote folder is listed once.
 
         Args:
-            pattern_or_folder: a folder, which is created if needed and where shards are named `<prefix>-000000.tar`, or
-                a path that ends in `.tar` and has a `%06d` for the shard's number: `s3://bucket/train-%06d.tar`.
-            max_bytes: maximum size of a shard, headers and end-of-archive marker included: a number of bytes, or
-                "256MB".
+            pattern_or_folder: a folder, where shards are named `<prefix>-000000.tar`, or a path that ends in `.tar` and
+                has a `%06d` for the shard's number: `s3://bucket/train-%06d.tar`. A missing folder is created.
+            max_bytes: maximum size of a shard with headers and end-of-archive marker: a number of bytes, or "256MB".
             max_count: maximum number of samples in a shard.
             prefix: the beginning of names in a folder.
             index: write `.streamload/` beside the shards at `close()`.
-            overwrite: replace existing shards with such names. All of them, and their entries in the index, are removed
-                when the first new shard is published.
+            overwrite: remove existing shards with such names, and their index entries, when the first new shard is
+                published.
             storage_options: credentials and the like, as for `StreamLoader`.
             filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
 
         Raises:
-            TypeError, ValueError: an argument is wrong; the message names it.
-            StorageError: there are shards with such names and `overwrite` is false, or the folder cannot be read or
-                written.
+            TypeError, ValueError: an argument is wrong.
+            StorageError: there are shards with such names and `overwrite` is false, or the folder cannot be accessed.
         """
         folder, self._names = destination_of(pattern_or_folder, prefix)
         check_counts(max_count=max_count)
@@ -122,7 +120,7 @@ class ShardWriter:
         return tuple((IndexedShard.of(name, table, etag=etag), table) for name, etag, table in self._shards.published)
 
     def write(self, sample: Mapping[str, object]) -> None:
-        """Append a sample; its members are stored in the mapping's order.
+        """Append a sample; its fields are stored in the mapping's order.
 
         Args:
             sample: `"__key__"` and one value for each field, encoded by the field's extension (`encode_field`). Other
@@ -130,10 +128,9 @@ class ShardWriter:
 
         Raises:
             TypeError, ValueError: the sample cannot be stored, or would be read back differently, or its key is in the
-                shard already, or it is too large for a shard of its own. Nothing of it was written, and the writer can
-                go on.
-            StorageError: the shard cannot be written; the unfinished shard is discarded and the writer is closed.
-            DatasetIndexError: shards are to be overwritten and the index beside them is broken; the same holds.
+                shard already, or it is too large for a shard. Nothing of it was written, and the writer can go on.
+            StorageError, DatasetIndexError: the shard cannot be written, or the index of shards to be overwritten is
+                broken; the unfinished shard is discarded and the writer is closed.
         """
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
@@ -148,9 +145,7 @@ class ShardWriter:
         self.samples += 1
 
     def write_arrays(self, **columns: Any) -> None:
-        """Append one sample for each row of arrays of equal length, in their order.
-
-        Keys are the numbers of the writer's samples, of nine digits: `000000000`.
+        """Append one sample for each row of arrays of equal length, with keys of nine digits: `000000000`.
 
         Args:
             columns: arrays or CPU tensors with the same first dimension, by name, as `x=X, y=y`. A row is stored as the
@@ -219,7 +214,7 @@ class ShardWriter:
 def _clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
     """Mark a folder as unfinished, and remove the shards to be overwritten.
 
-    If all shards were deleted by hand, their entries in the index are removed.
+    Entries of shards that were all deleted by hand are removed from the index.
     """
     folder.mark(names, SHARD_WRITER)
     folder.remove_abandoned(names)

@@ -35,11 +35,9 @@ OpenArrays = dict[tuple[str, str], tuple[bytes, NDArray[Any]]]
 
 
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
-    """Return the rows of the arrays in a file as a table; keys are row numbers of nine digits.
+    """Return the rows of the arrays in a file, of equal number; keys are row numbers of nine digits.
 
-    Args:
-        path: a file of one or several arrays with an equal number of rows.
-        options: its `label_column` is an array; None for the first of integers called `y`, `label` or `labels`.
+    Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`.
 
     Raises:
         SourceError: the file is damaged, or its arrays are not rows of samples.
@@ -80,11 +78,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
 
 
 def row_content(row: ArrayRow, arrays: OpenArrays) -> bytes:
-    """Return the npy file of a row.
-
-    Args:
-        row: a row of an array.
-        arrays: holds the arrays that are open; its owner drops it to close them.
+    """Return the npy file of a row, from arrays that stay open while `arrays` exists.
 
     Raises:
         StreamloadError: the file of arrays is damaged, or changed since its rows were listed.

@@ -115,14 +115,8 @@ def walk(root: str, *, follow_links: bool) -> Tree:
 def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
     """Return the samples of a folder, by splits if it has these; only the files of labels are opened.
 
-    Args:
-        tree: its files.
-        classes: the names of the classes by number, or None.
-        by_stem: pack files that share a stem as one sample; False for class folders, None to decide by the files.
-
-    Raises:
-        SourceError: the files are neither, or ambiguous.
-        OSError: the file of a label cannot be read.
+    Files that share a stem are a sample if `by_stem`; with False, folders are classes; None decides by the files.
+    Raises SourceError for ambiguous files, and OSError.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     known = classes or tuple(

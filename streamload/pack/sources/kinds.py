@@ -26,12 +26,7 @@ _COLUMNS = {"path_column", "text_column", "label_column", "labels_as_names", "ke
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
-    """List a source: a table, arrays, a folder of files with IDs and labels, class folders, or files by stem.
-
-    Raises:
-        SourceError: the source does not exist or cannot be packed as it is, or an option has no effect on it.
-        OSError: it cannot be read.
-    """
+    """List a source of any kind. Raises OSError; and SourceError also for an option that has no effect on it."""
     for path in filter(None, (source, options.labels)):
         if not os.path.exists(path):
             folder, name = os.path.split(path.rstrip("/"))
@@ -73,10 +68,7 @@ def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> Non
 def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     """Return the files of a folder that have a label; an ID is a file's path without its extension.
 
-    Args:
-        tree: the folder.
-        labels: JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels.
-        options: the columns of a table, and the classes.
+    Labels are JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels.
 
     Raises:
         SourceError: a file has no label, two files have the same ID, an ID has no file, or the mapping is malformed.

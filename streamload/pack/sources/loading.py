@@ -53,12 +53,7 @@ def meaning_of(sample: SourceSample) -> tuple[object, ...]:
 
 
 def load(member: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str | None]:
-    """Return the bytes of a member, and why it cannot be packed, or None.
-
-    Args:
-        member: a file, or a value of a table.
-        expected_bytes: its size when the shards were planned.
-    """
+    """Return the bytes of a member, and why it cannot be packed, or None. Its size must be as when it was listed."""
     if member.field is None:
         missing = "it has no extension to name its field"
         return b"", "it is of another kind than most files in the class folders" if member.decodable else missing
@@ -85,10 +80,8 @@ def read_regular(path: str) -> bytes | None:
 def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
     """Return what is wrong with the content of a field, or None.
 
-    Args:
-        field: its last extension selects the check; most kinds have none.
-        data: the content.
-        decodable: also refuse an image that loaders refuse by its header, such as one of 16 bits.
+    Its last extension selects the check; most kinds have none. With `decodable`, an image that loaders refuse by its
+    header, such as one of 16 bits, is faulty too.
     """
     if is_image(field):
         return fault_of_image(data, decodable=decodable)

@@ -40,19 +40,13 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How to read a source; each is an option of the command with the same name.
+    """How to read a source, by the names of the command's options.
 
     Attributes:
-        labels: the file that maps IDs to labels, or None.
         stems: files that share a stem are a sample; None decides by the folder.
-        follow_symlinks: follow links to folders.
         classes: the names of the classes by number, or None.
-        label_column: the column of labels, or None for the first with a usual name.
-        labels_as_names: treat labels that are numbers as names of classes.
-        path_column: the columns of files; none to find them by name and content.
-        text_column: the columns of texts.
-        keep_columns: store the other columns as JSON.
-        split_column: the column of splits, or None.
+        label_column: None for the first column with a usual name.
+        path_column: none to find files by name and content.
     """
 
     labels: str | None = None
@@ -74,7 +68,7 @@ class SourceFile(NamedTuple):
         path: its path, or the place of the value in its table.
         field: its field, or None if it cannot be packed.
         decodable: report images that loaders refuse by default, beside damaged ones.
-        content: the bytes of a value; None for a file.
+        content: the value; None for a file.
     """
 
     path: str
@@ -91,7 +85,7 @@ class ArrayRow(NamedTuple):
         field: its field.
         array: the name of the array in its file, or "".
         row: its number.
-        size: the bytes of its npy file.
+        size: bytes of its npy file.
     """
 
     path: str
@@ -215,13 +209,8 @@ def numbered_labels(
     """Return labels as numbers, and the names of the classes if labels are names.
 
     Whole numbers, also `1.0`, stay as they are. Anything else, such as `01`, is a name; names are numbered in sorted
-    order, as in an ImageFolder.
-
-    Args:
-        labels: as read.
-        where: describes the place of a label by its position.
-        as_names: treat numbers as names.
-        classes: names by number; then labels are names.
+    order, as in an ImageFolder. `where` describes the place of a label by its position; with `classes`, all labels are
+    names.
 
     Raises:
         SourceError: a label is missing, not text or a number, or an unknown name; an integer has more than 64 bits; or

@@ -105,19 +105,10 @@ class _Chosen(NamedTuple):
 
 
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
-    """Return a sample for each row of a table; no file is opened.
+    """Return a sample for each row of a table; no file is opened. Raises SourceError, OSError.
 
     The field of a file is its extension, of a text `txt`, of all columns that are kept `json`. If an earlier column has
-    the same field, the name of the column precedes it (`mask.png`).
-
-    Args:
-        table: the table.
-        options: its columns and classes.
-        root: the folder of relative paths; None for the table's.
-
-    Raises:
-        SourceError: the table is invalid; the message names file, row and column.
-        OSError: it cannot be read.
+    the same field, the name of the column precedes it (`mask.png`). Relative paths begin at `root`, or at the table.
     """
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
@@ -346,13 +337,9 @@ def _parts(table: Table, name: str) -> dict[str, list[int]]:
 
 
 def open_table(path: str) -> Table:
-    """Open a CSV, TSV, JSON lines or parquet file.
+    """Open a CSV, TSV, JSON lines or parquet file. Raises SourceError, OSError.
 
     A CSV whose first line contains the path of an existing file has no header; its columns are path, label, 3, 4, ...
-
-    Raises:
-        SourceError: there is no row, a line is invalid, or a package is missing.
-        OSError: the file cannot be read.
     """
     if path.lower().endswith(".parquet"):
         return _open_parquet(path)
