@@ -73,13 +73,16 @@ class Interleaving:
         sequence: of the epoch's samples.
         n_lanes: the number of lanes.
         radius: how far, in samples, a sample can move within its lane.
+
+    Attributes:
+        streams: the shuffled stream of each lane that was read; none without shuffle.
     """
 
     def __init__(self, sequence: SampleSequence, n_lanes: int, radius: int) -> None:
         self.sequence = sequence
         self._n_lanes = n_lanes
         self._radius = radius
-        self._streams: Streams = {}
+        self.streams: Streams = {}
         self._bounds: IntArray | None = None
         self._retirement: ShardRetirement | None = None
 
@@ -91,17 +94,17 @@ class Interleaving:
         sequence.extend()
         if sequence.complete:
             self._bounds = lane_bounds(sequence.known_end, self._n_lanes)
-        if 0 in self._streams and self._n_lanes == 1:
-            self._streams[0].grow(sequence.known_end, sequence.complete)
+        if 0 in self.streams and self._n_lanes == 1:
+            self.streams[0].grow(sequence.known_end, sequence.complete)
         return sequence.complete
 
     def finalize(self, first_number: int, number_end: int) -> int:
         """Finalize outputs of a single lane; see `SlidingShuffle.finalize`."""
-        return self._stream(self._streams, 0, first_number).finalize(number_end)
+        return self._stream(self.streams, 0, first_number).finalize(number_end)
 
     def positions(self, lanes: IntArray, numbers: IntArray) -> IntArray:
         """Return the positions of some outputs; in each lane the numbers ascend, also from call to call."""
-        return self._positions(self._streams, lanes, numbers)
+        return self._positions(self.streams, lanes, numbers)
 
     def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
         """Return the positions of outputs whose numbers come in any order, by streams of their own."""
@@ -166,7 +169,7 @@ class Interleaving:
 
     def _passed_in(self, lane: int, number: int) -> int:
         """Return a position of a lane below which no output from a number on lies, as far as is known."""
-        stream = self._streams.get(lane)
+        stream = self.streams.get(lane)
         return max(0, number - self._radius, 0 if stream is None else stream.least_position)
 
     def _retired(self) -> ShardRetirement:

@@ -210,7 +210,7 @@ class RankPlan(EpochPlan):
 
     def _set_up(self, numbers: IntArray | None) -> None:
         self._sequence = sequence_of_epoch(self._options, self._counts, self._epoch, numbers)
-        self._interleaving = Interleaving(self._sequence, self.lanes, self._options.radius)
+        self.interleaving = Interleaving(self._sequence, self.lanes, self._options.radius)
         self._refresh()
 
     def shards_ahead(self) -> list[int]:
@@ -224,7 +224,7 @@ class RankPlan(EpochPlan):
         n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
         starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.of * self._global_batch)
         lanes, _ = slices_of_full_batches(starts, self.lanes, self._slice, self._global_batch)
-        return self._interleaving.shards_from(self.number, distinct(lanes))
+        return self.interleaving.shards_from(self.number, distinct(lanes))
 
     def missing(self, limit: int = 8) -> list[int]:
         """Return the shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
@@ -253,7 +253,7 @@ class RankPlan(EpochPlan):
         The rows that fill up the last batch are ignored. A shard is named at most a window (in samples of a lane) late.
         """
         # Whatever is needed later, of any lane, has at least this number.
-        return self._interleaving.finish_all() if self._ended else self._interleaving.finished(self.number)
+        return self.interleaving.finish_all() if self._ended else self.interleaving.finished(self.number)
 
     def unpassed(self, shard: int, /) -> list[tuple[int, int]]:
         """Return ranges of a shard's samples that hold all those of later blocks, each end exclusive.
@@ -262,11 +262,11 @@ class RankPlan(EpochPlan):
         fetched again. In a lane that this rank reads, a range begins at the next sample; in any other, at most a window
         earlier. The rows that fill up the last batch are ignored.
         """
-        return [] if self._ended else self._interleaving.unpassed(shard, self.number, self.number)
+        return [] if self._ended else self.interleaving.unpassed(shard, self.number, self.number)
 
     def _refresh(self) -> None:
         """Apply counts that have become known."""
-        if self._interleaving.refresh():
+        if self.interleaving.refresh():
             self._set_samples(self._sequence.known_end)
 
     def _batches_ready(self, wanted: int) -> int:
@@ -285,7 +285,7 @@ class RankPlan(EpochPlan):
             if finalized_end < first_end + (n_full - 1) * stride:
                 most = max(_MOST_NUMBERS_AHEAD, self._global_batch)
                 wanted_end = min(first_end + (n_full - 1) * stride, first_end + most)
-                finalized_end = max(finalized_end, self._interleaving.finalize(first_row, wanted_end))
+                finalized_end = max(finalized_end, self.interleaving.finalize(first_row, wanted_end))
         return max(0, min(n_full, (finalized_end - first_end) // stride + 1))
 
     def _rows_between(
@@ -303,7 +303,7 @@ class RankPlan(EpochPlan):
             )
             pieces.append((lanes, numbers))
         lanes, numbers = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        positions = self._interleaving.positions(lanes, numbers)
+        positions = self.interleaving.positions(lanes, numbers)
         if len(wrapped_numbers):
-            positions = np.concatenate((positions, self._interleaving.positions_apart(wrapped_lanes, wrapped_numbers)))
+            positions = np.concatenate((positions, self.interleaving.positions_apart(wrapped_lanes, wrapped_numbers)))
         return *sequence.locate(positions), sequence.repeats(positions)

@@ -130,7 +130,7 @@ def rank_plan(
 
 def lanes_read(plan: RankPlan) -> list[int]:
     """The lanes of which a plan has made the shuffled stream."""
-    return sorted(plan._interleaving._streams)
+    return sorted(plan.interleaving.streams)
 
 
 @st.composite
