@@ -119,8 +119,8 @@ class ShardReader(ABC):
     """Reads bytes of shards, by the numbers that a `RowTable` gives them."""
 
     @abstractmethod
-    def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends before.
+    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
+        """Return the bytes from `start` on; fewer if the shard ends before.
 
         Raises:
             OSError: the storage cannot read them.
@@ -134,9 +134,11 @@ class ShardReader(ABC):
     def size_bytes(self, shard: int) -> int:
         """Return the shard's size."""
 
-    def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """Return the bytes from `start` on; fewer if the shard ends before."""
-        return bytes(self.read_own(shard, start, size_bytes))
+    def read_into(self, target: memoryview, shard: int, start: int) -> int:
+        """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends before."""
+        data = self.read(shard, start, len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
         """Like `read`, into memory that the caller may change."""
@@ -570,7 +572,7 @@ class OpenShards(ShardReader):
         if len(data) == size_bytes:
             return data
         del data  # the kernel returns no more than 2 GiB at once
-        return super().read(shard, start, size_bytes)
+        return bytes(self.read_own(shard, start, size_bytes))
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
