@@ -106,7 +106,7 @@ def test_all_samples_are_in_the_order_in_which_they_are_without_a_condition(fold
 def test_without_an_index_it_is_the_same(folder: Path, tmp_path: Path, remote: bool) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(folder, bare, ignore=shutil.ignore_patterns(".streamload"))
-    where = '"txt" and size.bin > 120'
+    where = '"txt" and size.bin > 120 and label < 7'
     expected = selected(folder, where=where, shuffle=True)
     if not remote:
         assert selected(bare, where=where, shuffle=True) == expected

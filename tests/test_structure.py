@@ -51,7 +51,6 @@ MOST_LINES_OF_CODE = 25_050
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""
 CHANGES_MORE = {
-    "StreamLoader": 14,
     "SlidingShuffle": 10,
     "Lookahead": 10,
     "EpochIterator": 14,

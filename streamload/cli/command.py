@@ -17,15 +17,7 @@ from streamload.pack.output import UsageError, say
 from streamload.tar.header_chain import RECORD_BYTES
 from streamload.text import printable
 
-FAILED = 1
-INTERRUPTED = 130
-_STATUSES: tuple[tuple[type[BaseException], int], ...] = (
-    (UsageError, 2),
-    (StreamloadError, FAILED),
-    (ValueError, FAILED),
-    (OSError, FAILED),
-    (KeyboardInterrupt, INTERRUPTED),
-)
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage; 130 ended by Ctrl-C."
 
 
@@ -57,14 +49,14 @@ def reported_errors(interrupted: str = "") -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # `streamload ls ... | head`: typer exits silently
-    except tuple(kind for kind, _ in _STATUSES) as exc:
-        status = next(status for kind, status in _STATUSES if isinstance(exc, kind))
-        if isinstance(exc, OSError):
+    except (StreamloadError, ValueError, OSError, KeyboardInterrupt) as exc:
+        status, message = FAILED, f"error: {exc}"
+        if isinstance(exc, UsageError):
+            status = WRONG_USAGE
+        elif isinstance(exc, OSError):
             message = f"error: {exc.filename or 'input or output'}: {exc.strerror or exc}"
         elif isinstance(exc, KeyboardInterrupt):
-            message = ": ".join(filter(None, ("interrupted", str(exc) or interrupted)))
-        else:
-            message = f"error: {exc}"
+            status, message = INTERRUPTED, ": ".join(filter(None, ("interrupted", str(exc) or interrupted)))
         say("; ".join([message, *getattr(exc, "__notes__", ())]))
         raise typer.Exit(status) from exc
 

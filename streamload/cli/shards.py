@@ -19,21 +19,7 @@ import typer
 from numpy.typing import NDArray
 
 import streamload
-from streamload.cli.command import (
-    FAILED,
-    Index,
-    Json,
-    Ray,
-    RecordSize,
-    StorageOption,
-    Urls,
-    Where,
-    Workers,
-    print_array,
-    print_document,
-    print_line,
-    print_table,
-)
+from streamload.cli import command
 from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, without_secrets
 from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, unpack_columns
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard, pack_table
@@ -179,14 +165,14 @@ def _only(selected: NDArray[np.bool_], results: Iterator[tuple[int, ShardTable]]
 
 
 def ls_command(
-    urls: Urls,
+    urls: command.Urls,
     *,
     samples: Annotated[bool, typer.Option("--samples", help="List every sample with its fields.")] = False,
-    as_document: Json = False,
-    where: Where = None,
-    index: Index = None,
-    workers: Workers = None,
-    storage_option: StorageOption = None,
+    as_document: command.Json = False,
+    where: command.Where = None,
+    index: command.Index = None,
+    workers: command.Workers = None,
+    storage_option: command.StorageOption = None,
 ) -> None:
     """List shards with their size, samples and fields, or every sample.
 
@@ -208,13 +194,13 @@ def ls_command(
         shards = zip(names, results, strict=True)
         rows = ((url, key, fields) for url, (_, table) in shards for key, fields in _samples(table))
         if samples and as_document:
-            print_array({"url": url, "key": key, "fields": fields} for url, key, fields in rows)
+            command.print_array({"url": url, "key": key, "fields": fields} for url, key, fields in rows)
         elif samples:
             for url, key, fields in rows:
                 sizes = (f"{name} {size:,}" for name, size in fields.items())
-                print_line("  ".join((url, key, *sizes)).replace("\n", "\\n"))
+                command.print_line("  ".join((url, key, *sizes)).replace("\n", "\\n"))
         elif as_document:
-            print_array(
+            command.print_array(
                 {"url": url, "bytes": size, "samples": len(table), "fields": table.fields}
                 for url, (size, table) in shards
             )
@@ -225,8 +211,8 @@ def ls_command(
                 total_bytes += size
                 total_samples += len(table)
             counts = f"{counted(len(names), 'shard')}, {counted(total_samples, 'sample')}"
-            print_table(lines, numbers=2)
-            print_line(f"{counts}, {shown_bytes(total_bytes)}")
+            command.print_table(lines, numbers=2)
+            command.print_line(f"{counts}, {shown_bytes(total_bytes)}")
 
 
 def _samples(table: ShardTable) -> Iterator[tuple[str, dict[str, int]]]:
@@ -238,15 +224,15 @@ def _samples(table: ShardTable) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def index_command(
-    urls: Urls,
+    urls: command.Urls,
     *,
     output: Annotated[str | None, typer.Option(help="Folder of the index, if not beside the shards.")] = None,
     columns: Annotated[str | None, typer.Option(help="Values to select samples by, as FIELD:NAME,...")] = None,
-    record_size: RecordSize = RECORD_BYTES,
-    as_document: Json = False,
-    workers: Workers = None,
-    ray: Ray = None,
-    storage_option: StorageOption = None,
+    record_size: command.RecordSize = RECORD_BYTES,
+    as_document: command.Json = False,
+    workers: command.Workers = None,
+    ray: command.Ray = None,
+    storage_option: command.StorageOption = None,
 ) -> None:
     """Read shards once and write their index, so that loaders start at once.
 
@@ -298,7 +284,7 @@ def index_command(
             gone += dropped
     samples = sum(entry.samples for entry, *_ in tables.values())
     if not as_document:
-        print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
+        command.print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
     if sources is not None:
         for folder, inside in by_index.items():
             _write_columns(sources, IndexFolder(storages.for_url(folder), folder), inside, options)
@@ -311,7 +297,7 @@ def index_command(
             "shards with `tar --hard-dereference -h`"
         )
     if as_document:
-        print_document({"shards": len(urls), "samples": samples, "skipped_links": links, "dropped": gone})
+        command.print_document({"shards": len(urls), "samples": samples, "skipped_links": links, "dropped": gone})
 
 
 def _parse_columns(text: str) -> list[tuple[str, str]]:
@@ -433,15 +419,15 @@ def _warn_of_missing_end(url: str, table: ShardTable) -> None:
 
 
 def verify_command(
-    urls: Urls,
+    urls: command.Urls,
     *,
     decode: Annotated[bool, typer.Option("--decode", help="Also decode every field.")] = False,
-    as_document: Json = False,
-    index: Index = None,
-    record_size: RecordSize = RECORD_BYTES,
-    workers: Workers = None,
-    ray: Ray = None,
-    storage_option: StorageOption = None,
+    as_document: command.Json = False,
+    index: command.Index = None,
+    record_size: command.RecordSize = RECORD_BYTES,
+    workers: command.Workers = None,
+    ray: command.Ray = None,
+    storage_option: command.StorageOption = None,
 ) -> None:
     """Read every byte of shards and compare it with the index.
 
@@ -468,7 +454,7 @@ def verify_command(
                 place = {"url": fault.url, "key": fault.key, "offset": fault.offset}
                 kept.append({"kind": type(fault).__name__, "message": fault.message, **place})
             else:
-                print_line(str(fault))
+                command.print_line(str(fault))
 
     read_one = partial(_read_or_error, storages=storages, record_bytes=record_size)
     with open_pool(ray, workers) as pool:
@@ -495,16 +481,16 @@ def verify_command(
     shards, unchecked = counted(len(urls), "shard"), counts["unchecked"]
     if as_document:
         document = {"shards": len(urls), "samples": counts["samples"], "shards_without_checksums": unchecked}
-        print_document(document | {"faults": kept})
+        command.print_document(document | {"faults": kept})
     elif not counts["faults"]:
         advice = "only the headers were checked; run `streamload index` while they are known to be intact"
         note = f"; of {counted(unchecked, 'shard')} without an index {advice}" if unchecked else ""
-        print_line(f"{shards} verified, no damage{note}")
+        command.print_line(f"{shards} verified, no damage{note}")
     if counts["faults"]:
         nothing = "nothing was verified, because no shard of these names exists; check the path"
         failed = f"{counted(counts['faults'], 'fault')} in {shards}"
         say(f"error: {nothing if counts['missing'] == len(urls) else failed}")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(command.FAILED)
 
 
 def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes: int) -> ReadShard | StreamloadError:

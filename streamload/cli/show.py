@@ -12,7 +12,6 @@ from zlib import crc32
 import numpy as np
 import typer
 from numpy.typing import NDArray
-
 import streamload
 from streamload.cli.command import Fields, Index, StorageOption, Urls, Where, print_line
 from streamload.decode.decoders import decoder_for, is_image
@@ -60,12 +59,11 @@ def show_command(
       streamload show s3://bucket/train --output boxes.webp --samples 8 --columns 4 --fields jpg,json
     """
     kind = _FORMATS.get(os.path.splitext(output)[1])
-    folder = os.path.dirname(os.path.abspath(output))
     if "://" in output:
         raise UsageError(f"--output {without_secrets(output)!r} is a url; name a file on a local disk")
     if kind is None:
         raise UsageError(f"--output {output!r} must end in .png, .jpg or .webp")
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder := os.path.dirname(os.path.abspath(output))):
         raise UsageError(f"--output: there is no folder {folder!r}; make it first")
     names = None if fields is None else (*fields.split(","), "__key__", "__url__")
     with streamload.StreamLoader(
@@ -95,9 +93,8 @@ def show_command(
         stored = [name.removesuffix("?") for name in names]
         batch = [dict(zip(stored, sample, strict=True)) for sample in batch]
     cells = [_cell(sample, classes) for sample in batch]
-    which = f"the first {counted(len(batch), 'sample')}"
-    if seed is not None:
-        which = f"{counted(len(batch), 'sample')} at random by seed {seed}"
+    number = counted(len(batch), "sample")
+    which = f"the first {number}" if seed is None else f"{number} at random by seed {seed}"
     sheet = _sheet([f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", which], cells, columns)
     replace_file(output, lambda file: sheet.save(file, format=kind), durable=False)
     print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
@@ -138,7 +135,7 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
 
     images: list[Image.Image] = []
     boxes: list[tuple[Sequence[float], str]] = []
-    lines = textwrap.wrap(sample["__key__"], _CELL // 7, max_lines=2, placeholder="...")
+    lines = _wrapped(sample["__key__"], 2)
     for name, data in sorted(sample.items(), key=lambda item: item[0].count(".")):
         if name.startswith("__") or data is None:
             continue
@@ -156,8 +153,7 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
             images.append(image)
             continue
         boxes += own_boxes
-        text = f"{name}: {counted(len(own_boxes), 'box') if own_boxes else _text(name, value, classes)}"
-        lines += textwrap.wrap(text, _CELL // 7, max_lines=4, placeholder="...")
+        lines += _wrapped(f"{name}: {counted(len(own_boxes), 'box') if own_boxes else _text(name, value, classes)}", 4)
     pictures = [_drawn(image, () if number else boxes) for number, image in enumerate(images)]
     cell = Image.new("RGB", (_CELL, sum(each.height + _GAP for each in pictures) + _LINE * len(lines)), _PAPER)
     y = 0
@@ -166,6 +162,10 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
         y += picture.height + _GAP
     _write(cell, 0, y, lines)
     return cell
+
+
+def _wrapped(text: str, most_lines: int) -> list[str]:
+    return textwrap.wrap(text, _CELL // 7, max_lines=most_lines, placeholder="...")
 
 
 def _decoded(name: str, data: bytes) -> Any:
@@ -183,7 +183,7 @@ def _as_image(value: Any) -> Image.Image | None:
 
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "uif" or min(value.shape[:2], default=0) <= 3:
         return None
-    if value.ndim != 2 and value.shape[2:] not in ((1,), (3,)):
+    if value.shape[2:] not in ((), (1,), (3,)) or value.ndim < 2:
         return None
     pixels: NDArray[Any] = value
     if pixels.dtype != np.uint8 or pixels.max() < _DARK:

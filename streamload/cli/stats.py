@@ -14,17 +14,7 @@ import typer
 from numpy.typing import NDArray
 
 import streamload
-from streamload.cli.command import (
-    Index,
-    Json,
-    StorageOption,
-    Urls,
-    Where,
-    Workers,
-    print_document,
-    print_line,
-    print_table,
-)
+from streamload.cli import command
 from streamload.cli.shards import tables
 from streamload.decode.decoders import is_image
 from streamload.errors import without_secrets
@@ -44,15 +34,15 @@ _NO_PIXELS = np.array([[0] * 3, [0] * 3, [0] * 3, [255] * 3, [0] * 3])
 
 
 def stats_command(
-    urls: Urls,
+    urls: command.Urls,
     *,
     pixels: Annotated[bool, typer.Option("--pixels", help="Measure the channels of all images.")] = False,
     output: Annotated[str | None, typer.Option(help="Save --pixels to this .json, not beside the shards.")] = None,
-    as_document: Json = False,
-    where: Where = None,
-    index: Index = None,
-    workers: Workers = None,
-    storage_option: StorageOption = None,
+    as_document: command.Json = False,
+    where: command.Where = None,
+    index: command.Index = None,
+    workers: command.Workers = None,
+    storage_option: command.StorageOption = None,
 ) -> None:
     """Report the number and the sizes of shards, samples, fields and labels.
 
@@ -80,22 +70,15 @@ def stats_command(
     with tables(listing, index, storages, workers, labels=True, where=where, label="reading") as shards:
         result = _counts(shards)
     if output is not None:
-        result["pixels"] = _measured(
-            urls,
-            list(result["fields"]),
-            result["samples"],
-            where=where,
-            index=index,
-            num_workers=workers or "auto",
-            storage_options=options,
-        )
+        reading = {"where": where, "index": index, "num_workers": workers or "auto", "storage_options": options}
+        result["pixels"] = _measured(urls, list(result["fields"]), result["samples"], reading)
         storages.for_url(output).write(output, json.dumps(result["pixels"], indent=2).encode())
     if as_document:
-        print_document(result)
+        command.print_document(result)
         return
     _print(result)
     if output is not None:
-        print_line(f"saved in {without_secrets(output)}")
+        command.print_line(f"saved in {without_secrets(output)}")
 
 
 def _counts(shards: Iterable[tuple[int, ShardTable]]) -> dict[str, Any]:
@@ -134,28 +117,30 @@ def _print(result: dict[str, Any]) -> None:
     least, greatest = result["samples_per_shard"].values()
     shards, samples = counted(result["shards"], "shard"), counted(result["samples"], "sample")
     size = shown_bytes(result["bytes"])
-    print_line(f"{shards} with {least:,} to {counted(greatest, 'sample')} each; {samples}, {size}\n")
+    command.print_line(f"{shards} with {least:,} to {counted(greatest, 'sample')} each; {samples}, {size}\n")
     rows: list[tuple[str, ...]] = [("FIELD", "SAMPLES", "BYTES", "MEAN", "MIN", "MAX")]
     for name, field in result["fields"].items():
         sizes = (field["bytes"], field["bytes"] / field["samples"], field["min_bytes"], field["max_bytes"])
         rows.append((name, f"{field['samples']:,}", *map(shown_bytes, sizes)))
-    print_table(rows, numbers=5)
+    command.print_table(rows, numbers=5)
     if labels := result["labels"]:
         shown = [(str(each["label"]), f"{each['samples']:,}") for each in labels[:_LABELS_SHOWN]]
-        print_line("")
-        print_table([("LABEL", "SAMPLES"), *shown], numbers=1)
+        command.print_line("")
+        command.print_table([("LABEL", "SAMPLES"), *shown], numbers=1)
         if len(labels) > len(shown):
-            print_line(f"and {counted(len(labels) - len(shown), 'more label')}")
+            command.print_line(f"and {counted(len(labels) - len(shown), 'more label')}")
         if unknown := result["samples_of_shards_without_labels"]:
-            print_line(f"not counted: {counted(unknown, 'sample')} of shards in which not every cls is a whole number")
+            command.print_line(
+                f"not counted: {counted(unknown, 'sample')} of shards in which not every cls is a whole number"
+            )
     if pixels := result.get("pixels"):
         names = ("mean", "std", "min", "max")
         channels = [(channel, *(f"{pixels[name][n]:.4f}" for name in names)) for n, channel in enumerate(_CHANNELS)]
-        print_line("")
-        print_table([("CHANNEL", *map(str.upper, names)), *channels], numbers=4)
+        command.print_line("")
+        command.print_table([("CHANNEL", *map(str.upper, names)), *channels], numbers=4)
 
 
-def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, **options: Any) -> dict[str, Any]:
+def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, reading: dict[str, Any]) -> dict[str, Any]:
     """Decode all images once and measure their channels, for values from 0 to 1.
 
     Raises:
@@ -175,7 +160,7 @@ def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, **option
             collate_fn=_sums_of_batch,
             rank=0,
             world_size=1,
-            **options,
+            **reading,
         ) as loader,
         Progress("measuring", samples, "samples") as progress,
     ):
