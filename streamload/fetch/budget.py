@@ -28,7 +28,7 @@ _MARGIN = 1.05
 
 
 def available_bytes(root: str = "/") -> int:
-    """The memory that this machine, or the cgroup (the container, the job) of this process, could still give out.
+    """Return the free memory of this machine, or of this process's cgroup (its container or job).
 
     Args:
         root: the folder below which `proc` and `sys` are.
@@ -47,17 +47,17 @@ def available_bytes(root: str = "/") -> int:
 
 
 def default_budget(local_ranks: int) -> int:
-    """A quarter of the memory that is free now, divided among the ranks of this machine."""
+    """Return a quarter of the memory that is free now, divided among the ranks of this machine."""
     return max(LEAST_BUDGET_BYTES, available_bytes() // (FREE_MEMORY_SHARE * local_ranks))
 
 
 def expansion_bytes(budget_bytes: int) -> int:
-    """What of a budget is for the values that fields expand to, in all workers together."""
+    """Return the share of a budget for the values that fields expand to, in all workers together."""
     return budget_bytes // EXPANSION_SHARE
 
 
 def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
-    """What of a budget parts may take; the rest is for the buffers of requests, and for expansion.
+    """Return the share of a budget for parts; the rest is for the buffers of requests, and for expansion.
 
     Args:
         budget_bytes: for everything.
@@ -67,7 +67,7 @@ def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
 
 
 def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
-    """The least budget of which so much is for parts: the inverse of `bytes_for_parts`."""
+    """Return the least budget with this share for parts: the inverse of `bytes_for_parts`."""
     shares = PARTS_PROPORTION + REQUESTS_PROPORTION
     expansion = shares // EXPANSION_SHARE if expands else 0
     small_bytes = -(-parts_bytes * shares // (PARTS_PROPORTION - expansion))
@@ -75,7 +75,7 @@ def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
 
 
 def requests_at_once(budget_bytes: int) -> int:
-    """How many requests a budget has room for, at least one."""
+    """Return how many requests a budget has room for, at least one."""
     requests_bytes = _requests_bytes(budget_bytes)
     return MOST_REQUESTS if requests_bytes == REQUESTS_BYTES else max(1, requests_bytes // REQUEST_BYTES)
 
@@ -97,8 +97,8 @@ def check_window(
 ) -> None:
     """Refuse a shuffle window that does not fit.
 
-    A part is held from the first of its samples that is drawn until the last, which is a window later. So what lies
-    within the window is held, and at each end of it a part that lies there only partly; never more than there is.
+    A part is held from its first sample that is drawn to its last, a window later. So what lies within the window is
+    held, and a part at each end of it.
 
     Args:
         budget_bytes: for everything.
@@ -108,10 +108,10 @@ def check_window(
         lanes_read: how many lanes this rank reads.
         lanes: how many there are.
         shards: how many there are.
-        expands: fields are read that may expand, for which a share of the budget is kept.
+        expands: fields are read that may expand.
 
     Raises:
-        ValueError: it does not fit; the message has the arithmetic and what to do.
+        ValueError: it does not fit.
     """
     sample_bytes = data_bytes / max(1, samples)
     waiting = min(window, -(-samples // lanes))
@@ -144,7 +144,7 @@ def budget_error(
     expands: bool = False,
     cache_helps: bool = True,
 ) -> StorageError:
-    """The error to raise when nothing goes on within the budget: what takes it, and what to do.
+    """Make the error for a budget within which nothing goes on.
 
     A disk cache does not help with compressed shards, which it keeps compressed.
     """
@@ -168,7 +168,7 @@ def _left(budget_bytes: int, *, expands: bool) -> str:
 
 
 def _shown(size_bytes: float, rounded: Callable[[float], int] = round) -> str:
-    """With two digits or more: `999 kB`, `1.3 MB`, `24 MB`."""
+    """Return a size with two digits or more: `999 kB`, `1.3 MB`, `24 MB`."""
     if 0 < size_bytes < 1e6:
         return f"{rounded(size_bytes / 1e3)} kB"
     parts = 10 if size_bytes < 10e6 else 1

@@ -1,4 +1,4 @@
-"""Which of the listed shards have to be fetched, and the options for fetching them."""
+"""Which shards have to be fetched, and the options for fetching them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from streamload.tar.decompression import compression_of
 
 
 class Fetching(NamedTuple):
-    """What a feeder is told of how shards are fetched.
+    """How a feeder fetches shards.
 
     Attributes:
         storages: where shards lie.
-        budget_bytes: what they and the batches may take in memory.
-        expands: a share of it is kept for what fields expand to.
+        budget_bytes: for fetched bytes.
         cache_folder: for a disk cache; None for none.
         cache_bytes: how large that may get.
+        expands: a share of the budget is kept for the values that fields expand to.
     """
 
     storages: Storages
@@ -41,7 +41,7 @@ def waits_for_index(listing: Listing, storages: Storages) -> bool:
 
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
-    """The numbers of shards and sidecars that workers cannot open by themselves: remote ones, and compressed ones."""
+    """Return the numbers of shards and sidecars that workers cannot open: remote ones, and compressed ones."""
     here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.numbered}}
     return frozenset(
         number

@@ -442,7 +442,7 @@ class Prerequisites:
         self._errors: dict[int, Exception] = {}
 
     def has_tables(self, shards: Collection[int]) -> bool:
-        """Whether the tables of some shards can be had at once; if not, they are loaded, in this order.
+        """Return True if the tables of some shards are at hand; if not, load them, in this order.
 
         None of them is dropped before this is called for others.
 
@@ -455,7 +455,7 @@ class Prerequisites:
         return not missing
 
     def want_tables(self, shards: Iterable[int]) -> None:
-        """Have tables loaded that will be needed."""
+        """Load tables that will be needed."""
         numbers = self._tables.with_sidecars(shards)
         new = [shard for shard in numbers if shard not in self._wanted and shard not in self._loading]
         wanted = [shard for shard in new if self._tables.needs_read(shard) and shard not in self._errors]
@@ -464,7 +464,7 @@ class Prerequisites:
             self._wake()
 
     def loading_now(self) -> str:
-        """Which table is being loaded, in words; empty where none is."""
+        """Return in words which table is being loaded; empty if none is."""
         shard = next(iter(self._loading), None)
         return "" if shard is None else f"the index: where samples lie in {without_secrets(self._tables.url(shard))!r}"
 
@@ -499,7 +499,7 @@ class Prerequisites:
             del self._loading[shard]
 
     def _loaded(self, shard: int, task: asyncio.Task[None]) -> None:
-        """Note what was raised, a mistake of ours too: `has_tables` raises it, and nothing else would tell of it."""
+        """Record what was raised, our own mistakes too, for `has_tables`."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self._errors[shard] = error

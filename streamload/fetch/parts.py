@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 PART_BYTES = 8 << 20
-"""The size of a part, but for the last of a shard. A request has a cost of its own, of latency above all, so that parts
-must not be small; and a part is held as long as one of its samples is waited for, so they must not be large."""
+"""The size of a part, but for the last of a shard: large, since each request has a latency, and small, since a part is
+held as long as one of its samples is waited for."""
 
 _NUMBER_BITS = 32
 
@@ -18,29 +18,27 @@ Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def part_key(shard: int, number: int) -> int:
-    """One integer for a shard's part."""
+    """Return one integer for a shard's part."""
     return shard << _NUMBER_BITS | number
 
 
 def shard_and_number(key: int) -> tuple[int, int]:
-    """The shard and the number of the part that a key stands for."""
+    """Return the shard and the number of the part of a key."""
     return key >> _NUMBER_BITS, key & (1 << _NUMBER_BITS) - 1
 
 
 def part_edges(number: int, shard_bytes: int | None) -> tuple[int, int]:
-    """The first byte of a part and the one behind it, at most the shard's end where that is known."""
+    """Return the first byte of a part and its end, at most the shard's end if that is known."""
     start = number * PART_BYTES
     end = start + PART_BYTES
     return start, end if shard_bytes is None else min(end, shard_bytes)
 
 
 def parts_of_batches(places: Sequence[Places], edges: NDArray[np.int64]) -> tuple[list[int], ...]:
-    """For each of several batches the keys of all parts that its rows need, each once, in the order of the rows.
-
-    NumPy takes as long for one batch as for many together.
+    """Return the keys of the parts that the rows of each batch need, each once, in the order of the rows.
 
     Args:
-        places: shards, offsets and sizes of each field, int64[rows]; a negative offset stands for no field.
+        places: shards, offsets and sizes of each field, int64[rows]; a negative offset stands for a missing field.
         edges: int64[batches + 1], ascending from 0: the first row of each batch, and the number of rows.
     """
     keys: list[NDArray[np.int64]] = []
@@ -65,12 +63,12 @@ def parts_of_batches(places: Sequence[Places], edges: NDArray[np.int64]) -> tupl
 def parts_by_share(
     shards: NDArray[np.int64], samples: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> list[int]:
-    """The keys of the parts in which rows probably lie, each once, in their order, as if samples were alike in size.
+    """Return the keys of the parts in which rows probably lie, each once, as if samples were alike in size.
 
     Args:
         shards: int64[rows], each row's shard.
         samples: int64[rows], its number in the shard.
-        sizes: int64[rows], the bytes of its shard; negative where they are not known, which leaves the row out.
+        sizes: int64[rows], the bytes of its shard; negative if they are not known, which leaves the row out.
         counts: int64[rows], the samples of its shard.
     """
     known = np.flatnonzero((sizes > 0) & (counts > 0))

@@ -1,4 +1,4 @@
-"""Reading a few ranges of remote shards, and the tables that say where samples lie in them: for access at random."""
+"""Read a few ranges of remote shards, and the tables that locate their samples: for random access."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from streamload.fetch.parts import PART_BYTES
 from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
 from streamload.limits import SMALL_REQUESTS
-from streamload.storage.download import Pin, download
+from streamload.storage.download import Pin, read_range
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
-# So many bytes that nobody requested are fetched sooner than another request is made.
+# Maximum gap to coalesce.
 _GAP_BYTES = 128 << 10
 
 
 class ByteRange(NamedTuple):
-    """Some bytes of a shard, `[start, end)`."""
+    """The bytes `[start, end)` of a shard."""
 
     shard: int
     start: int
@@ -27,12 +27,7 @@ class ByteRange(NamedTuple):
 
 
 class RangeReader:
-    """Reads from the shards of a listing, and from the indexes that know them, many requests at once.
-
-    Args:
-        listing: the shards.
-        storages: where they lie.
-    """
+    """Reads from the shards of a listing, and from their indexes, many requests at once."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._listing = listing
@@ -42,18 +37,13 @@ class RangeReader:
         self._pins: dict[int, Pin] = {}
 
     async def tables(self, shards: Sequence[int]) -> list[ShardTable | None]:
-        """The table of each shard; None for one that no index knows.
-
-        Raises:
-            DatasetIndexError, StorageError: as `Dataset.load`.
-        """
+        """Return the table of each shard, None for one that is in no index; raises what `Dataset.load` raises."""
         return list(await asyncio.gather(*map(self._table, shards)))
 
     async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """The bytes of each range, cut at the shard's end; its version must be what was listed, or read first.
+        """Return the bytes of each range, cut at the shard's end; raises what `download` raises.
 
-        Raises:
-            StorageError: as `download`.
+        The version of a shard must be the one that was listed, or read first.
         """
         return list(await asyncio.gather(*map(self._read, ranges)))
 
@@ -66,25 +56,17 @@ class RangeReader:
             return await self._tables.load(shard)
 
     async def _read(self, wanted: ByteRange) -> bytes:
-        content = bytearray(wanted.end - wanted.start)
-        listed = self._listing.shard(wanted.shard)
-        pin = self._pins.get(wanted.shard)
-        if pin is None:
-            pin = self._pins[wanted.shard] = self._listing.pin(wanted.shard)
-
-        def write(offset: int, piece: bytes) -> None:
-            content[offset - wanted.start : offset - wanted.start + len(piece)] = piece
-
+        shard, start, end = wanted
+        url = self._listing.shard(shard).url
+        if shard not in self._pins:
+            self._pins[shard] = self._listing.pin(shard)
         async with self._at_once:
-            storage = self._storages.for_url(listed.url)
-            done = await download(
-                storage, listed.url, wanted.start, wanted.end, write, pin=pin, retries=self._storages.retries
-            )
-        return bytes(content[: done.end - wanted.start])
+            storage, retries = self._storages.for_url(url), self._storages.retries
+            return await read_range(storage, url, start, end, pin=self._pins[shard], retries=retries)
 
 
 def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:
-    """Few ranges that cover many places; neighbours are read together, in requests of about a part at most.
+    """Return few ranges, of a part at most, that cover many places.
 
     Args:
         places: shard, start and end of each, in any order; empty ones are skipped.

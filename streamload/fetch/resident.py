@@ -33,30 +33,26 @@ class OpenShard(NamedTuple):
     descriptor: int
 
 
-_ALWAYS_THE_SAME = (0, 0)
-
-
 class ResidentShards:
-    """Opens the shards of a listing, and makes sure that they still are what was listed.
+    """Opens the shards of a listing, and checks that they are unchanged.
 
-    What an epoch has finished with stays mapped for the next one as long as it is small: mapping anew costs a page
-    fault for every 64 KiB, which is more than copying small samples out of it.
+    Small local shards that an epoch has finished with stay mapped for the next one: mapping anew costs a page fault for
+    every 64 KiB, which is more than copying small samples.
 
     Args:
         shards: the listing's, by number.
-        fetched: has those that are not opened here; None if there are none.
+        fetcher: has the shards that cannot be opened here; None if there are none.
         kept_bytes: how much of what is finished with stays mapped.
     """
 
     def __init__(
         self,
         shards: tuple[Shard, ...],
-        fetched: Fetcher | None = None,
+        fetcher: Fetcher | None = None,
         kept_bytes: int = RESIDENT_BYTES,
     ) -> None:
         self._shards = shards
-        self._memory = fetched
-        self._fetched = frozenset() if fetched is None else fetched.fetched
+        self._fetcher = fetcher
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._free_bytes = kept_bytes
 
@@ -68,32 +64,29 @@ class ResidentShards:
             ShardChangedError: its size or its time of modification differs from what was listed.
             StorageError: it cannot be read.
         """
-        if self._memory is not None and shard in self._fetched:
-            return self._memory.open(shard)
+        if self._fetcher is not None and shard in self._fetcher.fetched:
+            return self._fetcher.open(shard)
         listed = self._shards[shard]
         return OpenShard(listed.url, listed.bytes, open_listed(listed))
 
     def version(self, shard: int) -> tuple[int, int]:
-        """Another value whenever whoever has opened the shard must open it once more."""
-        if self._memory is not None and shard in self._fetched:
-            return self._memory.version(shard)
-        return _ALWAYS_THE_SAME
+        """Return a value that changes whenever a shard must be opened once more."""
+        if self._fetcher is not None and shard in self._fetcher.fetched:
+            return self._fetcher.version(shard)
+        return 0, 0
 
     def need(self, shard: int) -> None:
-        """Rows of this shard are wanted, whether it was opened before or not. One that was kept is checked again.
-
-        Raises:
-            ShardNotFoundError, ShardChangedError, StorageError: as for `open`.
-        """
+        """Note that rows of a shard are needed, and check it again if it was kept; raises what `open` raises."""
         kept_bytes = self._kept.pop(shard, None)
         if kept_bytes is not None:
             self._free_bytes += kept_bytes
             os.close(self.open(shard).descriptor)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """No more rows of these are wanted for now. Returns which shards to unmap: those longest finished with."""
+        """Keep shards that are not needed for now; returns which shards to unmap, those longest finished with."""
+        fetched = () if self._fetcher is None else self._fetcher.fetched
         for shard in shards:
-            if shard not in self._kept and shard not in self._fetched:
+            if shard not in self._kept and shard not in fetched:
                 self._kept[shard] = self._shards[shard].bytes
                 self._free_bytes -= self._shards[shard].bytes
         dropped = []
@@ -105,25 +98,19 @@ class ResidentShards:
 
 
 def open_listed(listed: Shard) -> int:
-    """A read-only descriptor of a local shard, which still is what was listed; the caller closes it.
+    """Open a local shard, which must be what was listed, and return its read-only descriptor.
 
     Raises:
         ShardNotFoundError, ShardChangedError, StorageError: as for `ResidentShards.open`.
     """
     descriptor = LocalStorage().open(listed.url)
-    try:
-        _check(listed, os.fstat(descriptor))
-    except ShardChangedError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _check(listed: Shard, found: os.stat_result) -> None:
-    if (found.st_size, found.st_mtime_ns) != (listed.bytes, listed.mtime_ns):
-        raise ShardChangedError(
-            "the shard was changed while it was in use: it was listed with "
-            f"{listed.bytes} bytes (mtime {listed.mtime_ns}) and has {found.st_size} (mtime {found.st_mtime_ns}) "
-            "now; make a new loader, and give every version of a dataset a folder of its own",
-            url=listed.url,
-        )
+    found = os.fstat(descriptor)
+    if (found.st_size, found.st_mtime_ns) == (listed.bytes, listed.mtime_ns):
+        return descriptor
+    os.close(descriptor)
+    raise ShardChangedError(
+        "the shard was changed while it was in use: it was listed with "
+        f"{listed.bytes} bytes (mtime {listed.mtime_ns}) and has {found.st_size} (mtime {found.st_mtime_ns}) "
+        "now; make a new loader, and give every version of a dataset a folder of its own",
+        url=listed.url,
+    )

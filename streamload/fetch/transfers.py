@@ -18,15 +18,14 @@ _FEWEST = 1
 
 
 class Concurrency:
-    """Slow start, then additive increase and multiplicative decrease (RFC 5681). Any monotonic clock's times; no I/O.
+    """Slow start, then additive increase and multiplicative decrease (RFC 5681), without I/O.
 
     Until the storage refuses a request, the limit grows by one for every request that succeeds while it is reached, so
-    that it doubles in a round trip. From then on it grows by one for every `limit` of them, which is about once in a
-    round trip. It is halved at most once in a round trip: a request that was sent before the last halving says nothing
-    about the new limit.
+    it doubles in a round trip; from then on by one in a round trip. It is halved at most once in a round trip: a
+    request sent before the last halving says nothing about the new limit.
 
     Args:
-        most: an upper bound of the caller's, such as how many parts fit into memory. At least 1.
+        most: an upper bound of the caller's, at least 1.
     """
 
     def __init__(self, *, most: int = MOST_REQUESTS) -> None:

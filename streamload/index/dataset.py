@@ -18,7 +18,7 @@ from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, Dataset
 from streamload.index.listing import Listing, Shard
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
-from streamload.storage.download import Pin, download
+from streamload.storage.download import Pin, read_range
 from streamload.storage.storages import Storages
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
@@ -330,18 +330,12 @@ class Dataset:
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes | None:
     """Download a range of a file, retried like a shard's; None if there is no such file."""
-    content = bytearray()
-
-    def write(offset: int, piece: bytes) -> None:
-        content[offset - start : offset - start + len(piece)] = piece
-
     try:
-        await download(storages.for_url(url), url, start, end, write, pin=Pin(), retries=storages.retries)
+        return await read_range(storages.for_url(url), url, start, end, pin=Pin(), retries=storages.retries)
     except ShardNotFoundError:
         return None
     except ShardChangedError as exc:
         raise index_error(f"the file of the index is cut ({exc.message})", url, start) from exc
-    return bytes(content)
 
 
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:

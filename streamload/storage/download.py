@@ -283,6 +283,13 @@ async def download(
     return await _Download(storage, url, start, end, write, pin, retries.policy, watch, attempts).run()
 
 
+async def read_range(storage: Storage, url: str, start: int, end: int, *, pin: Pin, retries: Retries) -> bytes:
+    """Fetch some bytes of a shard, fewer if it ends before; see `download`."""
+    content = bytearray()
+    await download(storage, url, start, end, lambda _, piece: content.extend(piece), pin=pin, retries=retries)
+    return bytes(content)
+
+
 class _StalledError(TransientStorageError):
     """No byte came in time."""
 

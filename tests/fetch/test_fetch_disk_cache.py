@@ -131,10 +131,7 @@ def test_files_in_use_are_not_evicted(folder: str) -> None:
 # -- several processes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("locks_bytes", [True, False])
-def test_a_shard_is_filled_by_one(folder: str, monkeypatch: pytest.MonkeyPatch, *, locks_bytes: bool) -> None:
-    if not locks_bytes:
-        monkeypatch.setattr("streamload.fetch.cache.cache_file.LOCKS_BYTES", False)
+def test_a_shard_is_filled_by_one(folder: str) -> None:
     caches = cache_of(folder), cache_of(folder)
     file = opened(caches[0], identity_of(1))
     assert caches[1].open(identity_of(1)) is None

@@ -5,11 +5,9 @@ It holds the shard's bytes, and behind them the crc32 of each part, four bytes e
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -19,13 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-LOCKS_BYTES = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
-"""Whether a lock is on one byte; otherwise it is on the whole file."""
-
-# Linux's `struct flock`: type, whence, start, length, process.
-_FLOCK = struct.Struct("@hhqqi4x")
-
-_HELD_BY_ANOTHER = (errno.EAGAIN, errno.EACCES)
 _RETRY_S = 0.002
 
 
@@ -33,62 +24,32 @@ class LockBusyError(Exception):
     """Another process keeps a lock for longer than is worth waiting for."""
 
 
-def _set(descriptor: int, kind: int, byte: int) -> bool:
-    try:
-        if LOCKS_BYTES:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
-        else:
-            operation = {fcntl.F_RDLCK: fcntl.LOCK_SH, fcntl.F_WRLCK: fcntl.LOCK_EX, fcntl.F_UNLCK: fcntl.LOCK_UN}
-            fcntl.flock(descriptor, operation[kind] | fcntl.LOCK_NB)
-    except OSError as exc:
-        if exc.errno in _HELD_BY_ANOTHER:
-            return False
-        raise
-    return True
-
-
-def try_lock(descriptor: int, byte: int) -> bool:
-    """Lock a byte (which need not exist) for this opening of the file alone; False if another one has it.
-
-    Raises:
-        OSError: the file system has no locks, or the descriptor is not open for writing.
-    """
-    return _set(descriptor, fcntl.F_WRLCK, byte)
-
-
-def unlock(descriptor: int, byte: int) -> None:
-    """Let go of a byte; nothing happens if it was not locked."""
-    _set(descriptor, fcntl.F_UNLCK, byte)
-
-
-def mark_in_use(descriptor: int) -> None:
-    """Show others that the file is in use, until the last copy of this descriptor is closed.
+def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file for this opening of it and its copies; False if another opening has it.
 
     Raises:
         OSError: the file system has no locks.
     """
-    _set(descriptor, fcntl.F_RDLCK, 0)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def mark_in_use(descriptor: int) -> None:
+    """Show others that the file is in use, until the last copy of this descriptor is closed."""
+    try_lock(descriptor, fcntl.LOCK_SH)
 
 
 def is_in_use(path: str) -> bool:
-    """Whether anyone has marked the file as in use; a file that does not exist is not.
-
-    Raises:
-        OSError: the file cannot be opened, or the file system has no locks.
-    """
+    """Return True if a file exists, and is marked as in use or being filled. The folder's lock is held."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     try:
-        if LOCKS_BYTES:
-            wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-            found: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[0]
-            return found != fcntl.F_UNLCK
-        if not _set(descriptor, fcntl.F_WRLCK, 0):
-            return True
-        unlock(descriptor, 0)
-        return False
+        return not try_lock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -97,16 +58,16 @@ def is_in_use(path: str) -> bool:
 def locked_file(path: str, wait_s: float) -> Iterator[None]:
     """Hold the lock of a file, which is made if need be, for the body.
 
-    It is tried again every few milliseconds: a wait in the kernel could be neither limited nor interrupted.
+    It is tried every few milliseconds, since a wait in the kernel could be neither limited nor interrupted.
 
     Raises:
-        LockBusyError: another one has kept it all the time.
+        LockBusyError: another process has kept it all the time.
         OSError: the file cannot be made, or the file system has no locks.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         deadline = time.monotonic() + wait_s
-        while not try_lock(descriptor, 0):
+        while not try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise LockBusyError(path)
             time.sleep(_RETRY_S)
@@ -114,7 +75,7 @@ def locked_file(path: str, wait_s: float) -> Iterator[None]:
             yield
         finally:
             # Not left to `close`: a process that is just being started has a copy of the descriptor for a moment.
-            unlock(descriptor, 0)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
@@ -124,13 +85,11 @@ _PIECE_BYTES = 1 << 20
 
 
 class CacheFile:
-    """A shard's file.
+    """A shard's file, for one thread at a time.
 
-    What is read through the `descriptor` of a whole one stays readable whatever becomes of its name. Of one that is
-    being filled, parts are written in any order, each from its first byte to its last. Its lock, which the kernel
-    releases with the last copy of the descriptor, shows others that it is in use.
-
-    May be used by one thread at a time.
+    A whole one stays readable through its `descriptor` whatever becomes of its name. To one that is being filled, parts
+    are written in any order, each from its first byte to its last. The file's lock, which the kernel releases with the
+    last copy of the descriptor, shows others that it is in use.
 
     Args:
         descriptor: for reading, and for writing unless it is whole; this object closes it.
@@ -158,7 +117,7 @@ class CacheFile:
 
     @classmethod
     def create(cls, temporary: str, shard_bytes: int, part_bytes: int, path: str) -> CacheFile:
-        """Make a file to be filled. The caller sees to it that nobody removes it as abandoned before it is locked.
+        """Make a file to be filled. The folder's lock is held, so that it is not removed before it is locked.
 
         Raises:
             OSError: it cannot be made, and is not there.
@@ -166,7 +125,7 @@ class CacheFile:
         made = cls(os.open(temporary, _CREATE, 0o600), shard_bytes, part_bytes, path, temporary)
         try:
             os.ftruncate(made.descriptor, cached_bytes(shard_bytes, part_bytes))
-            try_lock(made.descriptor, 0)
+            try_lock(made.descriptor)
         except BaseException:
             made.close()
             raise
@@ -178,16 +137,12 @@ class CacheFile:
         return self._temporary is None
 
     def edges(self, part: int) -> tuple[int, int]:
-        """The first byte of a part, and the one behind it."""
+        """Return the first byte of a part, and its end."""
         start = part * self._part_bytes
         return start, min(start + self._part_bytes, self._shard_bytes)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write the next bytes of a part, none of another one. It blocks while the disk is busy.
-
-        Raises:
-            OSError: the disk refused them.
-        """
+        """Write the next bytes of one part. Raises OSError if the disk refuses them."""
         view = memoryview(data).cast("B")
         part = offset // self._part_bytes
         start, end = self.edges(part)
@@ -200,21 +155,18 @@ class CacheFile:
             self.missing.discard(part)
 
     def publish(self) -> None:
-        """Move a file of which no part is missing to its final path: it is whole then.
+        """Move a file of which no part is missing to its final path. Raises OSError if the disk refuses.
 
-        What a crash of the machine leaves of it is found by its checksums.
-
-        Raises:
-            OSError: the disk refused it.
+        Damage by a crash of the machine is found by the checksums.
         """
         assert self._temporary is not None
         assert not self.missing
-        mark_in_use(self.descriptor)
         os.replace(self._temporary, self._path)
         self._temporary = None
+        mark_in_use(self.descriptor)
 
     def is_sound(self) -> bool:
-        """Whether each part is what was written. Raises OSError: it cannot be read."""
+        """Return True if each part has its checksum. Raises OSError if it cannot be read."""
         found = os.pread(self.descriptor, self.n_parts * _CRC32.size, self._shard_bytes)
         crc32s = [crc32 for (crc32,) in _CRC32.iter_unpack(found)]
         return crc32s == [self._crc32(part) for part in range(self.n_parts)]
@@ -241,7 +193,7 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
-    """The size of the file that holds a shard and the checksums of its parts."""
+    """Return the size of the file that holds a shard and the checksums of its parts."""
     return shard_bytes + -(-shard_bytes // part_bytes) * _CRC32.size
 
 

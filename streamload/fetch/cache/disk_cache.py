@@ -2,23 +2,22 @@
 
 What is promised, whatever process dies at whatever instant:
 
-- A file under a final name is whole and right. It gets the name by one rename, after its bytes were made durable;
-  while a loader closes they are not, and checksums find what a crash of the machine has made of it.
-- What a disk does to it afterwards is found: all of it is compared with its checksums when a process first opens it. A
-  file that is damaged, or was made by a release without checksums, is removed, and fetched again.
-- The final and the temporary files together count for at most `size_bytes`; a temporary file counts in full from the
-  moment at which it is made.
+- A file under a final name is whole; it gets the name by one rename. A process that opens it first compares all of it
+  with its checksums: a damaged file is removed, and fetched again.
+- The final and the temporary files together count for at most `size_bytes`; a temporary file counts in full as soon as
+  it is made.
 - A file in use is not evicted: its space would not come free.
 - A temporary file that no process has locked is removed by the next one that makes or opens a cache there.
-- Making and removing files happens under the folder's lock. Nobody holds it while waiting for anything but the disk.
+- Files are made and removed under the folder's lock, which is held only while waiting for the disk.
 
-The folder belongs to one user, who alone may read and write it.
+Only one user may read and write the folder.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import secrets
 import stat
@@ -35,7 +34,7 @@ from streamload.fetch.cache.cache_file import (
     locked_file,
     mark_in_use,
 )
-from streamload.fetch.cache.next_use import FILE_NAME, OrderNextUse, ShardIdentity, key_in_name
+from streamload.fetch.cache.next_use import FILE_NAME, OrderNextUse, ShardIdentity, key_in_name, url_key
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
@@ -58,22 +57,6 @@ class CachedFile(NamedTuple):
     path: str = ""
 
 
-def with_old_versions_last(files: Iterable[CachedFile], key: Callable[[str], str], opened: str) -> list[CachedFile]:
-    """The files, where only the newest of those with one key is still needed: the others are old versions.
-
-    Args:
-        files: what is in the cache.
-        key: of a file's name, the same for all versions of a shard.
-        opened: the name of the file that room is made for; it is newer than all.
-    """
-    found = list(files)
-    newest: dict[str, float] = {}
-    for file in found:
-        newest[key(file.name)] = max(file.made_ns, newest.get(key(file.name), 0))
-    newest[key(opened)] = float("inf")
-    return [file if file.made_ns == newest[key(file.name)] else file._replace(next_use=float("inf")) for file in found]
-
-
 def files_to_evict(
     files: Iterable[CachedFile],
     needed_bytes: int,
@@ -81,18 +64,18 @@ def files_to_evict(
     next_use: float,
     may_go: Callable[[CachedFile], bool] = lambda _: True,
 ) -> list[CachedFile] | None:
-    """Which files make room for another one (Belady's rule with bypass).
+    """Return which files make room for a new one (Belady's rule with bypass), the furthest next use first.
 
     Args:
         files: what is in the cache.
-        needed_bytes: how much the other one needs.
+        needed_bytes: of the new file.
         size_bytes: how much the cache may hold.
-        next_use: when the other one is needed next, after the present use.
-        may_go: called with a file before it is chosen, furthest first.
+        next_use: when the new file is needed next, after the present use.
+        may_go: called with a file before it is chosen.
 
     Returns:
-        The files to remove, none if there is room; None if only files that are needed sooner, or as soon, would make
-        room: then the other one should not be kept.
+        The files to remove; None if there is room only in place of files that are needed as soon or sooner: then the
+        new one should not be kept.
     """
     present = sorted(files, key=lambda file: (-file.next_use, file.made_ns))
     lacking = sum(file.bytes for file in present) + needed_bytes - size_bytes
@@ -103,14 +86,7 @@ def files_to_evict(
         if may_go(file):
             chosen.append(file)
             lacking -= file.bytes
-    if lacking > 0:
-        return None
-    # With files of different sizes the last one may have made some of those before it unnecessary.
-    for file in reversed(chosen[:]):
-        if lacking + file.bytes <= 0:
-            chosen.remove(file)
-            lacking += file.bytes
-    return chosen
+    return chosen if lacking <= 0 else None
 
 
 _log = logging.getLogger("streamload")
@@ -124,14 +100,16 @@ _UNREADABLE = (errno.EIO, errno.ESTALE)
 class DiskCache:
     """A folder of shards that all processes of a node share.
 
-    It never fails: where the disk refuses something, the cache takes nothing more from this process, which warns once.
-    Files that are whole are still read then, unless the disk cannot be read. Of a shard that is larger than the cache
-    may be it warns once, too. May be used by several threads.
+    It never fails: if the disk refuses something, the cache takes nothing more from this process, which warns once, but
+    whole files are still read as long as the disk can be read. May be used by several threads.
 
     Args:
         folder: made if it is not there; the files are in `streamload-shards` in it.
         size_bytes: how much final and temporary files together may take.
         part_bytes: the size of the parts that have a checksum each, the same for every process.
+
+    Attributes:
+        next_use: when files are needed next; None evicts the oldest.
     """
 
     def __init__(self, folder: str, size_bytes: int, *, part_bytes: int) -> None:
@@ -151,22 +129,19 @@ class DiskCache:
             with locked_file(self._lock_file, _LOCK_WAIT_S):
                 self._remove_abandoned()
         except LockBusyError:
-            pass  # whoever makes room next removes them
+            pass  # they are removed when room is made
         except OSError as exc:
             self.turn_off(exc)
 
     def open(self, identity: ShardIdentity) -> CacheFile | None:
-        """Open a shard to read it, or to fill it if it is not whole. The present use of the shard begins.
+        """Open a shard to read it, or to fill it if it is not whole, and begin its present use.
 
-        A whole file is read and compared, unless this process has done that. It lists the folder when a file has to be
-        made, which takes a millisecond for a thousand files, and may wait up to a second for other processes.
-
-        Args:
-            identity: the shard.
+        A whole file is compared with its checksums once in each process. To make a file may wait up to a second for
+        other processes.
 
         Returns:
-            The file, which the caller closes; None if it is not to be cached: another one is filling it, it would have
-            to displace shards that are needed sooner, there is no room, or the cache is off.
+            The file, which the caller closes; None if it is not to be cached: another process is filling it, there is
+            room only in place of shards that are needed sooner, or the cache is off.
         """
         if self.next_use is not None:
             self.next_use.begin(identity.file_name)
@@ -188,14 +163,14 @@ class DiskCache:
         return file
 
     def write(self, file: CacheFile, offset: int, data: bytes) -> None:
-        """Write the next bytes of a part; publish the file with the last. Raises OSError: the disk refused them."""
+        """Write the next bytes of a part, and publish the file with the last. Raises OSError if the disk refuses."""
         file.write(offset, data)
         if not file.missing and not file.whole:
             file.publish()
             self._compared.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
-        """Take nothing any more, and warn if this is the first time; the disk refused something."""
+        """Take nothing more, and warn the first time, since the disk refused something."""
         with self._warning:
             first, self._writable = self._writable, False
         self._readable = self._readable and exc.errno not in _UNREADABLE
@@ -209,7 +184,7 @@ class DiskCache:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def _fits(self, identity: ShardIdentity) -> bool:
-        """Whether the whole cache may be as large as this shard; warns of the first that is larger."""
+        """Return True if the whole cache may be as large as a shard; warn of the first that is larger."""
         needed_bytes = self._file_bytes(identity)
         with self._warning:
             first = needed_bytes > self._size_bytes and not self._warned_of_size
@@ -255,9 +230,10 @@ class DiskCache:
 
     def _begin(self, identity: ShardIdentity, files: list[CachedFile]) -> CacheFile | None:
         """Make a file to be filled, if there is room beside the others. The folder's lock is held."""
-        name = identity.file_name
+        name, key = identity.file_name, url_key(identity.url)
         chosen = files_to_evict(
-            with_old_versions_last(files, key_in_name, name),
+            # Other versions of the shard are not needed any more.
+            [file._replace(next_use=math.inf) if key_in_name(file.name) == key else file for file in files],
             self._file_bytes(identity),
             self._size_bytes,
             self._position(name),
@@ -271,17 +247,16 @@ class DiskCache:
         return CacheFile.create(temporary, identity.bytes, self._part_bytes, self._path(identity))
 
     def _position(self, name: str) -> float:
-        """Return when a file is needed next; infinity if nothing is known."""
-        return float("inf") if self.next_use is None else self.next_use.position(name)
+        return math.inf if self.next_use is None else self.next_use.position(name)
 
     def _files(self) -> Iterator[CachedFile]:
-        """Every temporary and final file. One renamed meanwhile comes twice; the other way round it is missed."""
+        """Yield every temporary and final file; the other way round one renamed meanwhile would be missed."""
         for folder in (self._partial_folder, self._folder):
             for name, path, found in _listed(folder):
                 yield CachedFile(name, found.st_size, self._position(name), found.st_mtime_ns, path)
 
     def _remove_abandoned(self) -> None:
-        """Remove the temporary files that nobody is filling. The folder's lock is held."""
+        """Remove the temporary files that no process is filling. The folder's lock is held."""
         for _, path, _ in _listed(self._partial_folder):
             if not is_in_use(path):
                 _unlink(path)
@@ -294,19 +269,19 @@ class DiskCache:
 
 
 def shards_folder(cache_dir: str) -> str:
-    """The folder in a `cache_dir` that holds the files of a cache."""
+    """Return the folder in a `cache_dir` that holds the files of a cache."""
     return os.path.join(cache_dir, "streamload-shards")
 
 
 def bytes_in_cache(cache_dir: str) -> int:
-    """What the whole files of the cache there take; 0 if there is none, or if it may not be looked at."""
+    """Return what the whole files of a cache take; 0 if there is none, or if it cannot be read."""
     with suppress(OSError):
         return sum(found.st_size for _, _, found in _listed(shards_folder(cache_dir)))
     return 0
 
 
 def _inode(found: os.stat_result) -> tuple[int, int, int]:
-    """Another value for every file, and for one file after every change."""
+    """Return a value that differs for every file, and for one file after every change."""
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 

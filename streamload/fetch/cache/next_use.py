@@ -1,4 +1,4 @@
-"""When each shard is needed next, from the order of this epoch and those after it; names of cached files."""
+"""When each shard is needed next, from the order of this epoch and the following; names of cached files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
 
 
 def url_key(url: str) -> str:
-    """A short digest of a URL, the same in every version of the shard: 16 hexadecimal digits.
+    """Return a digest of a URL, 16 hexadecimal digits, which is the same for all versions and signatures.
 
-    A URL that is signed anew has the same key, so what was kept of it is known for what it is. The key says which
-    file may be given up first, and not what a file holds.
+    It says which file may be evicted first, not what a file holds.
     """
     place = without_secrets(url).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(place, digest_size=_KEY_BYTES).hexdigest()
 
 
 def key_in_name(name: str) -> str:
-    """The `url_key` that a cached file's name begins with."""
+    """Return the `url_key` that a cached file's name begins with."""
     return name.partition("-")[0]
 
 
@@ -57,8 +56,8 @@ class ShardIdentity:
     def file_name(self) -> str:
         """The name of its file in a cache: the URL's key, a digest of all three, and for people the shard's name.
 
-        Of the URL only the last component of its path is readable, because queries may hold secrets. How it is signed
-        is not part of the digest: the ETag tells objects apart if what looks like a signature chooses among them.
+        Only the last component of the URL's path is readable, because queries may hold secrets. The signature is not in
+        the digest: if it chooses among objects, the ETag tells them apart.
         """
         identity = repr((without_secrets(self.url), self.etag, self.bytes)).encode("utf-8", "surrogateescape")
         digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
@@ -71,18 +70,15 @@ _EPOCHS_AHEAD = 16
 
 
 def numbers_by_key(urls: Iterable[str]) -> dict[str, int]:
-    """The number in the listing of each shard, by the key that its cached file's name begins with."""
+    """Return the number in the listing of each shard, by its `url_key`."""
     return {url_key(url): number for number, url in enumerate(urls)}
 
 
 class OrderNextUse:
-    """The next uses that follow from the order of one epoch and of those after it.
+    """The next uses that follow from the order of one epoch and of the next 16.
 
-    A use is counted in outputs of its lane, the same for all lanes, because all of them move on at one rate. A
-    shard on the border of lanes has a use in each of them. After the last use of this epoch comes the first one of
-    the next 16 epochs.
-
-    Unknown counts are taken for the mean of the known ones.
+    A use is counted in outputs of its lane, since all lanes move on at one rate. A shard on the border of lanes has a
+    use in each of them. Unknown counts are taken for the mean of the known ones.
 
     Args:
         numbers: the shards' numbers in the listing, see `numbers_by_key`.
@@ -111,11 +107,11 @@ class OrderNextUse:
         self._passed = start / options.lanes
 
     def advance(self, position: int | float) -> None:
-        """Every lane has come to this number of its outputs: uses before it are past, on other ranks too."""
+        """Note that every lane has come to this number of its outputs: uses before it are past."""
         self._passed = max(self._passed, position)
 
     def begin(self, name: str, /) -> None:
-        """Of the uses that have not begun, the one nearest to the present position begins."""
+        """Begin the use of a shard that is nearest to the present position."""
         shard = self._numbers.get(key_in_name(name))
         if shard is None:
             return
@@ -124,7 +120,7 @@ class OrderNextUse:
             self._begun.add(min(waiting, key=lambda use: abs(self._uses[use] - self._passed)))
 
     def position(self, name: str, /) -> float:
-        """The number of outputs of a lane, counted from this epoch's start, before the shard is needed next."""
+        """Return how many outputs of a lane, from this epoch's start, come before the shard is needed next."""
         shard = self._numbers.get(key_in_name(name))
         if shard is None:
             return float("inf")
@@ -143,7 +139,7 @@ def _filled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def _uses(
     options: OrderOptions, counts: NDArray[np.int64], epoch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The uses of an epoch, ascending for each shard: shard s has those of `edges[s]:edges[s + 1]`."""
+    """Return edges and uses of an epoch, ascending for each shard: shard s has those of `edges[s]:edges[s + 1]`."""
     lines = runs_of_epoch(options, counts, epoch)
     total = sum(int(lengths.sum()) for _, lengths in lines)
     nothing = np.empty(0, np.int64), np.empty(0, np.float64)
@@ -160,7 +156,7 @@ def _uses_of_sequence(
     lengths: NDArray[np.int64],
     total: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The uses of the shards that follow each other on one line of an epoch, in outputs of the epoch's lanes."""
+    """Return shards and their uses on one line of an epoch, in outputs of the epoch's lanes."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
     bounds = lane_bounds(int(lengths.sum()), options.lanes)
@@ -173,14 +169,14 @@ def _uses_of_sequence(
 
 
 def _counted_up(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... anew for each of the lengths."""
+    """Return 0, 1, ... anew for each of the lengths."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total, dtype=np.int64) - np.repeat(ends - lengths, lengths)
 
 
 def _first_output_index(positions: NDArray[np.int64], window: int) -> NDArray[np.float64]:
-    """About how many outputs of a lane come before any of the samples from each position on."""
+    """Return about how many outputs of a lane come before the samples from each position on."""
     exact = positions.astype(np.float64)
     if not window:
         return exact
@@ -189,7 +185,7 @@ def _first_output_index(positions: NDArray[np.int64], window: int) -> NDArray[np
 
 
 def _uses_in_later_epochs(options: OrderOptions, counts: NDArray[np.int64], epoch: int) -> NDArray[np.float64]:
-    """The first use of each shard after this epoch, float64[n_shards], infinity where there is none in sight."""
+    """Return the first use of each shard after this epoch, float64[n_shards]; infinity if there is none in sight."""
     lane_length = -int(-samples_of_epoch(options, int(counts.sum())) // options.lanes)
     found = np.full(len(counts), np.inf)
     for ahead in range(1, _EPOCHS_AHEAD + 1):
@@ -201,6 +197,6 @@ def _uses_in_later_epochs(options: OrderOptions, counts: NDArray[np.int64], epoc
 
 
 def _first_uses(edges: NDArray[np.int64], uses: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The first use of each shard, infinity where it has none."""
+    """Return the first use of each shard; infinity if it has none."""
     padded = np.append(uses, np.inf)
     return np.where(edges[1:] > edges[:-1], padded[edges[:-1]], np.inf)
