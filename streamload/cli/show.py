@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 import typer
 from numpy.typing import NDArray
+
 import streamload
 from streamload.cli.command import Fields, Index, StorageOption, Urls, Where, print_line
 from streamload.decode.decoders import decoder_for, is_image
