@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError, ShardNotFoundError, without_secrets
+from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, without_secrets
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
@@ -113,7 +113,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     Raises:
         DatasetIndexError: there is no such column, an index is damaged, or some sample has no label.
         ShardFormatError: a shard is damaged.
-        StorageError: a shard or an index cannot be read.
+        StorageError: a shard or an index cannot be read, or a local shard was changed since it was listed.
     """
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
@@ -125,7 +125,10 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     async def of_shard(dataset: Dataset, shard: int) -> list[Any]:
         table, url = await dataset.load(shard), dataset.url(shard)
         if table is None:
-            table = (await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)).table
+            read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
+            table, known = read.table, listing.shards[shard]
+            if read.mtime_ns is not None and (read.bytes, read.mtime_ns) != (known.bytes, known.mtime_ns):
+                raise ShardChangedError("the shard was cut or changed since it was listed; list it anew", url=url)
         fields.update(table.fields)
         return [len(table), *(_values(table, name, url) for name in others)]
 
