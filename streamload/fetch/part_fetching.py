@@ -173,12 +173,12 @@ class PartFetcher:
 
         async def finish() -> int:
             try:
-                done = await download
+                size_bytes = await download - start
             finally:
                 if allocation is not None and not allocation.cancel():
                     await asyncio.wrap_future(allocation)  # the pages may be freed from now on
             if file is None:
-                return done.end - done.start
+                return size_bytes
             await self._wait_for(writes)
             return 0
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from streamload.errors import TransientStorageError
 from streamload.limits import FIRST_REQUESTS, MOST_REQUESTS
-from streamload.storage.download import Downloaded, Pin, Retries, Watch, download
+from streamload.storage.download import Pin, Retries, Watch, download
 from streamload.storage.protocol import Storage
 from streamload.totals import TimeIntegral
 
@@ -127,7 +127,7 @@ class Transfers:
         self, on_end: Callable[[], None], *, retries: Retries | None = None, most: int = MOST_REQUESTS
     ) -> None:
         self.concurrency = Concurrency(most=most)
-        self.running: dict[asyncio.Task[Downloaded], _Running] = {}
+        self.running: dict[asyncio.Task[int], _Running] = {}
         self._on_end = on_end
         self._retries = retries or Retries()
         self._loop = asyncio.get_running_loop()
@@ -151,9 +151,7 @@ class Transfers:
         """Return how many more downloads may begin now; it grows when one ends."""
         return max(0, self.concurrency.limit - len(self.running))
 
-    def begin(
-        self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]
-    ) -> asyncio.Task[Downloaded]:
+    def begin(self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]) -> asyncio.Task[int]:
         """Begin a download, also beyond `room()`; see `download`. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError("these transfers are closed")
@@ -185,7 +183,7 @@ class Transfers:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
 
-    def _ended(self, part_bytes: int, task: asyncio.Task[Downloaded]) -> None:
+    def _ended(self, part_bytes: int, task: asyncio.Task[int]) -> None:
         running = self.running.pop(task)
         if self._counts.ended is not None:
             now_s = self._loop.time()

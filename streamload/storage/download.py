@@ -9,13 +9,15 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
-from typing import NamedTuple
+from time import monotonic, sleep
+from typing import NamedTuple, TypeVar
 
 from streamload.errors import ShardChangedError, StorageError, TransientStorageError, without_secrets
 from streamload.storage.errors import ExpiredCredentialsError, NoConnectionError, WholeAnswerError
 from streamload.storage.protocol import RangeBody, Storage, place_of, same_etag
 from streamload.text import counted
+
+_Result = TypeVar("_Result")
 
 # Failures in a row of one kind that is more often permanent: a place that has never answered probably has another
 # address, a server without ranges never has them, and credentials are read again only once.
@@ -35,7 +37,7 @@ _log = logging.getLogger("streamload")
 
 
 class RetryPolicy(NamedTuple):
-    """When requests are repeated. The whole has no time-out: what is slow but progresses goes on.
+    """When requests are repeated; a request that is slow but progresses goes on.
 
     Attributes:
         stall_timeout_s: a request for a part without a byte for this long is abandoned and repeated.
@@ -89,6 +91,21 @@ class Retries:
         place = self._places.setdefault(place_of(url), _Place())
         place.reached |= reached
         return Attempts(self.policy, place, url, clock)
+
+    def repeat(self, url: str, act: Callable[[], _Result]) -> _Result:
+        """Call a function until it raises no StorageError, as often as the policy says, and return its result."""
+        attempts = self.begin(url)
+        while True:
+            try:
+                result = act()
+            except StorageError as exc:
+                wait_s = attempts.wait_s(exc)
+                if wait_s is None:
+                    raise
+            else:
+                attempts.progressed()
+                return result
+            sleep(wait_s)
 
     def __reduce__(self) -> tuple[type[Retries], tuple[RetryPolicy]]:
         return Retries, (self.policy,)
@@ -206,21 +223,6 @@ class Pin:
         return f"the shard was changed {what}: {versions}; {remedy}"
 
 
-class Downloaded(NamedTuple):
-    """The cost of a download.
-
-    Attributes:
-        start, end: the bytes that were written, end exclusive; `end` is at most the shard's end.
-        requests: how many requests it took, at least one.
-        throttled: how many of them were refused because there were too many.
-    """
-
-    start: int
-    end: int
-    requests: int
-    throttled: int
-
-
 class Watch:
     """Observes a download; its methods are called as things happen, and do nothing here.
 
@@ -254,7 +256,7 @@ async def download(
     pin: Pin,
     retries: Retries | None = None,
     watch: Watch | None = None,
-) -> Downloaded:
+) -> int:
     """Fetch the bytes `[start, end)` of a shard and hand each piece to `write(offset, piece)` as it arrives.
 
     The pieces come in order, without gap or overlap, and never beyond the request. A broken body is continued, under
@@ -265,17 +267,20 @@ async def download(
         storage: makes one request; retrying is done here.
         url: the shard.
         start: the first byte; before the shard's end.
-        end: exclusive; cut to the shard's end, which the first answer tells if the pin does not know it.
+        end: exclusive; cut to the shard's end, which the first answer states if the pin does not know it.
         write: called in the loop; what it raises ends the download.
         pin: the version of the shard; shared by all its downloads.
         retries: how requests are retried.
-        watch: follows the download.
+        watch: observes the download.
+
+    Returns:
+        The end of what was written: `end`, or the shard's.
 
     Raises:
-        ShardChangedError: an answer is of another version than the pinned one; names both.
+        ShardChangedError: an answer is of another version than the pinned one.
         ShardNotFoundError: there is no such shard.
-        StorageError: it cannot be read, or no byte came within the limits of the retries; says why. Also if an answer
-            holds more than was requested, or the shard ends before `start`.
+        StorageError: it cannot be read, no byte came within the limits of the retries, an answer holds more than was
+            requested, or the shard ends before `start`.
     """
     watch, retries = watch or Watch(), retries or Retries()
     watch.position = start
@@ -310,26 +315,24 @@ class _Download:
     sent_s: float = 0.0
     warning: asyncio.TimerHandle | None = None
 
-    async def run(self) -> Downloaded:
-        requests = throttled = 0
-        while not requests or self.watch.position < self._stop():
-            before = self.watch.position
+    async def run(self) -> int:
+        is_new = True
+        while is_new or self.watch.position < self._stop():
+            before, is_new = self.watch.position, False
             if self._stop() <= before:
                 raise StorageError(
                     f"bytes from {before} on were requested, and the shard has {self._stop()}", url=self.url
                 )
             try:
-                requests += 1
                 await self._request()
             except TransientStorageError as exc:
                 self.watch.failed(self.sent_s, asyncio.get_running_loop().time(), exc)
-                throttled += exc.throttled
                 if self.watch.position == before:  # otherwise continue from here at once
                     wait_s = self.attempts.wait_s(exc)
                     if wait_s is None:
                         raise self._given_up(exc) from exc
                     await asyncio.sleep(wait_s)
-        return Downloaded(self.start, self._stop(), requests, throttled)
+        return self._stop()
 
     def _stop(self) -> int:
         total_bytes = self.pin.total_bytes

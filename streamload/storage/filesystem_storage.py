@@ -262,33 +262,25 @@ class FilesystemStorage:
             return thread.submit(self._run, url, act).result()
 
     def _run(self, url: str, act: Callable[[_Call, str], _Result]) -> _Result:
-        attempts = self._retries.begin(url)
+        opened: tuple[_Opened, str] | None = None
         with asyncio.Runner() as runner:
-            opened: _Opened | None = None
 
-            def call(method: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+            def call(method: str, *args: Any, **options: Any) -> Any:
                 assert opened is not None
-                if opened.is_async:
-                    return runner.run(opened.call(method, *args, timeout_s=timeout_s, **options))
-                return getattr(opened.fs, method)(*args, **options)
+                return runner.run(opened[0].call(method, *args, **options))
+
+            def once() -> _Result:
+                nonlocal opened
+                if opened is None:
+                    opened = runner.run(self._open(url))
+                with errors.fsspec_errors(url):
+                    return act(call, opened[1])
 
             try:
-                while True:
-                    try:
-                        if opened is None:
-                            opened, path = runner.run(self._open(url))
-                        with errors.fsspec_errors(url):
-                            answer = act(call, path)
-                        attempts.progressed()
-                        return answer
-                    except StorageError as exc:
-                        wait_s = attempts.wait_s(exc)
-                        if wait_s is None:
-                            raise
-                    time.sleep(wait_s)
+                return self._retries.repeat(url, once)
             finally:
                 if opened is not None:
-                    runner.run(opened.aclose())
+                    runner.run(opened[0].aclose())
 
     async def _open(self, url: str) -> tuple[_Opened, str]:
         """Open the filesystem of a url, for the running loop if it is asynchronous, and return it with the url's path.

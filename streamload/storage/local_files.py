@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import os
 import re
 import secrets
@@ -22,7 +23,7 @@ from streamload.errors import (
     TransientStorageError,
     without_secrets,
 )
-from streamload.storage.errors import close_matches
+from streamload.storage.errors import check_small, close_matches
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     Entry,
@@ -73,37 +74,6 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
         if isinstance(exc, OSError):
             exc.filename, exc.filename2 = path, None
         raise
-
-
-def open_regular(path: str) -> int:
-    """Open a regular file and return its read-only descriptor, closed on exec.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file. A pipe in place of a file is not waited for.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            what = "this is a folder, not a file" if stat.S_ISDIR(mode) else "this is not a regular file"
-            raise OSError(errno.EINVAL, what, path)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def why_not_opened(exc: OSError) -> str:
-    """Return why an existing file could not be opened or read, and what to do about it."""
-    if exc.errno in (errno.EMFILE, errno.ENFILE):
-        advice = "close files or loaders that are not needed, or raise the limit (`ulimit -n`)"
-    elif exc.errno in (errno.EACCES, errno.EPERM):
-        advice = "check the rights of the file and its folders"
-    elif exc.errno == errno.ENOMEM:
-        advice = "free some memory, or use fewer workers"
-    else:
-        advice = "check the path and the disk"
-    return f"{exc.strerror or exc}; {advice}"
 
 
 def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
@@ -215,24 +185,29 @@ class LocalStorage:
         return os.path.isdir(local_path(url))
 
     def open(self, url: str) -> int:
-        """Open a regular file and return its read-only descriptor, closed on exec."""
+        """Open a regular file and return its read-only descriptor; a pipe in its place is not waited for."""
         path = local_path(url)
         try:
-            return open_regular(path)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as exc:
             raise _storage_error(path, exc) from None
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
+            kind = "a folder, not a file" if stat.S_ISDIR(mode) else "not a regular file"
+            raise StorageError(f"cannot be read: this is {kind}; check the path and the disk", url=path)
+        return descriptor
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """Read a small file whole; see `Storage.read_bytes`."""
         path = local_path(url)
-        try:
-            with open(open_regular(path), "rb") as file:
+        with open(self.open(path), "rb") as file:
+            try:
                 # Not simply `most_bytes`: a buffer of that size is allocated first.
                 content = file.read(min(most_bytes, os.fstat(file.fileno()).st_size) + 1)
-        except OSError as exc:
-            raise _storage_error(path, exc) from None
-        if len(content) > most_bytes:
-            raise StorageError(f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=path)
+            except OSError as exc:
+                raise _storage_error(path, exc) from None
+        check_small(path, len(content), most_bytes)
         return content
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
@@ -264,12 +239,8 @@ class LocalStorage:
         path = local_path(url)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            if isinstance(source, bytes):
-                replace_file(path, lambda file: file.write(source), durable=self._durable)
-            else:
-                with open(source, "rb") as opened:
-                    copy = partial(shutil.copyfileobj, opened, length=_CHUNK_BYTES)
-                    replace_file(path, copy, durable=self._durable)
+            with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as opened:
+                replace_file(path, partial(shutil.copyfileobj, opened, length=_CHUNK_BYTES), durable=self._durable)
         except OSError as exc:
             raise StorageError(
                 f"cannot be written: {exc.strerror or exc}; check permissions and free space", url=path
@@ -325,4 +296,10 @@ def _storage_error(path: str, exc: OSError) -> StorageError:
         return ShardNotFoundError(f"no such {what}: {advice}", url=path)
     if isinstance(exc, PermissionError):
         return StorageError("no permission to read this; check the rights of the file and its folders", url=path)
-    return StorageError(f"cannot be read: {why_not_opened(exc)}", url=path)
+    if exc.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "close files or loaders that are not needed, or raise the limit (`ulimit -n`)"
+    elif exc.errno == errno.ENOMEM:
+        advice = "free some memory, or use fewer workers"
+    else:
+        advice = "check the path and the disk"
+    return StorageError(f"cannot be read: {exc.strerror or exc}; {advice}", url=path)

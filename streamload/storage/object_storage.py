@@ -458,18 +458,18 @@ class ObjectStorage:
                 self._broken.discard(root)
 
     async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
-        """Look at an object after a range of it was refused: an empty one has no range, another version is named."""
+        """Return an empty body if an object is empty, which has no range; else raise why a range was refused."""
         root, key = locate(url)
-        size_bytes, now = None, None
+        meta: Mapping[str, Any] = {}
         for _ in range(3):  # a server may close its connection with a refusal, which the next request meets
             with suppress(BaseError, OSError):
                 meta = await self._in_flight.add(obstore.head_async(self._store(root), key))
-                size_bytes, now = meta["size"], _version(meta)
                 break
-        if size_bytes == 0 and start == 0 and same_etag(etag, now):
+        now = _version(meta) if meta else None
+        is_same = etag is None or (now is not None and same_etag(etag, now))
+        if meta.get("size") == start == 0 and same_etag(etag, now):
             return RangeBody(0, now, one_piece(b""))
-        is_only_shorter = etag is None or (now is not None and same_etag(etag, now))
-        if is_only_shorter or type(error) is not ShardChangedError:
+        if is_same or type(error) is not ShardChangedError:
             raise error from None
         raise errors.changed_error(url, etag, now) from None
 
@@ -563,21 +563,19 @@ class ObjectStorage:
 
     def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
         """Call `act` with a url's store and key, and retry it as the policy says."""
-        (root, key), attempts = locate(url), self._retries.begin(url)
-        while True:
+        root, key = locate(url)
+
+        def once() -> _Result:
             store = self._store(root, writes=writes)
             try:
-                answer = act(store, key)
-                attempts.progressed()
-                return answer
+                return act(store, key)
             except (BaseError, OSError, ValueError, TransientStorageError) as exc:
-                error = self._noted(url, exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc))
-                wait_s = attempts.wait_s(error)
-                if wait_s is None:
-                    raise error from None
+                error = exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc)
+                raise self._noted(url, error) from None
             finally:
                 del store  # an error that is kept would keep its connections
-            time.sleep(wait_s)
+
+        return self._retries.repeat(url, once)
 
     def _noted(self, url: str, error: StorageError) -> StorageError:
         """Act on an error: read expired credentials again, and ask a throttling web server when to come back."""

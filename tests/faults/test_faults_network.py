@@ -15,7 +15,7 @@ from servers.plain_storage import PlainStorage
 
 from streamload.errors import ShardChangedError, StorageError
 from streamload.fetch.transfers import Source, TransferCounts, Transfers
-from streamload.storage.download import Downloaded, Pin, Retries, RetryPolicy
+from streamload.storage.download import Pin, Retries, RetryPolicy
 
 SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 30))]
 SHARD_BYTES = 1_000_003
@@ -75,7 +75,7 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
         if not transfers.running:
             ended.set()
 
-    def on_end(task: asyncio.Task[Downloaded]) -> None:
+    def on_end(task: asyncio.Task[int]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             fetched.errors.append(error)
             ended.set()

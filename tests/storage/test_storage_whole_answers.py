@@ -18,7 +18,7 @@ from virtual_time import run_in_virtual_time
 
 from streamload import StreamLoader
 from streamload.errors import StorageError, TransientStorageError
-from streamload.storage.download import Downloaded, Pin, Retries, RetryPolicy, download
+from streamload.storage.download import Pin, Retries, RetryPolicy, download
 from streamload.storage.errors import WholeAnswerError
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
@@ -30,12 +30,12 @@ ADVICE = r"does not serve parts of files .*nginx, caddy, rclone serve.*copy the 
 WHOLE = Answer(error=WholeAnswerError("the whole object"))
 
 
-def fetch(*answers: Answer, tries: int = 12) -> tuple[Downloaded | StorageError, int]:
+def fetch(*answers: Answer, tries: int = 12) -> tuple[int | StorageError, int]:
     """What became of a download, and how many requests it took; the last answer is repeated."""
     storage = ScriptedStorage(CONTENT, lambda number: answers[min(number, len(answers) - 1)])
     retries = Retries(RetryPolicy(tries=tries))
 
-    async def main() -> Downloaded:
+    async def main() -> int:
         return await download(storage, "http://h/a.tar?key=told", 0, 100, lambda *_: None, pin=Pin(), retries=retries)
 
     try:
@@ -56,7 +56,7 @@ def test_whole_answers_in_a_row_are_tried_five_times() -> None:
 
 
 def test_a_part_after_whole_answers_is_taken() -> None:
-    assert fetch(WHOLE, WHOLE, WHOLE, WHOLE, Answer()) == (Downloaded(0, 100, 5, 0), 5)
+    assert fetch(WHOLE, WHOLE, WHOLE, WHOLE, Answer()) == (100, 5)
     reset = Answer(error=TransientStorageError("reset"))
     error, requested = fetch(WHOLE, WHOLE, reset, WHOLE)
     assert requested == 12
