@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from streamload.decode.failure import SystemExitError
 from streamload.images.floats import ToTensor
+from streamload.images.operations import Compose, is_ours, steps_of
 from streamload.images.placing import takes_out, takes_rng
 
 PROGRAM_ERRORS = (
@@ -95,11 +96,10 @@ class UserFunction:
     def __init__(self, function: Any) -> None:
         self._function = function
         self.name = _name_of(function)
-        self._from_encoded: Callable[..., Any] | None = getattr(function, "from_encoded", None)
-        # The rest of a chain: only its first operation decodes, and other operations may be the user's.
-        rest = getattr(function, "after_first", None)
-        self._rest = None if rest is None or self._from_encoded is None else UserFunction(rest)
-        self._first_from_encoded: Any = None if self._rest is None else function.operations[0].from_encoded
+        # Only the first operation of a chain decodes, and other operations may be the user's.
+        first, *rest = steps_of(function) or (function,)
+        self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)
+        self._rest = UserFunction(Compose(rest)) if rest and self._from_encoded is not None else None
         self.takes_rng = takes_rng(function)
         may_draw = not self.takes_rng and not any(function is each for each in _DRAW_NOTHING)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
@@ -134,7 +134,7 @@ class UserFunction:
         """Return the function's result, from a field's encoded bytes."""
         assert self._from_encoded is not None
         if self._rest is not None:
-            return self._rest(self._first_from_encoded(data, rng), rng, out)
+            return self._rest(self._from_encoded(data, rng), rng, out)
         return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
 
 
@@ -150,8 +150,9 @@ def _torchvision_advice(function: object) -> str | None:
     Those of `v2` silently ignore everything but tensors and PIL images, so a model would be trained without them.
     """
     module, name = type(function).__module__, type(function).__name__
-    if _is_ours(function):  # ours return arrays for arrays, except ToTensor
-        first = next((step for step in _own_steps(function) if not _is_ours(step) or type(step) is ToTensor), None)
+    if is_ours(function):  # ours return arrays for arrays, except ToTensor
+        steps = getattr(function, "operations", ())
+        first = next((step for step in steps if not is_ours(step) or type(step) is ToTensor), None)
         return None if first is None else _torchvision_advice(first)
     if not module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
         return None
@@ -171,19 +172,6 @@ def _torchvision_advice(function: object) -> str | None:
         f"torchvision's {name} does not take NumPy arrays, which images are decoded to; begin with "
         "ToPILImage(), as in Compose([ToPILImage(), ...])"
     )
-
-
-def _own_steps(chain: Any) -> Iterator[object]:
-    """Yield the operations of one of our chains, and of chains in it."""
-    for step in getattr(chain, "operations", ()):
-        if hasattr(step, "operations") and _is_ours(step):
-            yield from _own_steps(step)
-        else:
-            yield step
-
-
-def _is_ours(operation: object) -> bool:
-    return type(operation).__module__.startswith("streamload.images.")
 
 
 def _has_only_arrays(value: Any) -> bool:

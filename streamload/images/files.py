@@ -15,13 +15,11 @@ a picture with grey rows.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import struct
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
 from importlib import import_module
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
@@ -29,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.images.jpeg import JpegHeader, decode_jpeg, is_jpeg, jpeg_header, smallest_scale
+from streamload.images.jpeg import JpegHeader, decode_jpeg, is_jpeg, jpeg_header
 from streamload.images.placing import placed, writable_in_order
 
 if TYPE_CHECKING:
@@ -124,30 +122,6 @@ def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
     return None if header.colour_space in ("CMYK", "YCCK") else header
 
 
-def decode_jpeg_part(
-    data: memoryview, header: JpegHeader, *, min_height: int, min_width: int, rows: int
-) -> tuple[NDArray[np.uint8], int]:
-    """Decode a JPEG no larger, and no further down, than needed.
-
-    Args:
-        data: the encoded file.
-        header: its header, from `readable_jpeg_header`.
-        min_height: how many rows are needed of the whole picture; it is decoded at the smallest of the scales 2/8, 3/8
-            and 4/8 that leaves as many (scales between that and 1 cost more than the whole).
-        min_width: the same for columns.
-        rows: how many rows are needed, counted in the full picture from its top.
-
-    Returns:
-        uint8 (height, width, 3), and the scale in eighths. Each row is as in the whole picture at that scale.
-
-    Raises:
-        ValueError: the file is damaged or cut off.
-    """
-    eighths = smallest_scale(header, min_height, min_width)
-    decoded = decode_jpeg(data, header, eighths=eighths, rows=rows)
-    return (read_with_pillow(data, _rgb_pixels), 8) if decoded is None else (decoded, eighths)
-
-
 def _check_pixels(height: int, width: int, pixel_limit: int) -> None:
     if height * width > pixel_limit:
         raise ValueError(
@@ -179,29 +153,12 @@ def _open(data: memoryview) -> ImageFile:
         raise ValueError(f"not an image of a known format: it begins with {head[:8]!r}")
     if kind == "WebP":  # this plugin takes memory for the whole canvas at once
         _check_pixels(*_webp_size(head), PIXEL_LIMIT)
-    if kind == "Tiff":
-        _silence_libtiff()
     plugin: type[ImageFile] = getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")
     try:
         with _damage_is_error(plugin.format):
             return plugin(io.BytesIO(data))
     except (*_PILLOW_ERRORS, ValueError, DecompressionBombError) as exc:
         raise ValueError(f"the header of the {plugin.format} image cannot be read: {exc}") from exc
-
-
-@cache
-def _silence_libtiff() -> None:
-    """Keep Pillow's libtiff from printing errors on stderr, which Pillow raises as well.
-
-    The function is looked up in the libraries that Pillow's own module was linked with, so it is the right libtiff; if
-    it is hidden there, libtiff goes on printing.
-    """
-    from PIL import _imaging
-
-    with suppress(OSError, AttributeError):
-        set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
-        set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
-        set_handler(None)
 
 
 @contextmanager

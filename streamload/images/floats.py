@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeAlias
@@ -46,9 +46,9 @@ class ToFloat:
             ValueError: of another shape.
         """
         pixels = _pixels("ToFloat", image)
-        return _computed(
-            lambda target: np.divide(pixels, np.float32(255), out=target, dtype=np.float32), pixels.shape, out
-        )
+        target = _target(pixels.shape, out)
+        np.divide(pixels, np.float32(255), out=target, dtype=np.float32)
+        return _planes(target, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +159,16 @@ class Normalize:
                 f"Normalize has {len(self.mean)} channels and takes (channels, height, width), got {values.shape}"
             )
         pixels = values.transpose(1, 2, 0)
-        compute = self._normalize_bytes if is_bytes else self._normalize_floats
-        return _computed(lambda target: compute(pixels, target), pixels.shape, out)
-
-    def _normalize_bytes(self, pixels: Image, target: Planes) -> None:
-        opencv().LUT(pixels, _normalized_bytes(tuple(self.mean), tuple(self.std)), dst=target)
-
-    def _normalize_floats(self, pixels: Planes, target: Planes) -> None:
+        target = _target(pixels.shape, out)
+        if is_bytes:
+            opencv().LUT(pixels, _normalized_bytes(tuple(self.mean), tuple(self.std)), dst=target)
+            return _planes(target, out)
         height, width, channels = pixels.shape
         # Rows of whole pixels against a row of repeated constants: NumPy is slow at inner loops of three elements.
         rows = target.reshape(height, width * channels)
         np.subtract(pixels.reshape(rows.shape), np.tile(np.asarray(self.mean, np.float32), width), out=rows)
         np.divide(rows, np.tile(np.asarray(self.std, np.float32), width), out=rows)
+        return _planes(target, out)
 
 
 @lru_cache(maxsize=16)
@@ -198,13 +196,15 @@ def _pixels(operation: str, image: Any) -> Image:
     return image if image.ndim == 3 else image[:, :, None]  # type: ignore[no-any-return]
 
 
-def _computed(compute: Callable[[Planes], Any], shape: tuple[int, ...], out: Planes | None) -> Planes:
-    """Return planes that `compute` writes into an array (height, width, channels); in `out` if that fits."""
+def _target(shape: tuple[int, ...], out: Planes | None) -> Planes:
+    """Return an array (height, width, channels) to compute planes in: that of `out` if it fits."""
     pixels = out.transpose(1, 2, 0) if isinstance(out, np.ndarray) and out.ndim == 3 else None
     target = writable_in_order(pixels, shape, np.float32)
-    if out is not None and target is not None:
-        compute(target)
+    return np.empty(shape, np.float32) if target is None else target
+
+
+def _planes(target: Planes, out: Planes | None) -> Planes:
+    """Return the planes of an array from `_target`, in `out` if that fits."""
+    if out is not None and np.may_share_memory(target, out):
         return out
-    target = np.empty(shape, np.float32)
-    compute(target)
     return placed(target.transpose(2, 0, 1), out)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import as_python
-from streamload.images.files import PIXEL_LIMIT, decode_jpeg_part
-from streamload.images.jpeg import JpegHeader
+from streamload.images.files import PIXEL_LIMIT, decode_image
+from streamload.images.jpeg import JpegHeader, decode_jpeg, smallest_scale
 from streamload.images.opencv import opencv
 from streamload.images.placing import copied, placed, target_of, writable_in_order
 
@@ -253,7 +253,11 @@ def cut(
         ValueError: the result, or the box at its width, has more pixels than an image may have.
     """
     if window.mirrored:
-        return _mirrored(image, out)
+        if image.dtype != np.uint8:
+            return copied(image[:, ::-1], out)
+        target = writable_in_order(out, image.shape, np.uint8)
+        flipped: Image = opencv().flip(image, 1, dst=target)
+        return placed(flipped.reshape(image.shape), out) if target is None else target
     if (window.box.height, window.box.width) != window.size:
         return _resample(image, window.box, window.size, interpolation, out)
     top, left = int(window.box.top), int(window.box.left)
@@ -266,14 +270,6 @@ def cut(
     top, left = max(0, -top), max(0, -left)
     target[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
     return target
-
-
-def _mirrored(image: Image, out: Image | None) -> Image:
-    if image.dtype != np.uint8:
-        return copied(image[:, ::-1], out)
-    target = writable_in_order(out, image.shape, np.uint8)
-    flipped: Image = opencv().flip(image, 1, dst=target)
-    return target if target is not None else placed(flipped.reshape(image.shape), out)
 
 
 def _resample(
@@ -373,13 +369,12 @@ def decode_resampled(
     Raises:
         ValueError: the file is damaged or cut off. Damage below the box may go unnoticed.
     """
-    image, eighths = decode_jpeg_part(
-        data,
-        header,
-        min_height=math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height),
-        min_width=math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width),
-        rows=math.ceil(box.top + box.height),
-    )
+    min_height = math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height)
+    min_width = math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width)
+    eighths = smallest_scale(header, min_height, min_width)
+    image = decode_jpeg(data, header, eighths=eighths, rows=math.ceil(box.top + box.height))
+    if image is None:
+        image, eighths = decode_image(data), 8
     # Sides are rounded up to whole pixels but the contents are scaled by exactly so many eighths.
     scaled = box if eighths == 8 else Box(*(edge * eighths / 8 for edge in box))
     return _resample(image, scaled, size, interpolation, out)

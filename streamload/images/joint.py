@@ -16,13 +16,12 @@ from streamload.images.operations import (
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    may_use_global_generators,
+    steps_of,
 )
 from streamload.images.placing import takes_rng
 
 Kind: TypeAlias = Literal["image", "mask", "boxes"]
 _KINDS = ("image", "mask", "boxes")
-_RANDOM = (RandomCrop, RandomHorizontalFlip, RandomResizedCrop)
 
 Item: TypeAlias = tuple[Any, Kind]
 """The number or key of a value in its sample, and its kind."""
@@ -57,11 +56,13 @@ class Joint:
     fields: Sequence[Kind | None] | Mapping[str, Kind]
     mask_fill: int = 0
     _random: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+    uses_global_generators: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        operations = tuple(_flattened(Compose(self.operations)))
-        object.__setattr__(self, "operations", operations)
-        object.__setattr__(self, "_random", tuple(takes_rng(each) for each in operations))
+        chain = Compose(self.operations)
+        object.__setattr__(self, "operations", chain.operations)
+        object.__setattr__(self, "_random", tuple(map(takes_rng, chain.operations)))
+        object.__setattr__(self, "uses_global_generators", chain.uses_global_generators)
         if isinstance(self.fields, str) or not isinstance(self.fields, Mapping | Sequence):
             raise TypeError(
                 'Joint: fields must say what each item of a sample is, as ("image", "mask") or '
@@ -77,11 +78,6 @@ class Joint:
         object.__setattr__(self, "mask_fill", as_python(self.mask_fill))
         if type(self.mask_fill) is not int:
             raise TypeError(f"Joint: mask_fill must be an integer, such as 255, not {self.mask_fill!r}")
-
-    @property
-    def uses_global_generators(self) -> bool:
-        """True if an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
-        return may_use_global_generators(self.operations, self._random)
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
         """Transform the fields of a sample: a tuple, a list or a dict, as it was.
@@ -132,15 +128,9 @@ class Joint:
             values[key] = cut(value, window, interpolation, fill=fill)  # type: ignore[arg-type]
 
 
-def draws_geometry(function: object) -> bool:
+def draws_geometry(function: Callable[..., Any]) -> bool:
     """Return True if a transform of a field crops or flips at random, by operations of ours."""
-    return any(isinstance(each, _RANDOM) for each in _flattened(function))
-
-
-def _flattened(operation: Any) -> list[Callable[..., Any]]:
-    if type(operation) is not Compose:
-        return [operation]
-    return [part for each in operation.operations for part in _flattened(each)]
+    return any(isinstance(each, RandomCrop | RandomHorizontalFlip | RandomResizedCrop) for each in steps_of(function))
 
 
 def _present(names: str, values: Mapping[str, Any]) -> str:

@@ -133,28 +133,35 @@ def decode_jpeg(
     Raises:
         ValueError: the file is damaged or cut off.
     """
-    if rows is not None:
-        header_rows = _rows_to_declare(header, eighths, rows)
-        if header_rows < header.height:
-            top = _decode_top(data, header, eighths, header_rows)
-            if top is not None:
-                return top
-    import simplejpeg
-
+    declared = header.height if rows is None else _rows_to_declare(header, eighths, rows)
+    if declared < header.height:
+        shortened = bytearray(data)
+        shortened[header.height_at : header.height_at + 2] = declared.to_bytes(2, "big")
+        top = np.empty((_scaled(declared, eighths), _scaled(header.width, eighths), 3), np.uint8)
+        if not _decode(shortened, top, eighths):
+            return top  # else there is damage, or something unusual: the whole file shows which
     image = np.empty((_scaled(header.height, eighths), _scaled(header.width, eighths), 3), np.uint8)
     target = image if out is None else out
+    warning = _decode(data, target, eighths)
+    if _UNUSUAL_SCAN in warning and (mended := _with_usual_scans(data)) is not None:
+        return decode_jpeg(mended, header, eighths=eighths, out=out)
+    if any(damage in warning for damage in _DAMAGE):
+        raise ValueError(f"the JPEG file is damaged or cut off ({warning}); write the sample again")
+    return None if warning else target
+
+
+def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
+    """Decode to the size of `target`; return libjpeg-turbo's first warning, or that decoding is impossible."""
+    import simplejpeg
+
+    # A factor of 1 would allow 5/8, 6/8 and 7/8.
+    scaling = {"min_height": target.shape[0], "min_width": target.shape[1], "min_factor": 2.0}
     try:
-        simplejpeg.decode_jpeg(data, "RGB", buffer=target, **_scaling(target, eighths))
+        simplejpeg.decode_jpeg(data, "RGB", buffer=target, **({} if eighths == 8 else scaling))
     except ValueError as exc:
-        message = str(exc)
-        if _UNUSUAL_SCAN in message and (mended := _with_usual_scans(data)) is not None:
-            return decode_jpeg(mended, header, eighths=eighths, out=out)
-        if _PADDED_END in message:
-            return target  # only the first warning is reported; this one comes after a whole picture: cameras pad
-        if any(damage in message for damage in _DAMAGE):
-            raise ValueError(f"the JPEG file is damaged or cut off ({message}); write the sample again") from exc
-        return None
-    return target
+        # Cameras pad files; as the first warning it comes after a whole picture.
+        return "" if _PADDED_END in str(exc) else str(exc)
+    return ""
 
 
 def _with_usual_scans(data: memoryview) -> memoryview | None:
@@ -185,25 +192,3 @@ def _rows_to_declare(header: JpegHeader, eighths: int, rows: int) -> int:
     # Colours are interpolated with the next row of colours. More than a block, scaled, leaves no doubt of the scale.
     declared = rows + (header.block_rows // _BLOCK if eighths == 8 else header.block_rows)
     return declared if -(-declared // header.block_rows) < -(-header.height // header.block_rows) else header.height
-
-
-def _decode_top(data: memoryview, header: JpegHeader, eighths: int, rows: int) -> Image | None:
-    """Return the first rows, or None if there was a warning of anything but the missing rows."""
-    import simplejpeg
-
-    shortened = bytearray(data)
-    shortened[header.height_at : header.height_at + 2] = rows.to_bytes(2, "big")
-    image = np.empty((_scaled(rows, eighths), _scaled(header.width, eighths), 3), np.uint8)
-    try:
-        simplejpeg.decode_jpeg(shortened, "RGB", buffer=image, **_scaling(image, eighths))
-    except ValueError as exc:
-        if _PADDED_END not in str(exc):
-            return None
-    return image
-
-
-def _scaling(image: Image, eighths: int) -> dict[str, float]:
-    if eighths == 8:
-        return {}
-    # A factor of 1 would allow 5/8, 6/8 and 7/8.
-    return {"min_height": image.shape[0], "min_width": image.shape[1], "min_factor": 2.0}

@@ -25,6 +25,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class Compose:
     Those with a parameter `rng` get the same generator.
 
     Args:
-        operations: what to apply, first to last.
+        operations: what to apply, first to last; those of a Compose among them become this one's own.
 
     Raises:
         TypeError: `operations` is not a sequence of callables.
@@ -68,12 +69,26 @@ class Compose:
     def __post_init__(self) -> None:
         if not isinstance(self.operations, Sequence) or not all(map(callable, self.operations)):
             raise TypeError(f"Compose: operations must be a list of callables, not {self.operations!r}")
-        object.__setattr__(self, "operations", tuple(self.operations))
-        object.__setattr__(self, "_random", tuple(takes_rng(each) for each in self.operations))
+        operations = tuple(chain.from_iterable(map(steps_of, self.operations)))
+        object.__setattr__(self, "operations", operations)
+        object.__setattr__(self, "_random", tuple(map(takes_rng, operations)))
 
     def __call__(self, image: Any, rng: np.random.Generator | None = None, out: NDArray[Any] | None = None) -> Any:
         """Return the result of the last operation, which gets `out` if it takes it."""
-        return self._apply(0, image, rng, out)
+        value, makes_tensor = image, False
+        following = (*self.operations[1:], None)
+        for operation, after, random in zip(self.operations, following, self._random, strict=True):
+            is_bytes = isinstance(value, np.ndarray) and value.dtype == np.uint8
+            if type(operation) in (ToFloat, ToTensor) and type(after) is Normalize and is_bytes:
+                makes_tensor = type(operation) is ToTensor
+                continue  # Normalize does both in one pass
+            options: dict[str, Any] = {"rng": rng} if random else {}
+            if after is None and out is not None and takes_out(operation):
+                options["out"] = out
+            value = operation(value, **options)
+            if makes_tensor:
+                value, makes_tensor = as_tensor(value, out), False
+        return value
 
     @property
     def writes_into_out(self) -> bool:
@@ -83,74 +98,20 @@ class Compose:
     @property
     def uses_global_generators(self) -> bool:
         """True if an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
-        return may_use_global_generators(self.operations, self._random)
-
-    @property
-    def after_first(self) -> Compose:
-        """All operations but the first."""
-        return Compose(self.operations[1:])
-
-    @property
-    def from_encoded(self) -> Callable[..., Any]:
-        """Call it on the encoded image, as `from_encoded(data, rng=None, out=None)`.
-
-        Raises:
-            AttributeError: the first operation takes no encoded image.
-        """
-        if not self.operations or not hasattr(self.operations[0], "from_encoded"):
-            raise AttributeError("the first operation of this Compose takes no encoded image")
-        return self._from_encoded
-
-    def _from_encoded(
-        self, data: memoryview, rng: np.random.Generator | None = None, out: NDArray[Any] | None = None
-    ) -> Any:
-        first: Any = self.operations[0]
-        if len(self.operations) > 1:
-            return self._apply(1, first.from_encoded(data, rng), rng, out)
-        return first.from_encoded(data, rng, out) if takes_out(first) else first.from_encoded(data, rng)
-
-    def _apply(self, start: int, value: Any, rng: np.random.Generator | None, out: NDArray[Any] | None) -> Any:
-        last = len(self.operations) - 1
-        makes_tensor = False
-        for number in range(start, last + 1):
-            operation = self.operations[number]
-            options: dict[str, Any] = {"rng": rng} if self._random[number] else {}
-            if number == last and out is not None and takes_out(operation):
-                options["out"] = out
-            following = self.operations[number + 1] if number < last else None
-            if type(operation) in _TO_FLOATS and type(following) is Normalize and _is_bytes(value):
-                makes_tensor = type(operation) is ToTensor
-                continue  # Normalize does both in one pass
-            value = operation(value, **options)
-            if makes_tensor:
-                value, makes_tensor = as_tensor(value, out), False
-        return value
+        return any(
+            getattr(operation, "uses_global_generators", not random and not is_ours(operation))
+            for operation, random in zip(self.operations, self._random, strict=True)
+        )
 
 
-def may_use_global_generators(operations: Sequence[Callable[..., Any]], take_rng: Sequence[bool]) -> bool:
-    """Return True if one of some operations may draw from `random`, `numpy.random` or torch.
-
-    An operation without an attribute of this name may if it is not ours and takes no `rng`.
-
-    Args:
-        operations: to inspect.
-        take_rng: for each operation whether it takes `rng`.
-    """
-    return any(
-        bool(getattr(each, "uses_global_generators", not random and not _is_ours(each)))
-        for each, random in zip(operations, take_rng, strict=True)
-    )
+def steps_of(operation: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
+    """Return the operations of a Compose, or else the operation itself."""
+    return operation.operations if type(operation) is Compose else (operation,)
 
 
-_TO_FLOATS = (ToFloat, ToTensor)
-
-
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype == np.uint8
-
-
-def _is_ours(operation: Callable[..., Any]) -> bool:
-    return type(operation).__module__.startswith(__name__.rpartition(".")[0] + ".")
+def is_ours(operation: object) -> bool:
+    """Return True for the operations of this library."""
+    return type(operation).__module__.startswith("streamload.images.")
 
 
 @dataclass(frozen=True, slots=True)
