@@ -185,16 +185,14 @@ class StreamLoader(NamedClasses):
         start_elsewhere = None
         if (feeders := options.feeders) is not None:
             start_elsewhere = partial(RayConnection, feeders, budget_is_automatic=memory_budget == "auto")
-        self._link = FeederLink(options, portions, cuda=cuda, start_elsewhere=start_elsewhere)
+        self._link = FeederLink(options, portions, self._sampling, cuda=cuda, start_elsewhere=start_elsewhere)
         self._listing, self._lanes = self._link.listing, self._sampling.lanes
-        self._link.choose(self._sampling)
         self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(on_error, repeats=pad and on_error != "raise")
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
         self._cursor, self._in_use, self._meter = Cursor(), RLock(), Meter(options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None
         self._fingerprint: str | None = None
-        self._link.check(self._lanes, self.world_size)
 
     @property
     def transform(self) -> Transform | None:
@@ -311,7 +309,7 @@ class StreamLoader(NamedClasses):
             self._last_position(start)  # refuses a position behind the end
         self._nothing_left.look_at(start, self._sampling.samples_of(start, self._counts))
         begun_ahead = start.numbers is None and self._cursor.goes_on_at(epoch, position)
-        connection = self._link.begin(start, self._lanes, at_once=not begun_ahead)
+        connection = self._request(start, at_once=not begun_ahead)
         self._cursor = Cursor(epoch, position)
         begun = EpochIterator(
             start,
@@ -319,7 +317,7 @@ class StreamLoader(NamedClasses):
             self._batch_builder,
             self._cursor,
             self._meter,
-            begin_again=lambda start: self._link.begin(start, self._lanes),
+            begin_again=self._request,
             last_position=self._last_position,
             on_nothing=self._explain_nothing,
             in_use=self._in_use,
@@ -327,6 +325,9 @@ class StreamLoader(NamedClasses):
         )
         self._iterator = weakref.ref(begun)
         return begun
+
+    def _request(self, start: EpochStart, *, at_once: bool = True) -> Connection:
+        return self._link.begin(start, self._lanes, traced=self._meter.events is not None, at_once=at_once)
 
     def _start_at(self, epoch: int, position: int) -> EpochStart:
         counts = self._known_counts() if self._sampling.needs_counts else ()

@@ -91,9 +91,8 @@ class FeederActor:
                 return message, []
             if not isinstance(message, Ready):
                 continue
-            self._feeder.forget(message.retired)
             memory = [self._feeder.lease(batch.slot)[: batch.size_bytes] for batch in message.batches]
-            self._feeder.note_taken(len(memory), message.acknowledge_after)
+            self._feeder.note_taken(len(memory))
             if message.start == self._pass:
                 self._ended = message.last
                 return message, memory

@@ -152,25 +152,16 @@ class RayConnection:
     def fileno(self) -> None:
         """There is none: `receive` waits for Ray."""
 
-    def request_end(self) -> None:
-        """There is nothing to wait for: Ray kills the actors."""
-
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
         self._inbox.extendleft(reversed(list(messages)))
 
-    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
+    def note_taken(self, batches: int, /) -> None:
         """Do nothing: feeders are asked for batches, and so know."""
-
-    def flush(self) -> None:
-        """Do nothing: nothing is queued."""
 
     def lease(self, slot: int) -> Bytes:
         """Return the memory of a batch: a copy, since the object of Ray is read-only."""
         return np.array(self._memory.pop(slot))
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Do nothing: each slot is used once."""
 
     # -- batches ---------------------------------------------------------------------------------------------------
 

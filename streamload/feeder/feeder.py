@@ -16,7 +16,6 @@ from typing import Any, Literal
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import without_secrets
-from streamload.feeder.epoch import Epoch, Epochs, Pace, Resources
 from streamload.feeder.messages import (
     COUNT_SAMPLES,
     AbandonEpoch,
@@ -32,6 +31,7 @@ from streamload.feeder.messages import (
     Tracing,
 )
 from streamload.feeder.scans import Scans
+from streamload.feeder.stream import BatchStream
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
@@ -39,7 +39,6 @@ from streamload.fetch.fetcher import Fetcher, Prerequisites
 from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.transfers import TransferCounts
-from streamload.fetch.window import Turns
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
@@ -52,6 +51,7 @@ from streamload.order.share import EpochStart
 from streamload.text import counted
 from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event
+from streamload.workers.caller_pool import CallerPool
 from streamload.workers.protocol import Pool, WorkerActivity
 
 # Totals go with batches, and a message with them takes a hundredth of a millisecond more.
@@ -72,7 +72,7 @@ class FeederMeter:
     Args:
         totals: where to add.
         pool: the workers.
-        epochs: says whether the loop waits.
+        stream: says whether the loop waits.
         scans: which are outstanding.
         fetcher: of remote bytes, or None.
 
@@ -86,13 +86,13 @@ class FeederMeter:
         totals: Totals,
         pool: Pool,
         *,
-        epochs: Epochs,
+        stream: BatchStream,
         scans: Scans,
         fetcher: Fetcher | None,
     ) -> None:
         self.totals = totals
         self._pool = pool
-        self._epochs = epochs
+        self._stream = stream
         self._scans = scans
         self._fetcher = fetcher
         self._started_s = self._noted_s = perf_counter()
@@ -160,7 +160,7 @@ class FeederMeter:
         self._noted_s = now_s
         if self._fetcher is not None:
             self._used_bytes.set(self._fetcher.used_bytes)
-        self._shares = tuple(self._reasons()) if self._epochs.awaited else ()
+        self._shares = tuple(self._reasons()) if self._stream.awaited else ()
 
     def to_send(self, *, always: bool, in_own_process: bool) -> Totals | None:
         """The totals until now, if it is time to send them.
@@ -191,7 +191,7 @@ class FeederMeter:
             yield f"awaited_s/{self._why_idle()}", 1 - with_tasks / workers
 
     def _why_idle(self) -> _Reason:
-        if self._epochs.full:
+        if self._stream.full:
             return "work"  # one batch takes longer than those after it
         if self._fetcher is None:
             return "scan"
@@ -420,7 +420,7 @@ class Feeder:
         indexes: those of the listing's indexes that have been read already, by folder.
 
     Attributes:
-        tables, scans, prerequisites, pool: see `Resources`, `Prerequisites`, `Pool`. Close `prerequisites` after this.
+        tables, scans, prerequisites, pool: see `BatchStream`.
     """
 
     def __init__(
@@ -439,7 +439,6 @@ class Feeder:
         self._send = send
         self._owns_process = shards is None
         self._expands = configure.fetching.expands
-        self._pace = Pace()
         self._turn_is_due = False
         self._totals = Totals()
         self._counting: int | None = None  # the number of the call that waits for all counts
@@ -453,23 +452,19 @@ class Feeder:
         self.prerequisites = self._make_prerequisites(configure.fetching, listing) if shards is None else None
         self.scans = Scans(self.tables, fetcher=self.fetcher)
         self._feed = None if self.fetcher is None else ScanFeed(self.scans, self.fetcher)
-        self._epochs = Epochs(
-            self._begin,
-            self._send_ready,
+        self.pool = start_pool(self, ResidentShards(listing.numbered, self.fetcher) if shards is None else shards)
+        self._stream = BatchStream(
+            self._settings,
+            tables=self.tables,
+            scans=self.scans,
+            pool=self.pool,
+            slots=slots,
+            totals=self._totals,
+            prerequisites=self.prerequisites,
+            send_ready=self._send_ready,
             works_ahead=configure.workers > 0 and not isinstance(self._settings.order.sampling, Sampled),
         )
-        self.pool = start_pool(self, ResidentShards(listing.numbered, self.fetcher) if shards is None else shards)
-        self._meter = FeederMeter(self._totals, self.pool, epochs=self._epochs, scans=self.scans, fetcher=self.fetcher)
-        self._resources = Resources(
-            self.tables,
-            self.scans,
-            self.pool,
-            slots,
-            self._pace,
-            self._totals,
-            self.prerequisites,
-            Turns(),
-        )
+        self._meter = FeederMeter(self._totals, self.pool, stream=self._stream, scans=self.scans, fetcher=self.fetcher)
 
     @property
     def fetcher(self) -> Fetcher | None:
@@ -481,10 +476,19 @@ class Feeder:
         self.pool.close()
         self._slots.close()
 
+    async def aclose(self) -> None:
+        """End everything."""
+        self.close()
+        if self.prerequisites is not None:
+            await self.prerequisites.close()
+
     # -- the trainer -----------------------------------------------------------------------------------------------
 
     def handle(self, message: Any) -> None:
         """Take a message from the trainer, and do what can be done now. Whatever fails is sent, not raised."""
+        if isinstance(self.pool, CallerPool) and isinstance(message, RowsDone | ScanDone):
+            self.pool.on_done(message)
+            return
         with self._failing():
             self._take(message)
         self.pump()
@@ -492,22 +496,23 @@ class Feeder:
     def _take(self, message: Any) -> None:
         match message:
             case EpochStart():
-                self._try_again()
+                self.scans.try_again()  # what has failed: the storage may have come back
+                if self.prerequisites is not None:
+                    self.prerequisites.try_again()
                 if self.fetcher is not None:
                     order, counts = self._settings.order, self.tables.counts.values
                     self.fetcher.expect(order, counts, message.epoch, message.position)
-                self._epochs.request(message)
+                self._stream.request(message)
                 self.pool.abandon_unwanted()
             case Tracing():
                 self._meter.trace(on=message.on)
             case AbandonEpoch():
-                self._epochs.abandon(message.number)
+                self._stream.abandon(message.number)
                 self.pool.abandon_unwanted()
             case Acknowledge():
                 self._slots.note_taken(message.batches)
                 self._slots.note_released(message.released)
-                self._epochs.note_taken(message.batches)
-                self._pace.outstanding -= message.batches
+                self._stream.take_acknowledged(message.batches)
             case Call() if message.function == COUNT_SAMPLES:
                 self._counting = message.number
                 self.scans.request(range(len(self.tables.counts)))
@@ -515,12 +520,6 @@ class Feeder:
     async def what_holds_up(self) -> str:
         """What the next batch waits for, in words; empty where nothing shows."""
         return await what_holds_up(self.pool, self.tables, self.prerequisites)
-
-    def _try_again(self) -> None:
-        """Try once more what has failed: the storage may have come back."""
-        self.scans.try_again()
-        if self.prerequisites is not None:
-            self.prerequisites.try_again()
 
     def _answer_count(self) -> None:
         """Answer the trainer that waits for the counts of all shards, once they are known."""
@@ -535,15 +534,12 @@ class Feeder:
 
     def _report_scans(self) -> None:
         """Say how far scans are, where the trainer waits for them."""
-        is_awaited = self._epochs.awaited or self._counting is not None
+        is_awaited = self._stream.awaited or self._counting is not None
         if not is_awaited or monotonic() - self._reported_s < _REPORTED_EVERY_S:
             return
         self._reported_s = monotonic()
         values = self.tables.counts.values
         self._send(Scanning(int((values >= 0).sum()), len(values)), ())
-
-    def _begin(self, start: EpochStart) -> Epoch:
-        return Epoch(self._settings, start, self._resources)
 
     def _send_ready(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
         """Send batches, as many with one message as its descriptors allow."""
@@ -578,8 +574,8 @@ class Feeder:
 
     def _fail(self, error: Exception) -> None:
         """Nothing can go on: say so, and do nothing more."""
-        failed_for = self._epochs.newest
-        self._epochs.stop()
+        failed_for = self._stream.newest
+        self._stream.stop()
         self._counting = None
         self._send(Failed(failure_of(naming_the_limit(error)), failed_for), ())
 
@@ -590,7 +586,7 @@ class Feeder:
         with self._failing():
             self._meter.add(done)
             if isinstance(done, RowsDone):
-                self._epochs.on_done(done)
+                self._stream.end_task(done.number, done)
             else:
                 self.scans.on_done(done)
                 self._report_scans()
@@ -598,11 +594,11 @@ class Feeder:
 
     def is_wanted(self, task: Task) -> bool:
         """Whether anyone waits for the result of a task; if not, what it needs may be nowhere, and will never come."""
-        return isinstance(task, ScanTask) or self._epochs.waits_for(task.number)
+        return isinstance(task, ScanTask) or self._stream.waits_for(task.number)
 
     def on_dropped(self, task: Task) -> None:
         """A task is not in flight any more."""
-        self._epochs.drop(task.number)
+        self._stream.end_task(task.number, None)
 
     def on_room(self) -> None:
         """The pool takes tasks again."""
@@ -627,7 +623,7 @@ class Feeder:
 
     def _schedule(self) -> None:
         with self._failing():
-            self._epochs.pump()
+            self._stream.pump()
         if self._feed is not None and self._feed.pump():
             self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
         while self.pool.has_room() and (task := self.scans.next_task()) is not None:
@@ -639,16 +635,16 @@ class Feeder:
         if self.fetcher is None:
             return
         fetcher = self.fetcher
-        if not fetcher.stalled or self.scans.in_flight or self._epochs.busy:
+        if not fetcher.stalled or self.scans.in_flight or self._stream.busy:
             return
-        if self._epochs.has_orphans:
+        if self._stream.has_abandoned:
             self.pool.drop_unwanted()
-        if self._epochs.has_orphans or not fetcher.stalled:
+        if self._stream.has_abandoned or not fetcher.stalled:
             return
         counting = self._counting is not None
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
             return
-        if counting or self._epochs.blocked:
+        if counting or self._stream.blocked:
             self._fail(fetcher.too_small(counting=counting, expands=self._expands))
 
     # -- fetching --------------------------------------------------------------------------------------------------

@@ -13,16 +13,20 @@ from numpy.typing import NDArray
 
 from streamload.decode.failure import Attempt
 from streamload.errors import StreamloadError
+from streamload.feeder.messages import PipelineSettings
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.feeder.scans import SCANNED_TOGETHER, Scans
 from streamload.fetch.fetcher import Fetcher, Prerequisites
 from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
-from streamload.fetch.window import Turns
 from streamload.index.dataset import Dataset
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, GUESSED_PARTS, GUESSED_PARTS_SHARE, SCANNED_SHARDS
 from streamload.order.layout import distinct
-from streamload.order.plan import EpochPlan, RowBlock
+from streamload.order.mixture_plan import MixturePlan
+from streamload.order.plan import EpochPlan, RankPlan, RowBlock
+from streamload.order.sampling import Mixed
+from streamload.order.share import EpochStart
 from streamload.tar.table import ShardTable
+from streamload.totals import Totals
 from streamload.workers.protocol import Pool
 
 
@@ -35,14 +39,6 @@ class _Extent:
     end: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Passed:
-    """How far an epoch had come in a shard: as long as that is so, no part of it is passed that was not."""
-
-    table: ShardTable | None
-    unpassed: list[tuple[int, int]]
-
-
 class EpochNeeds:
     """Plans, uses and keeps parts for one epoch.
 
@@ -50,22 +46,18 @@ class EpochNeeds:
         fetcher: fetches them.
         plan: the epoch's; says which samples later rows may hold.
         tables: say where samples lie.
-        turns: of the rank's batches, over all its epochs.
     """
 
-    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Dataset, turns: Turns | None = None) -> None:
+    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Dataset) -> None:
         self._fetcher = fetcher
         self._window = fetcher.window
         self._plan = plan
         self._tables = tables
+        self._parts: dict[int, dict[int, bool]] = {}  # by shard and key: held since a batch used it, or only kept
+        self._advanced: dict[int, tuple[ShardTable | None, list[tuple[int, int]]]] = {}
         self._extents: dict[int, _Extent] = {}
-        self._passed: dict[int, _Passed] = {}
-        self._held: dict[int, set[int]] = {}
         self._scans: dict[int, int] = {}
-        self._kept: dict[int, set[int]] = {}
         self._guessed: list[int] = []
-        self._turns = turns or Turns()
-        self._planned: deque[int] = deque()
         fetcher.begin_epoch(self.on_arrival)
 
     def guess(self, block: RowBlock) -> None:
@@ -80,102 +72,78 @@ class EpochNeeds:
             sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
         most = min(GUESSED_PARTS, self._window.budget_bytes // (GUESSED_PARTS_SHARE * PART_BYTES))
         self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]
-        self._window.plan(self._guessed, self._turns.next)
+        self._window.plan(self._guessed)
         self._fetcher.notify()
 
     def plan_batches(self, batches: Iterable[list[int]]) -> None:
-        """Have the parts fetched of batches that come after all those before."""
+        """Fetch the parts of batches that come after all those before."""
         guessed, self._guessed = self._guessed, []
         self._window.cancel(guessed)
         for keys in batches:
-            self._planned.append(self._turns.take())
-            self._window.plan(keys, self._planned[-1])
+            self._window.plan(keys)
         self.advance()
-        self._fetcher.notify()
 
     def are_present(self, keys: Collection[int]) -> bool:
-        """Whether the parts of a batch are. Raises what keeps one of them from coming."""
+        """Return True if the parts of a batch are. Raises what keeps one of them from coming."""
         return self._window.are_present(keys)
 
     def start(self, keys: Collection[int]) -> None:
-        """The next batch is scheduled: it holds its parts until `finish`, and the epoch until they are passed."""
-        self._planned.popleft()
+        """Hold the parts of the next batch until it is made, and for this epoch until they are passed."""
         self._window.start(keys)
         for key in keys:
             shard, number = shard_and_number(key)
-            if key not in self._held.get(shard, ()) and not self.is_passed(shard, number):
-                self._held.setdefault(shard, set()).add(key)
+            if not self._parts.get(shard, {}).get(key) and not self.is_passed(shard, number):
+                self._parts.setdefault(shard, {})[key] = True
                 self._window.hold((key,))
-
-    def finish(self, keys: Collection[int]) -> None:
-        """A batch that was scheduled was made, or is not wanted any more."""
-        self._window.release(keys)
-        self._fetcher.notify()
-
-    def cancel(self, keys: Collection[int]) -> None:
-        """A batch will not be scheduled; the last one first."""
-        self._turns.give_back(self._planned.pop())
-        self._window.cancel(keys)
 
     def keep(self, shard: int, scan: int) -> None:
         """Keep what comes of a shard while there is room: rows of it are planned when that scan is done."""
         self._scans[shard] = scan
 
     def advance(self) -> None:
-        """The plan has gone on: release what no later row needs."""
-        for shard in [shard for shard in {**self._held, **self._kept} if self._has_moved(shard)]:
-            passed = [key for key in self._parts_of(shard) if self.is_passed(shard, shard_and_number(key)[1])]
-            self._release(shard, passed)
-        for shard in [shard for shard in self._extents if not self._unpassed(shard)]:
-            self._forget_unused(shard)
+        """Release what no later row needs, now that the plan has gone on."""
+        for shard in list(self._parts):
+            table, unpassed = self._tables.at_hand(shard), self._unpassed(shard)
+            before = self._advanced.get(shard)
+            if before is not None and before[0] is table and before[1] == unpassed:
+                continue
+            self._advanced[shard] = table, unpassed
+            self._release(shard, [key for key in self._parts[shard] if self.is_passed(*shard_and_number(key))])
+        for shard in [each for each in self._extents if each not in self._parts and not self._unpassed(each)]:
+            del self._extents[shard]
         self._fetcher.notify()
 
-    def close(self) -> None:
-        """Release everything but what batches hold. Idempotent."""
+    def close(self, unscheduled: Iterable[list[int]]) -> None:
+        """Release everything but what batches hold, also the parts of batches that were planned. Idempotent."""
         self._fetcher.end_epoch(self.on_arrival)
-        for shard in {**self._held, **self._kept}:
-            self._release(shard, self._parts_of(shard))
+        for keys in unscheduled:
+            self._window.cancel(keys)
+        for shard in list(self._parts):
+            self._release(shard, list(self._parts[shard]))
         self._scans.clear()
         self.plan_batches(())
 
     def on_arrival(self, shard: int, key: int) -> None:
-        """A part has come."""
-        # One that was evicted and fetched once more may come when the plan is behind it, and nothing would release it.
-        if shard in self._scans and not self.is_passed(shard, shard_and_number(key)[1]):
-            self._kept.setdefault(shard, set()).add(key)
-            self._passed.pop(shard, None)
+        """Keep a part that has come, if rows of its shard are yet to be planned."""
+        # One that was evicted and fetched once more may come when the plan is past it, and nothing would release it.
+        if shard in self._scans and not self.is_passed(*shard_and_number(key)):
+            self._parts.setdefault(shard, {}).setdefault(key, False)
+            self._advanced.pop(shard, None)
             self._window.keep(key, self._scans[shard])
 
-    def _parts_of(self, shard: int) -> set[int]:
-        return self._held.get(shard, set()) | self._kept.get(shard, set())
-
     def _release(self, shard: int, keys: Iterable[int]) -> None:
-        held, kept = self._held.get(shard, set()), self._kept.get(shard, set())
+        parts = self._parts[shard]
         for key in keys:
-            if key in held:
-                held.discard(key)
+            if parts.pop(key):
                 self._window.release((key,))
-            if key in kept:
-                kept.discard(key)
-                self._window.unkeep(key)
-        for parts in (self._held, self._kept):
-            if shard in parts and not parts[shard]:
-                del parts[shard]
-        self._forget_unused(shard)
-
-    def _forget_unused(self, shard: int) -> None:
-        if shard not in self._held and shard not in self._kept:
+            self._window.unkeep(key)
+        if not parts:
+            del self._parts[shard]
             self._extents.pop(shard, None)
-            self._passed.pop(shard, None)
-
-    def _has_moved(self, shard: int) -> bool:
-        """Whether the plan has come further in a shard, or more is known of that, since the last call."""
-        before = self._passed.get(shard)
-        now = self._passed[shard] = _Passed(self._tables.at_hand(shard), self._unpassed(shard))
-        return before is None or before.table is not now.table or before.unpassed != now.unpassed
+            self._advanced.pop(shard, None)
 
     def is_passed(self, shard: int, number: int) -> bool:
-        """Whether no row that is yet to be planned needs a part, as far as is known."""
+        """Return True if no row that is yet to be planned needs a part, as far as is known."""
         unpassed = self._unpassed(shard)
         table = self._tables.at_hand(shard)
         if not unpassed or table is None or shard in self._fetcher.compressed:
@@ -187,8 +155,8 @@ class EpochNeeds:
         if self._tables.is_growing(shard) and (not len(extent.end) or end > extent.end[-1]):
             return False
         first = int(np.searchsorted(extent.end, start, side="right"))
-        behind = int(np.searchsorted(extent.first, end, side="left"))
-        return not any(first < piece_end and piece_start < behind for piece_start, piece_end in unpassed)
+        after = int(np.searchsorted(extent.first, end, side="left"))
+        return not any(first < piece_end and piece_start < after for piece_start, piece_end in unpassed)
 
     def _unpassed(self, shard: int) -> list[tuple[int, int]]:
         """The samples of a shard or sidecar that later rows may hold, as stretches `[start, end)`."""
@@ -203,6 +171,9 @@ def _extent(table: ShardTable) -> _Extent:
     first = np.minimum.accumulate(np.minimum.reduceat(table.member_offset, starts)[::-1])[::-1]
     return _Extent(table, first, np.maximum.accumulate(np.maximum.reduceat(ends, starts)))
 
+
+Source = tuple[PlannedRows, int]
+"""A batch's rows: their block, and the number of the batch in it."""
 
 MAX_RUN_ROWS = 16_384
 """The most rows of a run of batches, and the rows of a block of the plan."""
@@ -221,55 +192,49 @@ class Lookahead:
     while the fetcher has too few requests to be busy.
 
     Args:
-        plan: the epoch's.
-        shard_order: the shards in the order in which the plan reaches them.
-        fields: the wanted ones; see `locate`.
-        verify: look up the checksums too.
+        settings: the loader's.
+        start: which epoch, and from which position.
         tables: where samples lie.
         scans: scans the shards that have no table.
         pool: notified of finished shards.
+        totals: gets the seconds spent on planning and locating.
         prerequisites: fetches remote parts and tables; None where everything is local.
-        turns: of the rank's batches in the order of need; see `EpochNeeds`.
+
+    Attributes:
+        start: the same.
     """
 
     def __init__(
         self,
-        plan: EpochPlan,
-        shard_order: list[int],
-        fields: tuple[str, ...] | None,
+        settings: PipelineSettings,
+        start: EpochStart,
         *,
-        verify: bool,
         tables: Dataset,
         scans: Scans,
         pool: Pool,
+        totals: Totals,
         prerequisites: Prerequisites | None,
-        turns: Turns | None = None,
     ) -> None:
-        self._plan = plan
+        self.start = start
+        self._settings = settings
+        self._tables = tables
+        self._scans = scans
+        self._pool = pool
+        self._totals = totals
+        self._prerequisites = prerequisites
+        self._plan = plan = _plan(settings, tables, start)
+        shard_order = plan.shards_ahead()  # in which the plan reaches them
         self._scan_order = iter(shard_order)
         self._table_order = iter(shard_order)
         self._tables_ahead: list[int] = []
         self._reached: set[int] = set()
-        self._fields = fields
-        self._verify = verify
-        self._tables = tables
-        self._scans = scans
-        self._pool = pool
-        self._prerequisites = prerequisites
-        self._needs = None if prerequisites is None else EpochNeeds(prerequisites.fetcher, plan, tables, turns)
+        self._needs = None if prerequisites is None else EpochNeeds(prerequisites.fetcher, plan, tables)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
-        self._rows = 0
         self._block_rows = FIRST_BLOCK_ROWS  # so that the first batch comes soon
         self._next_batch = 0
-        self._missing_shards: list[int] = []
-        self._missing_at = -1
         self._finished: list[int] = []
         self._planned_all = False
-        self.error: StreamloadError | None = None
-        """Why the batch that was to be taken last does not come."""
-        self.plan_s = 0.0
-        """Seconds spent on planning and locating."""
 
     @property
     def exhausted(self) -> bool:
@@ -293,58 +258,38 @@ class Lookahead:
         """Whether the next batch belongs to the same block as the previous one."""
         return bool(self._next_batch)
 
-    def take(self) -> tuple[PlannedRows, int] | None:
-        """The next batch, as a block and its number in it; None at the end, or while its bytes are not resident.
+    def take(self) -> Source | None:
+        """The next batch; None at the end, or while its bytes are not resident.
 
-        What keeps it from coming is not raised: `error` has it, until it is met no more.
+        Raises:
+            StreamloadError: what keeps it from coming; so does the next call, as long as that is so.
         """
-        self.error = None
-        with Attempt() as attempt:
-            if not self._next_is_resident():
-                return None
-        if attempt.error is not None:
-            if not isinstance(attempt.error, StreamloadError):
-                raise attempt.error
-            self.error = attempt.error
-            return None
-        planned, finished = self._located[0]
-        number = self._next_batch
-        if self._needs is not None:
-            self._needs.start(planned.parts[number])
-        self._next_batch += 1
-        if self._next_batch == planned.batches:
-            self._next_batch = 0
-            self._located.popleft()
-            self._rows -= len(planned.table)
-            self._finish(finished)
-            if self.exhausted and self._needs is not None:
-                self._needs.close()  # what is fetched from now on is for the next epoch
-        return planned, number
-
-    def _next_is_resident(self) -> bool:
         if not self._located or self._prerequisites is not None:
             with Attempt() as attempt:
                 self._look_ahead()
             if attempt.error is not None and not self._located:
                 raise attempt.error  # before, it is no matter, and is met again
         if not self._located:
-            return False
-        return self._needs is None or self._needs.are_present(self._located[0][0].parts[self._next_batch])
-
-    def release(self, source: tuple[PlannedRows, int]) -> None:
-        """Release the parts of a batch that was made, or is no longer wanted."""
+            return None
+        (planned, finished), number = self._located[0], self._next_batch
         if self._needs is not None:
-            planned, number = source
-            self._needs.finish(planned.parts[number])
+            if not self._needs.are_present(planned.parts[number]):
+                return None
+            self._needs.start(planned.parts[number])
+        self._next_batch += 1
+        if self._next_batch == planned.batches:
+            self._next_batch = 0
+            self._located.popleft()
+            self._finish(finished)
+            if self.exhausted:
+                self.close()  # what is fetched from now on is for the next epoch
+        return planned, number
 
     def close(self) -> None:
         """Cancel everything but the batches already taken."""
         self._planned_all = True
         if self._needs is not None:
-            unscheduled = [parts for planned, _ in self._located for parts in planned.parts][self._next_batch :]
-            for parts in reversed(unscheduled):
-                self._needs.cancel(parts)
-            self._needs.close()
+            self._needs.close([parts for planned, _ in self._located for parts in planned.parts][self._next_batch :])
         self._located.clear()
         self._blocks.clear()
 
@@ -354,19 +299,21 @@ class Lookahead:
             pass
         while self._blocks and self._locate_block():
             pass
-        if self._needs is not None:
-            self._keep_prefixes()
-        self.plan_s += perf_counter() - started
+        if self._needs is not None and not self._tables.counts.complete and self._plan.lanes == 1:
+            for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):  # their rows come next
+                self._needs.keep(shard, self._scans.turn_of(shard))
+        self._totals["plan_s"] += perf_counter() - started
 
     def _wants_more(self) -> bool:
         if self._planned_all:
             return False
         if not self._located and not self._blocks:
             return True
+        rows = sum(len(planned.table) for planned, _ in self._located)
         return (
             self._prerequisites is not None
             and len(self._blocks) < 2
-            and self._rows < _MOST_LOOKAHEAD_ROWS
+            and rows + sum(len(block.shard) for block, _ in self._blocks) < _MOST_LOOKAHEAD_ROWS
             and self._prerequisites.fetcher.below_watermark()
         )
 
@@ -376,23 +323,22 @@ class Lookahead:
             self._scans.request(missing)
             if not self._located and not self._blocks:
                 self._scans.check(missing[:1])  # the first is needed for certain
-            if self._missing() is missing:  # none of them is in an index that was read just now
+            if self._missing() == missing:  # none of them is in an index that was read just now
                 self._scans.put_first(missing[0])
                 if self._prerequisites is not None:
                     self._scan_ahead()
                 return False
         block = self._plan.take(self._block_rows)
-        self._missing_at = -1
-        most = MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS
-        self._block_rows = min(4 * self._block_rows, most)
+        self._block_rows = min(4 * self._block_rows, MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS)
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True
             self._finish(finished)
-            if self._needs is not None:
+            if self.exhausted:
+                self.close()
+            elif self._needs is not None:
                 self._needs.advance()
             return False
-        self._rows += len(block.shard)
         self._blocks.append((block, finished))
         self._scan_ahead()
         if self._prerequisites is not None:
@@ -401,12 +347,8 @@ class Lookahead:
         return True
 
     def _missing(self) -> list[int]:
-        """The shards whose counts the next block needs; another list only where counts have become known."""
-        counts = self._tables.counts
-        if counts.changes != self._missing_at:
-            self._missing_at = counts.changes
-            self._missing_shards = self._plan.missing(SCANNED_TOGETHER * self._pool.capacity)
-        return self._missing_shards
+        """The shards whose counts the next block needs."""
+        return self._plan.missing(SCANNED_TOGETHER * self._pool.capacity)
 
     def _want_tables_ahead(self, block: RowBlock) -> None:
         """Have the tables loaded of the few shards that come after those reached: one may be as large as a part."""
@@ -436,30 +378,26 @@ class Lookahead:
             assert attempt.error is not None
             raise attempt.error
         first, second = block.halves()
-        self._blocks[0] = second, finished
-        self._blocks.appendleft((first, []))
+        self._blocks.popleft()
+        self._blocks.extendleft([(second, finished), (first, [])])
         return True
 
     def _locate_first(self) -> bool:
         block, finished = self._blocks[0]
-        if self._prerequisites is not None and not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
-            if self._needs is not None and not self._located:  # fetch parts beside the table for the first batch
-                self._needs.guess(block)
-            return False
-        fetcher = None if self._prerequisites is None else self._prerequisites.fetcher
-        planned = locate(block, self._tables, self._fields, verify=self._verify, fetcher=fetcher)
+        fetcher = None
+        if self._prerequisites is not None and self._needs is not None:
+            if not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
+                if not self._located:  # fetch parts beside the table for the first batch
+                    self._needs.guess(block)
+                return False
+            fetcher = self._prerequisites.fetcher
+        settings = self._settings
+        planned = locate(block, self._tables, settings.fields, verify=settings.verify, fetcher=fetcher)
         self._blocks.popleft()  # only now: what has failed must fail again on the next call
         self._located.append((planned, finished))
         if self._needs is not None:
             self._needs.plan_batches(planned.parts)
         return True
-
-    def _keep_prefixes(self) -> None:
-        """Keep the first parts of shards that are being scanned: their rows come next."""
-        assert self._needs is not None
-        if not self._tables.counts.complete and self._plan.lanes == 1:
-            for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):
-                self._needs.keep(shard, self._scans.turn_of(shard))
 
     def _finish(self, shards: list[int]) -> None:
         """Release the shards that a block was the last to need, once the next block has been scheduled."""
@@ -469,3 +407,10 @@ class Lookahead:
             self._pool.forget_shards(finished)
             if self._prerequisites is not None:
                 self._prerequisites.fetcher.finish(finished)
+
+
+def _plan(settings: PipelineSettings, tables: Dataset, start: EpochStart) -> EpochPlan:
+    order, where = settings.order, (start.epoch, start.rank, start.world_size)
+    if isinstance(order.sampling, Mixed):
+        return MixturePlan(order, tables.counts, *where, start=start.position, share=start.share)
+    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers, share=start.share)

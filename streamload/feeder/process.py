@@ -20,7 +20,7 @@ from streamload.memory.unnamed import naming_the_limit
 from streamload.workers.launch import EarlyWorkers
 
 if TYPE_CHECKING:
-    from streamload.feeder.process_feeder import ProcessFeeder
+    from streamload.feeder.feeder import Feeder
 
 _GRACE_S = 0.3
 
@@ -36,11 +36,11 @@ def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
     asyncio.run(_serve_and_exit(sock, trainer, early))
 
 
-def _load() -> type[ProcessFeeder]:
-    """Import what makes the feeder. It is called while shards are being listed, and so hides the import."""
-    from streamload.feeder.process_feeder import ProcessFeeder
+def _load() -> Callable[..., Feeder]:
+    """Import what makes the feeder. Called while shards are being listed, which hides the time of the import."""
+    from streamload.feeder.process_feeder import start_feeder
 
-    return ProcessFeeder
+    return start_feeder
 
 
 class _Process:
@@ -54,7 +54,7 @@ class _Process:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._early = early
-        self._feeder: ProcessFeeder | None = None
+        self._feeder: Feeder | None = None
         self._listing: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._calls = Calls(self._list_shards)
@@ -89,7 +89,7 @@ class _Process:
         self._calling.add(calling)  # the loop itself holds tasks weakly
         calling.add_done_callback(self._calling.discard)
 
-    async def _explain(self, call: Call, feeder: ProcessFeeder) -> None:
+    async def _explain(self, call: Call, feeder: Feeder) -> None:
         self._send(Answer(call.number, await feeder.what_holds_up()))
 
     async def _call(self, call: Call) -> None:

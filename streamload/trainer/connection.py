@@ -8,21 +8,22 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import Lock
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from streamload.decode.failure import error_from
 from streamload.decode.tasks import Job, WorkerMessage
 from streamload.errors import LoaderClosedError, WorkerError
-from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Ready
+from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Failed, Ready, Scanning
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
 from streamload.order.share import EpochStart
-from streamload.trainer.scan_progress import Inbox, ScanProgress
+from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_pool import CallerWorker
 from streamload.workers.launch import STACK_S, Child, launch
 
@@ -73,7 +74,7 @@ class Connection(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed; so it is in a fork of its process too, where it is another one's."""
+        """Whether it has been closed, or this is a fork of the process that it belongs to."""
 
     def send(self, message: Any) -> None:
         """Send the feeder a message."""
@@ -85,7 +86,7 @@ class Connection(Protocol):
         """Have the feeder do nothing more for a pass. May be called at any moment in any thread, and does not wait."""
 
     def receive(self, timeout_s: float | None, /) -> Any:
-        """The feeder's next message.
+        """Return the feeder's next message, when all batches of earlier messages have been leased.
 
         Raises:
             TimeoutError: there was none in time.
@@ -93,7 +94,7 @@ class Connection(Protocol):
         """
 
     def receive_now(self) -> Any | None:
-        """The feeder's next message if it is here already, else None. It does not wait, and does no work.
+        """Return the feeder's next message if it is here already, else None. It does not wait, and does no work.
 
         Raises:
             FeederDiedError: the feeder is dead.
@@ -110,35 +111,74 @@ class Connection(Protocol):
         """
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when `receive_now` may have something; None where `receive` makes the rows."""
-
-    def request_end(self) -> int | None:
-        """Have the feeder end, and receive nothing from now on; `close` is still to be called.
-
-        Returns:
-            A descriptor that is readable when it has ended, and that the caller closes; None where there is none.
-        """
+        """A descriptor that is readable when `receive_now` may have something; None if `receive` makes the rows."""
 
     def describe(self) -> str:
-        """What the feeder itself is doing, in words, where it does not answer a call."""
+        """Say what the feeder itself is doing, if it does not answer a call."""
 
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
 
-    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
-        """Note that so many batches were taken; the next message acknowledges them, or this once there are enough."""
-
-    def flush(self) -> None:
-        """Send all queued messages now."""
+    def note_taken(self, batches: int, /) -> None:
+        """Count batches that were taken; a message acknowledges as many as the feeder wants to hear of at once."""
 
     def lease(self, slot: int) -> Bytes:
         """The memory of a batch, as much as it takes at least."""
 
-    def forget(self, slots: Sequence[int]) -> None:
-        """Unmap slots that the feeder has retired, when all batches announced before have been leased."""
-
     def close(self) -> None:
         """End the feeder and its workers, and wait for them. Idempotent."""
+
+
+class Inbox:
+    """Messages of a feeder in order, and answers by the numbers of their calls.
+
+    Args:
+        progress: shows how far scans are; nothing is kept of that.
+    """
+
+    def __init__(self, progress: ScanProgress | None) -> None:
+        self._progress = progress
+        self._messages: deque[Any] = deque()
+        self._answers: dict[int, Answer] = {}
+        self._failed: Failed | None = None
+
+    def put(self, message: Any) -> None:
+        """Add what has come."""
+        if self._progress is not None:
+            self._progress.update(message)
+        if isinstance(message, Answer):
+            self._answers[message.number] = message
+        elif not isinstance(message, Scanning):
+            self._messages.append(message)
+        if isinstance(message, Failed):
+            self._failed = message
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """Have messages taken again, before any other."""
+        self._messages.extendleft(reversed(list(messages)))
+
+    def take(self) -> Any | None:
+        """Take the next message; None if there is none."""
+        with suppress(IndexError):
+            return self._messages.popleft()
+        return None
+
+    def take_answer(self, number: int) -> Answer | None:
+        """Take the answer to a call, if it is here.
+
+        Raises:
+            Exception: what the feeder has failed with: nothing more will come.
+        """
+        answer = self._answers.pop(number, None)
+        if answer is None and self._failed is not None:
+            raise error_from(self._failed.failure)
+        return answer
+
+    def clear(self) -> None:
+        """Drop all messages; nothing more is waited for."""
+        self._messages.clear()
+        if self._progress is not None:
+            self._progress.update(None)
 
 
 class FeederProcess:
@@ -169,6 +209,7 @@ class FeederProcess:
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
         self._unacknowledged = 0
+        self._acknowledge_after = 1
         self._end_requested = False
         self._death: str | None = None
         self._worker: CallerWorker | None = None
@@ -187,7 +228,7 @@ class FeederProcess:
         """Send the feeder a message; if it is dead, the next `receive` says so."""
         self.configured = self.configured or isinstance(message, Configure)
         self.send_later(message)
-        self.flush()
+        self._flush()
 
     def send_later(self, message: Any) -> None:
         """Queue a message: to wake the feeder takes time, and on a busy machine it even takes our processor."""
@@ -203,11 +244,9 @@ class FeederProcess:
         self._send_unsent()
 
     def receive(self, timeout_s: float | None) -> Any:
-        """The feeder's next message; waiting releases the GIL. Tasks for this process are done first."""
-        if (self._inbox or self._unsent) and (message := self.receive_now()) is not None:
-            return message
+        """Return the feeder's next message; waiting releases the GIL. Tasks for this process are done first."""
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
-        while (message := self._inbox.take()) is None:
+        while (message := self.receive_now()) is None:
             if not self._work():
                 self._wait(deadline_s)
         return message
@@ -244,38 +283,31 @@ class FeederProcess:
         raise FeederDiedError(self._death) from error
 
     def receive_now(self) -> Any | None:
-        """The feeder's next message if it is here already."""
-        if (message := self._inbox.take()) is not None:
-            return message
-        while (message := self._inbox.take()) is None and self._arrive_now():
-            continue
-        if message is None and self._unsent:
-            self.flush()
-        return message
-
-    def _arrive_now(self) -> bool:
-        """Put what is here into the inbox; False where there is nothing."""
-        try:
-            with self._receiving:
-                arrived = self._channel.receive_now()
-        except (EOFError, OSError) as error:
-            self._raise_broken(error)
-        if arrived is not None:
+        """Return the feeder's next message if it is here already."""
+        while (message := self._inbox.take()) is None:
+            try:
+                with self._receiving:
+                    arrived = self._channel.receive_now()
+            except (EOFError, OSError) as error:
+                self._raise_broken(error)
+            if arrived is None:
+                if self._unsent:
+                    self._flush()
+                return None
             self._open(*arrived)
-        return arrived is not None
+        if isinstance(message, Ready):
+            self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
+            self._acknowledge_after = message.acknowledge_after
+        return message
 
     def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
         """Send a call, and wait for its answer."""
-        self._inbox.expect(call.number)
         deadline_s = None if math.isinf(timeout_s) else monotonic() + timeout_s
-        try:
-            self.send(call)
-            while (answer := self._inbox.answer(call.number)) is None:
-                if not self._work():
-                    self._wait(deadline_s)
-            return answer
-        finally:
-            self._inbox.forget(call.number)
+        self.send(call)
+        while (answer := self._inbox.take_answer(call.number)) is None:
+            if not self._work():
+                self._wait(deadline_s)
+        return answer
 
     def describe(self) -> str:
         """What the feeder itself is doing, in words."""
@@ -324,13 +356,13 @@ class FeederProcess:
         """Have messages received again, before any other."""
         self._inbox.put_back(messages)
 
-    def note_taken(self, batches: int, acknowledge_after: int = 1, /) -> None:
-        """Note that so many batches were taken: a message for each would cost more than all the rest."""
+    def note_taken(self, batches: int) -> None:
+        """Count batches that were taken: a message for each would cost more than all the rest."""
         self._unacknowledged += batches
-        if self._unacknowledged >= acknowledge_after:
-            self.flush()
+        if self._unacknowledged >= self._acknowledge_after:
+            self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Acknowledge the batches that were taken and the slots that are free, and send all queued messages."""
         if self._unacknowledged:
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
@@ -350,10 +382,6 @@ class FeederProcess:
     def lease(self, slot: int) -> Bytes:
         """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
         return self._slots.lease(slot)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Unmap slots that the feeder has retired; what the user still views of them stays valid."""
-        self._slots.drop(slots)
 
     def __del__(self) -> None:
         started = getattr(self, "_end", None) is not None

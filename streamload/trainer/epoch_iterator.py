@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event, RLock, current_thread, main_thread
 from time import monotonic, perf_counter
 from typing import Any, Literal, NamedTuple, Self
@@ -80,6 +81,14 @@ class Cursor:
             return self.next_start()
         return self.epoch, self.position
 
+    def advance(self, position: int) -> None:
+        """Note that the loop has been given all up to a position."""
+        self.position = position
+
+    def leave(self, state: Literal["ready", "left"]) -> None:
+        """Note that a pass has ended before its epoch."""
+        self.state = state
+
     def finish_epoch(self) -> None:
         """All of the epoch was given; the next one begins at its start."""
         self.epoch += 1
@@ -92,6 +101,29 @@ class Cursor:
         return self.finished and (epoch, position) == (self.epoch, 0)
 
 
+class WaitLog:
+    """Logs, once a minute, what holds up a requested batch.
+
+    Args:
+        began_s: when it was requested.
+    """
+
+    def __init__(self, began_s: float) -> None:
+        self._began_s = began_s
+        self._due_s = began_s + WAIT_LOGGED_EVERY_S
+
+    def log(self, connection: Connection) -> None:
+        """Log it if it is time to."""
+        now_s = perf_counter()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + WAIT_LOGGED_EVERY_S
+        with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
+            why = what_holds_up(connection) or "nothing shows why"
+        if attempt.error is None:
+            _log.warning("no batch has come for %.0f s: %s", now_s - self._began_s, why)
+
+
 class _Made(NamedTuple):
     """A batch that the loop has not been given yet: itself, or what moves it to a device."""
 
@@ -100,8 +132,12 @@ class _Made(NamedTuple):
     end: int
 
 
+_IDLE, _IN_TURN, _FINISHED = "idle", "in turn", "finished"
+"""The states of a pass that was not closed before its end."""
+
+
 class EpochIterator(Iterator[Any]):
-    """The iterator of a `for` loop. Where it is dropped or closed before its end, the feeder gives up its epoch.
+    """The iterator of a `for` loop. If it is dropped or closed before its end, the feeder gives up its epoch.
 
     Loops that count steps never request more than the last batch, so a pass that has given that one is at its end, too.
 
@@ -149,33 +185,36 @@ class EpochIterator(Iterator[Any]):
         self._on_nothing = on_nothing
         self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
+        self._all_came = False
         self._last_good: tuple[ReadyBatch, Bytes] | None = None
         self._owed: deque[int] = deque()  # the ends of batches to give next
         self._ahead: _Made | Exception | None = None
-        self._feeder_died = False
-        self._all_came = False
-        self._acknowledge_after = 1
-        self._requested_at: float | None = None
-        self._logs_wait_at_s = 0.0
+        self._feeder_died = False  # and no batch has come since
         self._gave_at: float | None = None
-        self._batches = 0
         self._skipped_before = batch_builder.n_skipped
-        self._why = ""
-        self._over: Literal["no", "finished", "closed"] = "no"
+        self._state = _IDLE  # or why it was closed
         self._in_use = in_use
-        self._in_turn = False
         cursor.state = "running"
 
     def __next__(self) -> Any:
-        given = self.turn(self.receive)
+        given = self.turn(self.receive, self.request())
         assert given is not None
         return given[0]
 
-    def turn(self, receive: Callable[[], Any]) -> tuple[Any] | None:
+    def request(self) -> float:
+        """Note that the loop requests the next batch, and return when."""
+        now_s = perf_counter()
+        if self._gave_at is not None and self._state == _IDLE:
+            self._meter.add_step(now_s - self._gave_at)
+            self._gave_at = now_s
+        return now_s
+
+    def turn(self, receive: Callable[[], Any], requested_s: float) -> tuple[Any] | None:
         """Go on to the next batch.
 
         Args:
             receive: gives the feeder's next message, or None: then the turn ends without a batch, and nothing is lost.
+            requested_s: when the loop has requested the batch.
 
         Returns:
             The batch, in a tuple; or None where `receive` gave None.
@@ -187,41 +226,36 @@ class EpochIterator(Iterator[Any]):
             StreamloadError, TimeoutError: no batch can be given; the next pass goes on from where the loop stands.
         """
         with one_thread(self._in_use):
-            self._in_turn = True
+            if self._state == _FINISHED:
+                raise StopIteration
+            self._refuse_closed()
+            if self.connection.closed and self.connection.death is None:
+                raise RuntimeError(
+                    "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
+                )
+            self._state = _IN_TURN
             try:
-                return self._turn(receive)
+                batch = self._next_of_any_feeder(receive)
+            except StopIteration:
+                self._finish()
+                if self._gave_at is None:
+                    self._on_nothing(self._start)
+                raise
+            except BaseException as error:
+                if self.connection.closed and current_thread().daemon and not main_thread().is_alive():
+                    Event().wait()  # for the interpreter's end, as daemon threads do in C code
+                if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
+                    raise LoaderClosedError(f"this pass is over: {self._state}") from error
+                # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
+                self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
+                raise
             finally:
-                self._in_turn = False
-
-    def _turn(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        if self._over == "finished":
-            raise StopIteration
-        self._refuse_closed()
-        if self.connection.closed and self.connection.death is None:
-            raise RuntimeError(
-                "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
-            )
-        requested_at = self._note_requested()
-        try:
-            batch = self._next_of_any_feeder(receive)
-        except StopIteration:
-            self._finish()
-            if self._batches == 0:
-                self._on_nothing(self._start)
-            raise
-        except BaseException as error:
-            if self.connection.closed and current_thread().daemon and not main_thread().is_alive():
-                Event().wait()  # for the interpreter's end, as daemon threads do in C code: nobody is left to notify
-            if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
-                raise LoaderClosedError(f"this pass is over: {self._why}") from error
-            # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
-            self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
-            raise
-        if batch is None:
-            return None
-        self._gave_at, self._requested_at = perf_counter(), None
-        self._meter.add_wait(self._gave_at - requested_at)
-        return batch
+                if self._state == _IN_TURN:
+                    self._state = _IDLE
+            if batch is not None:
+                self._gave_at = perf_counter()
+                self._meter.add_wait(self._gave_at - requested_s)
+            return batch
 
     def _next_of_any_feeder(self, receive: Callable[[], Any]) -> tuple[Any] | None:
         """The next batch, in a tuple, or None where `receive` gave None. A feeder that has died is replaced.
@@ -237,7 +271,7 @@ class EpochIterator(Iterator[Any]):
             if self._feeder_died:
                 raise second_death(died) from died
             self._feeder_died = True
-            self._meter.totals["restarted_workers"] += 1
+            self._meter.totals.add({"restarted_workers": 1})
             self._go_on_elsewhere()
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
@@ -261,8 +295,8 @@ class EpochIterator(Iterator[Any]):
         self.connection = self._begin_again(self._start)
 
     def is_unused(self) -> bool:
-        """Return True as long as the loop has requested no batch."""
-        return self._over == "no" and self._gave_at is None and self._requested_at is None
+        """Return True as long as the loop has been given no batch."""
+        return self._state == _IDLE and self._gave_at is None
 
     def restart(self, start: EpochStart) -> None:
         """Give another epoch, of which the cursor says where it begins, in the place of this unused one."""
@@ -277,33 +311,24 @@ class EpochIterator(Iterator[Any]):
 
     def _refuse_closed(self) -> None:
         if self._is_closed():
-            raise LoaderClosedError(f"this pass is over: {self._why}")
+            raise LoaderClosedError(f"this pass is over: {self._state}")
 
     def _is_closed(self) -> bool:
-        return self._over == "closed"
-
-    def _note_requested(self) -> float:
-        if self._requested_at is None:
-            self._requested_at = perf_counter()
-            self._logs_wait_at_s = self._requested_at + WAIT_LOGGED_EVERY_S
-            if self._gave_at is not None:
-                self._meter.add_step(self._requested_at - self._gave_at)
-        return self._requested_at
+        return self._state not in (_IDLE, _IN_TURN, _FINISHED)
 
     def _take(self) -> tuple[Any] | None:
         """The next batch, in a tuple, if it is here; it counts as given."""
-        if isinstance(self._ahead, Exception):
-            raise self._ahead
         made, self._ahead = self._ahead or self._make(), None
         if made is None:
             return None
+        if isinstance(made, Exception):
+            raise made
         batch = made.batch
         if self._move is not None:
             self._look_ahead()
             batch = batch.give()
-        self._cursor.position = made.end
+        self._cursor.advance(made.end)
         self._meter.add_batch(made.samples)
-        self._batches += 1
         return (batch,)
 
     def _make(self) -> _Made | None:
@@ -313,13 +338,13 @@ class EpochIterator(Iterator[Any]):
         """
         while self._pending and not (self._owed and self._last_good):
             ready = self._pending.popleft()
-            self.connection.note_taken(1, self._acknowledge_after)
+            self.connection.note_taken(1)
             memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
             self._batch_builder.check(ready)
             if ready.layout is not None or self._batch_builder.repeats:
                 self._owed.append(ready.end)
             else:
-                self._cursor.position = ready.end
+                self._cursor.advance(ready.end)
             if ready.layout is not None:
                 self._last_good = ready, memory
         if not self._owed or self._last_good is None:
@@ -346,54 +371,38 @@ class EpochIterator(Iterator[Any]):
         if attempt.error is not None:
             self._ahead = attempt.error
 
-    def _release(self, batches: tuple[ReadyBatch, ...]) -> None:
-        """Release the batches of an epoch that was begun ahead, or abandoned, and is not the one that is wanted."""
-        for batch in batches:
-            self.connection.lease(batch.slot)
-        self.connection.note_taken(len(batches))
-
     def receive(self) -> Any:
         """Wait for the feeder's next message, and log what holds it up if that takes long.
 
         Raises:
             WorkerError: the feeder is dead.
         """
+        wait = WaitLog(perf_counter())
         while True:
             try:
                 return self.connection.receive(_LOOK_UP_S)
             except TimeoutError:
                 pass
             self._refuse_closed()
-            self.log_wait()
+            wait.log(self.connection)
 
     def receive_now(self) -> Any | None:
         """The feeder's next message if it is here already, else None."""
         return self.connection.receive_now()
 
-    def log_wait(self) -> None:
-        """Log, once a minute, what holds up the requested batch."""
-        now_s = perf_counter()
-        if self._requested_at is None or now_s < self._logs_wait_at_s:
-            return
-        self._logs_wait_at_s = now_s + WAIT_LOGGED_EVERY_S
-        with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
-            why = what_holds_up(self.connection) or "nothing shows why"
-        if attempt.error is None:
-            _log.warning("no batch has come for %.0f s: %s", now_s - self._requested_at, why)
-
     def _handle(self, message: Any) -> None:
         match message:
             case Ready():
-                self.connection.forget(message.retired)  # not sooner: batches of earlier messages may lie there
                 self._meter.note_totals(message.totals, message.skipped_members, self.connection)
                 if message.events and self._meter.events is not None:
-                    self._meter.events += message.events
+                    self._meter.events.extend(message.events)
                 if message.start == self._start.identity:
                     self._pending.extend(message.batches)
                     self._all_came = message.last
-                    self._acknowledge_after = message.acknowledge_after
-                else:
-                    self._release(message.batches)
+                else:  # of an epoch that was begun ahead, or abandoned, and is not the one that is wanted
+                    for batch in message.batches:
+                        self.connection.lease(batch.slot)
+                    self.connection.note_taken(len(message.batches))
                 self._batch_builder.skipped_members.look_at(message.skipped_members)
             case Failed(start=(number, _, _) as start) if (
                 start != self._start.identity and number <= self._start.number
@@ -406,7 +415,7 @@ class EpochIterator(Iterator[Any]):
     def _refuse_nothing(self) -> None:
         """An epoch without a batch because every sample of it was left out is an error, whatever `on_error` says."""
         kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
-        if skipped and self._batches == 0:
+        if skipped and self._gave_at is None:
             which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
             raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
 
@@ -415,10 +424,10 @@ class EpochIterator(Iterator[Any]):
 
         An epoch of which nothing was given is still to begin.
         """
-        if self._over != "no":
+        if self._state not in (_IDLE, _IN_TURN):
             return False
-        self._over, self._why = "closed", why
-        self._cursor.state = "ready" if self._gave_at is None else state
+        self._state = why
+        self._cursor.leave("ready" if self._gave_at is None else state)
         self._drop_ungiven()
         self._last_good = None
         if self.on_close is not None:
@@ -431,10 +440,11 @@ class EpochIterator(Iterator[Any]):
         So `yield from` and `contextlib.closing` close an iterator. Where another task or thread is waiting for a batch
         of it, which might take that for the epoch's end, it raises LoaderClosedError instead.
         """
-        if self._over == "no":
+        if self._state in (_IDLE, _IN_TURN):
             awaited = self.on_close is not None
             self.end("it was closed")
-            self._over = "closed" if awaited else "finished"
+            if not awaited:
+                self._state = _FINISHED
 
     def end(self, why: str) -> None:
         """End the pass where it stands, for another one or because it was dropped. It waits for no sample.
@@ -442,13 +452,13 @@ class EpochIterator(Iterator[Any]):
         The feeder abandons the rest of the epoch, and its processes stay for the next one. They are ended only where
         someone is waiting for a batch of this pass, in another thread or further up in this one.
         """
-        if self._over != "no":
+        if self._state not in (_IDLE, _IN_TURN):
             return
         if not self._in_use.acquire(blocking=False):
             self._end_processes(why)
             return
         try:
-            if self._in_turn:
+            if self._state == _IN_TURN:
                 self._end_processes(why)
             elif self.connection.closed:  # in a fork, or when the interpreter ends: nothing is left to abandon
                 self.stop(why)
@@ -476,7 +486,7 @@ class EpochIterator(Iterator[Any]):
             self.connection.close()
 
     def _finish(self) -> None:
-        self._over = "finished"
+        self._state = _FINISHED
         self._last_good = None
         self._cursor.finish_epoch()
 
@@ -520,25 +530,17 @@ class AsyncEpochIterator(AsyncIterator[Any]):
     async def _next(self) -> Any:
         current = self._iterator
         receive = current.receive if current.connection.fileno() is None else current.receive_now
+        requested_s = current.request()
+        wait = WaitLog(requested_s)
         try:
-            while (given := current.turn(receive)) is None:
+            while (given := current.turn(receive, requested_s)) is None:
                 descriptor = current.connection.fileno()
                 assert descriptor is not None
-                await self._message_or_end(descriptor)
+                if not await _readable(descriptor, _LOOK_UP_S, current):
+                    wait.log(current.connection)
         except StopIteration:  # which must not leave a coroutine
             raise StopAsyncIteration from None
         return given[0]
-
-    async def _message_or_end(self, descriptor: int) -> None:
-        """Wait until there may be a message, or the pass was closed by someone else."""
-        waiting = _Readable(descriptor)
-        self._iterator.on_close = waiting.stop
-        try:
-            came = await waiting.wait(_LOOK_UP_S)
-        finally:
-            self._iterator.on_close = None
-        if not came:
-            self._iterator.log_wait()
 
 
 async def end_of_processes(ending: Sequence[int]) -> None:
@@ -550,43 +552,32 @@ async def end_of_processes(ending: Sequence[int]) -> None:
     deadline_s = monotonic() + _GRACE_S
     try:
         for descriptor in ending:
-            if not await _Readable(descriptor).wait(deadline_s - monotonic()):
+            if not await _readable(descriptor, deadline_s - monotonic()):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # else closing would wait once more before it did
     finally:
         for descriptor in ending:
             os.close(descriptor)
 
 
-class _Readable:
-    """One wait of the running event loop for a descriptor, which is left alone afterwards however that ends."""
+async def _readable(descriptor: int, timeout_s: float, waiting: EpochIterator | None = None) -> bool:
+    """Wait until a descriptor is readable, or a pass is closed: it may be closed then. Return False if not in time."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[bool] = loop.create_future()
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._loop = asyncio.get_running_loop()
-        self._woken: asyncio.Future[bool] = self._loop.create_future()
-        self._reading = False
+    def wake(came: bool) -> None:
+        if not woken.done():
+            loop.remove_reader(descriptor)
+            woken.set_result(came)
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Whether it got readable, or `stop` was called, in time."""
-        timer = self._loop.call_later(max(0.0, timeout_s), self._wake, False)
-        self._loop.add_reader(self._descriptor, self._wake, True)
-        self._reading = True
-        try:
-            return await self._woken
-        finally:
-            self._forget()
-            timer.cancel()
-
-    def stop(self) -> None:
-        """Wake whoever waits, and forget the descriptor, which may be closed then."""
-        self._forget()
-        self._wake(True)
-
-    def _forget(self) -> None:
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._descriptor)
-
-    def _wake(self, came: bool) -> None:
-        if not self._woken.done():
-            self._woken.set_result(came)
+    timer = loop.call_later(max(0.0, timeout_s), wake, False)
+    loop.add_reader(descriptor, wake, True)
+    if waiting is not None:
+        waiting.on_close = partial(wake, True)
+    try:
+        return await woken
+    finally:
+        timer.cancel()
+        if woken.cancelled():
+            loop.remove_reader(descriptor)
+        if waiting is not None:
+            waiting.on_close = None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamload.decode.failure import error_from
 from streamload.errors import WorkerError
-from streamload.feeder.messages import WHAT_HOLDS_UP, Answer, Call, Calls
+from streamload.feeder.messages import WHAT_HOLDS_UP, Call, Calls
 from streamload.fetch.fetched_listing import is_all_local
 from streamload.index.columns import Columns
 from streamload.index.listing import Listing
@@ -35,22 +35,9 @@ _numbers = itertools.count()
 _ANSWER_S = 3.0
 
 
-def call_feeder(connect: Callable[[], Connection], function: str, *arguments: Any) -> Any:
-    """What a feeder answers to a call, which is made again to another one if it dies.
-
-    Args:
-        connect: the connection to a feeder that is alive.
-        function: its name.
-        arguments: of it.
-
-    Raises:
-        WorkerError: the other one has died as well.
-        Exception: what the function has raised, or what the feeder has failed with.
-    """
-    return with_another_feeder(lambda: _value(connect().call(Call(next(_numbers), function, arguments))))
-
-
-def _value(answer: Answer) -> Any:
+def ask(connection: Connection, function: str, *arguments: Any) -> Any:
+    """Return what a feeder answers to a call; raise what it answers, and what `Connection.call` raises."""
+    answer = connection.call(Call(next(_numbers), function, arguments))
     if answer.failure is not None:
         raise error_from(answer.failure)
     return answer.value
@@ -151,12 +138,11 @@ class FeederClient:
         if isinstance(peer, Calls):
             return peer.call_here(function, arguments)
         try:
-            answer = peer.call(Call(next(_numbers), function, arguments))
+            return ask(peer, function, *arguments)
         except BaseException:
             if not peer.configured:  # else a pass finds out that it is dead
                 peer.close()
             raise
-        return _value(answer)
 
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
         """See `list_shards`, and what it raises."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from streamload.decode.tasks import Job
@@ -23,7 +23,8 @@ from streamload.memory.unnamed import descriptor_limit, new_memory
 from streamload.order.share import EpochStart
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import decompressed
-from streamload.trainer.scan_progress import Inbox, ScanProgress
+from streamload.trainer.connection import Inbox
+from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_pool import CallerPool, CallerWorker
 
 _MOST_SHARD_BYTES = 1 << 40
@@ -88,8 +89,7 @@ class InProcessFeeder:
 
         def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
             limit = descriptor_limit()
-            self._pool = CallerPool(worker.put, shards=shards, slots=None, events=feeder, descriptors=limit)
-            return self._pool
+            return CallerPool(worker.put, shards=shards, slots=None, events=feeder, descriptors=limit)
 
         shards = CopiedShards(listing, configure.fetching.storages)
         self._feeder = Feeder(
@@ -126,14 +126,10 @@ class InProcessFeeder:
 
     def call(self, call: Call, _timeout_s: float = math.inf) -> Answer:
         """Answer a call, after as much work as that takes; batches that are finished meanwhile are kept."""
-        self._inbox.expect(call.number)
-        try:
-            self.send(call)
-            while (answer := self._inbox.answer(call.number)) is None:
-                self._work()
-            return answer
-        finally:
-            self._inbox.forget(call.number)
+        self.send(call)
+        while (answer := self._inbox.take_answer(call.number)) is None:
+            self._work()
+        return answer
 
     def describe(self) -> str:
         """Nothing: the caller itself does its work."""
@@ -143,7 +139,7 @@ class InProcessFeeder:
         done = self._worker.step()
         if done is None:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
-        self._pool.on_done(done)
+        self._feeder.handle(done)
 
     def receive_now(self) -> Any | None:
         """The feeder's next message, if it has been said already."""
@@ -152,22 +148,13 @@ class InProcessFeeder:
     def fileno(self) -> None:
         """There is nothing to wait for: work is done by `receive`."""
 
-    def request_end(self) -> None:
-        """It has no process that could take its time to end."""
-
-    def note_taken(self, batches: int, _acknowledge_after: int = 1, /) -> None:
-        """Acknowledge so many batches. At once, because it costs a call only."""
+    def note_taken(self, batches: int) -> None:
+        """Acknowledge batches. At once, because it costs a call only."""
         self._feeder.handle(Acknowledge(batches, ()))
-
-    def flush(self) -> None:
-        """Do nothing: every message is sent at once."""
 
     def lease(self, slot: int) -> Bytes:
         """The memory of a batch."""
         return self._slots.lease(slot)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Do nothing: slots are used once."""
 
     def close(self) -> None:
         """Forget everything. Idempotent."""

@@ -6,7 +6,7 @@ import io
 import logging
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -42,19 +42,19 @@ def test_a_bar_comes_after_two_seconds_and_goes_with_the_first_batch(
 ) -> None:
     terminal = use_terminal(monkeypatch)
     progress = ScanProgress(shows=True)
-    progress.show(Scanning(10, 300))
+    progress.update(Scanning(10, 300))
     clock[0] += 1.5
-    progress.show(Scanning(20, 300))
+    progress.update(Scanning(20, 300))
     assert terminal.getvalue() == "", "short work shows nothing"
     clock[0] += 1.0
-    progress.show(Scanning(123, 300))
+    progress.update(Scanning(123, 300))
     assert "scanning shards without an index" in terminal.getvalue()
     assert "123/300" in terminal.getvalue()
-    progress.end()
+    progress.update(None)
     shown = terminal.getvalue()
     assert shown.endswith("\x1b[2K"), "the line is cleared"
-    progress.end()
-    progress.show(Scanning(124, 300))
+    progress.update(None)
+    progress.update(Scanning(124, 300))
     assert terminal.getvalue() == shown, "the next wait is another one"
 
 
@@ -68,7 +68,7 @@ def test_elsewhere_the_log_has_it(
     caplog.set_level(logging.INFO, "streamload")
     progress = ScanProgress(shows=not on_terminal)
     for second in range(70):
-        progress.show(Scanning(second, 3000))
+        progress.update(Scanning(second, 3000))
         clock[0] += 1
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         "scanned 30 of 3,000 shards that have no index",
@@ -79,13 +79,10 @@ def test_elsewhere_the_log_has_it(
 class Recorded(ScanProgress):
     """What loaders have shown."""
 
-    seen: ClassVar[list[Scanning | str]] = []
+    seen: ClassVar[list[Any]] = []
 
-    def show(self, scanning: Scanning) -> None:
-        self.seen.append(scanning)
-
-    def end(self) -> None:
-        self.seen.append("end")
+    def update(self, message: Any) -> None:
+        self.seen.append(message)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -101,4 +98,4 @@ def test_a_feeder_says_how_far_it_is(tmp_path: Path, workers: int, monkeypatch: 
     assert isinstance(first, Scanning)
     assert 1 <= first.scanned <= 60
     assert first.shards == 60
-    assert Recorded.seen[-1] == "end"
+    assert not isinstance(Recorded.seen[-1], Scanning)
