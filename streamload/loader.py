@@ -29,6 +29,7 @@ from streamload.storage.urls import Urls
 from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.batch_builder import BatchBuilder
+from streamload.trainer.connection import Connection
 from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import AsyncEpochIterator, Cursor, EpochIterator, end_of_processes, one_thread
 from streamload.trainer.feeder_client import NamedClasses, named_places

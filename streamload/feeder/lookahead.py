@@ -40,13 +40,7 @@ class _Extent:
 
 
 class EpochNeeds:
-    """Plans, uses and keeps parts for one epoch.
-
-    Args:
-        fetcher: fetches them.
-        plan: the epoch's; says which samples later rows may hold.
-        tables: say where samples lie.
-    """
+    """Plans, uses and keeps parts for one epoch."""
 
     def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Dataset) -> None:
         self._fetcher = fetcher
@@ -61,7 +55,7 @@ class EpochNeeds:
         fetcher.begin_epoch(self.on_arrival)
 
     def guess(self, block: RowBlock) -> None:
-        """Fetch parts in which rows probably lie, while the tables that locate them are still being fetched.
+        """Fetch parts in which rows probably lie, while the tables that locate them are being fetched.
 
         They are needed until `plan_batches` says where the rows lie, or the epoch is closed.
         """
@@ -76,7 +70,7 @@ class EpochNeeds:
         self._fetcher.notify()
 
     def plan_batches(self, batches: Iterable[list[int]]) -> None:
-        """Fetch the parts of batches that come after all those before."""
+        """Fetch the parts of the batches that come next."""
         guessed, self._guessed = self._guessed, []
         self._window.cancel(guessed)
         for keys in batches:
@@ -97,7 +91,7 @@ class EpochNeeds:
                 self._window.hold((key,))
 
     def keep(self, shard: int, scan: int) -> None:
-        """Keep what comes of a shard while there is room: rows of it are planned when that scan is done."""
+        """Keep what comes of a shard while there is room: a scan is about to find rows of it."""
         self._scans[shard] = scan
 
     def advance(self) -> None:
@@ -114,7 +108,11 @@ class EpochNeeds:
         self._fetcher.notify()
 
     def close(self, unscheduled: Iterable[list[int]]) -> None:
-        """Release everything but what batches hold, also the parts of batches that were planned. Idempotent."""
+        """Release everything but what batches hold. Idempotent.
+
+        Args:
+            unscheduled: the parts of the batches that were planned, and will not be scheduled.
+        """
         self._fetcher.end_epoch(self.on_arrival)
         for keys in unscheduled:
             self._window.cancel(keys)
@@ -159,7 +157,7 @@ class EpochNeeds:
         return not any(first < piece_end and piece_start < after for piece_start, piece_end in unpassed)
 
     def _unpassed(self, shard: int) -> list[tuple[int, int]]:
-        """The samples of a shard or sidecar that later rows may hold, as stretches `[start, end)`."""
+        """Return the samples of a shard or sidecar that later rows may hold, as stretches `[start, end)`."""
         return self._tables.stretches(shard, self._plan.unpassed(self._tables.listing.owner(shard)))
 
 
@@ -188,20 +186,8 @@ _KEPT_AHEAD = 64
 class Lookahead:
     """Yields the batches of a plan, each as soon as its bytes are resident.
 
-    One block of rows at a time is planned for a local dataset. Where bytes must be fetched, further blocks are planned
+    One block of rows at a time is planned for a local dataset. If bytes must be fetched, further blocks are planned
     while the fetcher has too few requests to be busy.
-
-    Args:
-        settings: the loader's.
-        start: which epoch, and from which position.
-        tables: where samples lie.
-        scans: scans the shards that have no table.
-        pool: notified of finished shards.
-        totals: gets the seconds spent on planning and locating.
-        prerequisites: fetches remote parts and tables; None where everything is local.
-
-    Attributes:
-        start: the same.
     """
 
     def __init__(
@@ -243,11 +229,7 @@ class Lookahead:
 
     @property
     def blocked(self) -> bool:
-        """Whether the next batch waits for its bytes, or for those of a shard whose samples are not counted.
-
-        Raises:
-            StreamloadError: they cannot be fetched.
-        """
+        """Whether the next batch waits for bytes, or for the count of a shard. Raises why they cannot be fetched."""
         if self._needs is None or not self._located:
             return not self._planned_all and not self._blocks and bool(self._missing())
         planned, _ = self._located[0]
@@ -259,10 +241,10 @@ class Lookahead:
         return bool(self._next_batch)
 
     def take(self) -> Source | None:
-        """The next batch; None at the end, or while its bytes are not resident.
+        """Take the next batch; None at the end, or while its bytes are not resident.
 
         Raises:
-            StreamloadError: what keeps it from coming; so does the next call, as long as that is so.
+            StreamloadError: it cannot come; so does the next call, as long as that is so.
         """
         if not self._located or self._prerequisites is not None:
             with Attempt() as attempt:
@@ -300,8 +282,8 @@ class Lookahead:
         while self._blocks and self._locate_block():
             pass
         if self._needs is not None and not self._tables.counts.complete and self._plan.lanes == 1:
-            for shard in itertools.islice(self._scans.wanted(), _KEPT_AHEAD):  # their rows come next
-                self._needs.keep(shard, self._scans.turn_of(shard))
+            for shard, turn in self._scans.arriving(_KEPT_AHEAD):  # their rows come next
+                self._needs.keep(shard, turn)
         self._totals["plan_s"] += perf_counter() - started
 
     def _wants_more(self) -> bool:
@@ -347,11 +329,10 @@ class Lookahead:
         return True
 
     def _missing(self) -> list[int]:
-        """The shards whose counts the next block needs."""
         return self._plan.missing(SCANNED_TOGETHER * self._pool.capacity)
 
     def _want_tables_ahead(self, block: RowBlock) -> None:
-        """Have the tables loaded of the few shards that come after those reached: one may be as large as a part."""
+        """Load the tables of the few shards that come next: one may be as large as a part."""
         assert self._prerequisites is not None
         self._reached.update(block.shard.tolist())
         self._tables_ahead = [shard for shard in self._tables_ahead if shard not in self._reached]
@@ -361,7 +342,7 @@ class Lookahead:
         self._prerequisites.want_tables(self._tables_ahead)
 
     def _scan_ahead(self) -> None:
-        """Have shards scanned before the plan comes to them: as many as are fetched at once, where they are fetched."""
+        """Scan shards before the plan comes to them: as many as are fetched at once, if they are fetched."""
         most = _LOCAL_SCANS_AHEAD if self._prerequisites is None else SCANNED_SHARDS
         if not self._tables.counts.complete:
             self._scans.request(itertools.islice(self._scan_order, max(0, most - self._scans.outstanding)))
@@ -369,7 +350,7 @@ class Lookahead:
     def _locate_block(self) -> bool:
         """Locate the rows of the first block; False while tables are missing.
 
-        Where one of its tables cannot be had, the block is halved, so that the batches before that come all the same.
+        If one of its tables cannot be had, the block is halved, so that the batches before that still come.
         """
         with Attempt() as attempt:
             return self._locate_first()

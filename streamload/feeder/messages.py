@@ -1,4 +1,4 @@
-"""Messages between the trainer and its feeder, as named tuples, and the functions that a trainer may call there."""
+"""Messages between the trainer and its feeder, and the functions that a trainer may call there."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class PipelineSettings(NamedTuple):
         order: the order and its division into batches.
         fields: the wanted fields, or None for all.
         verify: check the bytes against the index's checksums.
-        prefetch_batches: at least so many batches may be in flight or waiting for the loop.
-        expansion_room_bytes: what one worker may hold of values that have expanded; None without a bound.
+        prefetch_batches: the least number of batches that may be in flight or wait for the loop.
+        expansion_room_bytes: what one worker may hold of expanded values; None without a bound.
     """
 
     order: OrderOptions
@@ -44,7 +44,7 @@ class PipelineSettings(NamedTuple):
 
 
 class FailedRow(NamedTuple):
-    """A failed row, and the sample it was made of."""
+    """A failed row, and the sample that it was made of."""
 
     failure: RowFailure
     url: str
@@ -57,10 +57,10 @@ class ReadyBatch(NamedTuple):
     Attributes:
         slot: where it lies.
         size_bytes: how much of the slot it uses.
-        layout: its pickled layout; None where nothing is in the slot, because samples failed.
+        layout: its pickled layout; None if all its samples failed.
         rows: how many it has, without those that were left out.
         values: where its columns of values of unlike sizes lie.
-        failed: the rows that failed, in order.
+        failed: the failed rows, in order.
         end: the position in the epoch's order after its last sample.
     """
 
@@ -74,13 +74,7 @@ class ReadyBatch(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The trainer wants the result of a function.
-
-    Attributes:
-        number: no other call has it.
-        function: its name in `Calls.functions`, or `COUNT_SAMPLES`.
-        arguments: of it.
-    """
+    """The trainer calls a function of `Calls.functions`, `COUNT_SAMPLES` or `WHAT_HOLDS_UP`; `number` is unique."""
 
     number: int
     function: str
@@ -88,13 +82,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a call has returned, or what it has raised.
-
-    Attributes:
-        number: the call's.
-        value: what it returned.
-        failure: what it raised, or None.
-    """
+    """What the call of that number has returned, or why it failed."""
 
     number: int
     value: Any = None
@@ -108,12 +96,12 @@ class Configure(NamedTuple):
         listing: the shards; None for those that this feeder has listed last.
         settings: the pipeline's.
         job: the pickled `Job`, see `job_pickle`.
-        workers: how many; 0 where the trainer makes the rows itself.
-        fetching: how shards that are not files of this machine, or are compressed, are fetched.
+        workers: how many; 0 if the trainer makes the rows itself.
+        fetching: how shards are fetched that are remote or compressed.
         import_path: the trainer's `sys.path`.
-        ends_at_failure: whether the first sample that fails, in the epoch's order, ends the pass.
+        ends_at_failure: the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.
-        descriptors: how many the trainer may have open where it makes the rows, else 0.
+        descriptors: how many the trainer may have open if it makes the rows, else 0.
     """
 
     listing: Listing | None
@@ -128,33 +116,20 @@ class Configure(NamedTuple):
 
 
 class Acknowledge(NamedTuple):
-    """The trainer has taken batches, and nobody there views these slots any more.
-
-    Attributes:
-        batches: how many.
-        released: the slots.
-    """
+    """The trainer has taken so many batches, and released these slots."""
 
     batches: int
     released: tuple[int, ...]
 
 
 class AbandonEpoch(NamedTuple):
-    """The loop has left a pass, so nothing more is wanted of its epoch.
-
-    Attributes:
-        number: of the pass.
-    """
+    """The loop has left the pass of this number."""
 
     number: int
 
 
 class Tracing(NamedTuple):
-    """The trainer records a trace, or does so no more.
-
-    Attributes:
-        on: whether it does.
-    """
+    """The trainer starts or stops recording a trace."""
 
     on: bool
 
@@ -163,15 +138,13 @@ class Ready(NamedTuple):
     """Batches for the loop.
 
     Attributes:
-        start: `EpochStart.identity` of what they are batches of: those of an epoch that was begun before it was
-            requested, or of one that was abandoned, may turn out not to be wanted.
+        start: `EpochStart.identity` of their epoch, which the trainer may not have requested, or have left.
         batches: in order.
         opened: slots that are new to the trainer, or have grown; their descriptors come with the message.
-        retired: slots that are to be dropped.
-        last: whether all batches of the epoch have been sent now. Of an epoch that has not been requested yet, a later
-            message says so.
+        retired: slots to drop.
+        last: all batches of the epoch have been sent, and the trainer has requested it.
         acknowledge_after: how many batches may be taken before they are acknowledged.
-        totals: what the feeder has added up so far; None where that has been sent a moment ago.
+        totals: what the feeder has added up; None if they were sent a moment ago.
         skipped_members: so far, by reason.
         events: for a trace, since the last message.
     """
@@ -188,12 +161,7 @@ class Ready(NamedTuple):
 
 
 class Scanning(NamedTuple):
-    """What is waited for waits for scans; sent now and then.
-
-    Attributes:
-        scanned: how many shards' counts are known.
-        shards: how many there are.
-    """
+    """The trainer waits for scans: the counts of so many shards are known. Sent now and then."""
 
     scanned: int
     shards: int
@@ -204,7 +172,7 @@ class Failed(NamedTuple):
 
     Attributes:
         failure: why.
-        start: `EpochStart.identity` of the epoch that it has failed for; None where it has failed as a whole.
+        start: `EpochStart.identity` of the epoch that it has failed for; None if it has failed as a whole.
     """
 
     failure: Failure
@@ -219,7 +187,7 @@ WHAT_HOLDS_UP = "what_holds_up"
 
 
 class Calls:
-    """A fixed table of functions, by name: some block, some are coroutine functions.
+    """Functions by name; some block, some are coroutine functions.
 
     Args:
         list_shards: stands for the function of that name.
@@ -242,14 +210,14 @@ class Calls:
         }
 
     async def call(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        """What a function returns; it is called on a thread where it would block the event loop."""
+        """Call a function, on a thread if it would block the event loop."""
         called = self.functions[function]
         if inspect.iscoroutinefunction(called):
             return await called(*arguments)
         return await asyncio.to_thread(called, *arguments)
 
     def call_here(self, function: str, arguments: tuple[Any, ...]) -> Any:
-        """The same without an event loop, in the calling thread. No connection stays open."""
+        """Call a function without an event loop, in the calling thread. No connection stays open."""
         called = self.functions[function]
         if not inspect.iscoroutinefunction(called):
             return called(*arguments)

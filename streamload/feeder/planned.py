@@ -21,13 +21,13 @@ from streamload.tar.table import MISSING, ShardTable, joined_tables
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRows:
-    """Rows of consecutive batches, located.
+    """Located rows of consecutive batches.
 
     Attributes:
         block: the rows.
         table: where each wanted field lies.
-        keys: the samples' keys, where they are wanted.
-        parts: for each batch the keys of the parts that must be resident for it.
+        keys: the samples' keys, if they are wanted.
+        parts: for each batch the keys of the parts that it reads.
     """
 
     block: RowBlock
@@ -61,7 +61,7 @@ def locate(
         fields: the wanted ones, with or without `SAMPLE_NAMES`; None for all that the samples have, in alphabetical
             order, and the keys.
         verify: look up the checksums too.
-        fetcher: fetches the parts of some shards; the others can be read anywhere.
+        fetcher: fetches the parts of some shards.
 
     Raises:
         DatasetIndexError: `verify` is set, and a shard's table has no checksums.
@@ -97,7 +97,7 @@ _FEW_SAMPLES = 64
 
 
 class _Group(NamedTuple):
-    """Rows of a block whose places one table has: that of a shard, or of several small shards.
+    """Rows of a block that one table locates: that of a shard, or of several small shards.
 
     Attributes:
         table: where the samples lie.
@@ -112,7 +112,7 @@ class _Group(NamedTuple):
     rows: NDArray[np.int64]
 
     def members(self, tables: Dataset, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """For each row the number of the member, or MISSING."""
+        """Return, for each row, the number of the member, or MISSING."""
         if len(self.shards) == 1:
             return tables.column(self.shards[0], self.table, alternatives)[self.samples]
         return self.table.column(alternatives)[self.samples]
@@ -142,7 +142,7 @@ def _joined(groups: Sequence[_Group]) -> _Group:
 
 
 def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[int], ...]:
-    """The parts that each batch needs, in the order of its rows."""
+    """Return the parts that each batch reads, in the order of its rows."""
     read = located.read_shards()
     here = [shard for shard in read if shard not in fetcher.fetched]
     whole = [shard for shard in read if shard in fetcher.compressed]
@@ -185,5 +185,5 @@ def _fill(column: Column, group: _Group, members: NDArray[np.int64], own: NDArra
 
 
 def _numbers_of(alternatives: Sequence[str], fields: Sequence[str]) -> NDArray[np.uint8]:
-    """For each field of a shard the number of its alternative; 0 where it is none."""
+    """Return, for each field of a shard, the number of its alternative; 0 if it is not one."""
     return np.array([alternatives.index(name) if name in alternatives else 0 for name in fields], np.uint8)

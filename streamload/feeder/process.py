@@ -1,4 +1,4 @@
-"""The feeder as a process of its own: it lives on one asyncio loop and ends as soon as its trainer is gone."""
+"""The feeder as a process of its own: one asyncio loop, which ends as soon as its trainer is gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,21 @@ def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
         trainer: the number of its process.
         early: the workers that have been started already.
     """
-    asyncio.run(_serve_and_exit(sock, trainer, early))
+
+    async def serve_and_exit() -> NoReturn:
+        await serve(sock, trainer, early)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a silent storage
+
+    asyncio.run(serve_and_exit())
+
+
+async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
+    """Serve the trainer until it is gone, in a running event loop of any process."""
+    process = _Process(sock, trainer, early)
+    await process.ended.wait()
+    await process.close()
 
 
 def _load() -> Callable[..., Feeder]:
@@ -44,12 +58,6 @@ def _load() -> Callable[..., Feeder]:
 
 
 class _Process:
-    """The feeder as a process of its own.
-
-    Attributes:
-        ended: set when the trainer is gone.
-    """
-
     def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
@@ -58,8 +66,8 @@ class _Process:
         self._listing: Listing | None = None
         self._indexes: dict[str, DatasetIndex] = {}
         self._calls = Calls(self._list_shards)
-        self._calling: set[asyncio.Task[None]] = set()
-        self.ended = asyncio.Event()
+        self._answering: set[asyncio.Task[None]] = set()
+        self.ended = asyncio.Event()  # the trainer is gone
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
         self._pidfd = self._watch(trainer)
         self._send = self._channel.send
@@ -67,36 +75,31 @@ class _Process:
 
     def _on_message(self, message: Any, _: list[int]) -> None:
         if isinstance(message, Call) and message.function in self._calls.functions:
-            self._begin(self._call(message))
+            self._answer(message, self._calls.call(message.function, message.arguments))
         elif isinstance(message, Call) and message.function == WHAT_HOLDS_UP and self._feeder is not None:
-            self._begin(self._explain(message, self._feeder))
+            self._answer(message, self._feeder.what_holds_up())
         elif isinstance(message, Configure):
+            listing = message.listing or self._listing
+            assert listing is not None, "it has listed none"
             with Attempt() as attempt:
-                self._configure(message)
+                self._feeder = _load()(message, listing, self._channel, self._early, self._indexes)
             if attempt.error is not None:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))))
         elif self._feeder is not None:
             self._feeder.handle(message)
 
-    def _configure(self, message: Configure) -> None:
-        listing = message.listing or self._listing
-        assert listing is not None, "it has listed none"
-        self._feeder = _load()(message, listing, self._channel, self._early, self._indexes)
+    def _answer(self, call: Call, returning: Coroutine[Any, Any, Any]) -> None:
+        """Answer a call when its result is there."""
 
-    def _begin(self, answering: Coroutine[Any, Any, None]) -> None:
-        """Answer in the loop."""
-        calling = asyncio.create_task(answering)
-        self._calling.add(calling)  # the loop itself holds tasks weakly
-        calling.add_done_callback(self._calling.discard)
+        async def answer() -> None:
+            with Attempt() as attempt:
+                self._send(Answer(call.number, await returning))
+            if attempt.error is not None:
+                self._send(Answer(call.number, failure=answer_failure(attempt.error)))
 
-    async def _explain(self, call: Call, feeder: Feeder) -> None:
-        self._send(Answer(call.number, await feeder.what_holds_up()))
-
-    async def _call(self, call: Call) -> None:
-        with Attempt() as attempt:
-            self._send(Answer(call.number, await self._calls.call(call.function, call.arguments)))
-        if attempt.error is not None:
-            self._send(Answer(call.number, failure=answer_failure(attempt.error)))
+        answering = asyncio.create_task(answer())
+        self._answering.add(answering)  # the loop itself holds tasks weakly
+        answering.add_done_callback(self._answering.discard)
 
     async def _list_shards(self, *arguments: Any) -> Listing:
         """List shards; the listing is kept for `Configure`."""
@@ -106,7 +109,7 @@ class _Process:
         return self._listing
 
     def _watch(self, trainer: int) -> int | None:
-        """Learn of its death even if a process that it forked keeps the socket open. Linux only."""
+        """Notice the trainer's death even if a process that it forked keeps the socket open. Linux only."""
         if hasattr(os, "pidfd_open"):
             try:
                 pidfd = os.pidfd_open(trainer)
@@ -120,12 +123,11 @@ class _Process:
         return None
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A mistake of ours in a callback: without this the trainer would wait forever."""
+        """Report a mistake of ours in a callback: the trainer would wait forever."""
         error = context.get("exception") or RuntimeError(context["message"])
         self._send(Failed(failure_of(naming_the_limit(error))))
 
     async def close(self) -> None:
-        """End everything."""
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -137,7 +139,7 @@ class _Process:
 
 
 def _forward_log(send: Callable[[Logged], None]) -> None:
-    """Have `send` take what is logged in this process from now on, in the running event loop, and nobody else."""
+    """Send what is logged in this process to the trainer instead, from the running event loop."""
     loop, loops_thread = asyncio.get_running_loop(), threading.get_ident()
 
     def to_trainer(logged: Logged) -> None:
@@ -147,17 +149,3 @@ def _forward_log(send: Callable[[Logged], None]) -> None:
             loop.call_soon_threadsafe(send, logged)
 
     forward_records(to_trainer)
-
-
-async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
-    """The same until the trainer is gone, in a running event loop of any process."""
-    process = _Process(sock, trainer, early)
-    await process.ended.wait()
-    await process.close()
-
-
-async def _serve_and_exit(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
-    await serve(sock, trainer, early)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # asyncio would wait for threads: they may be in the user's code, or wait for a storage that is silent

@@ -28,15 +28,7 @@ def start_feeder(
     early: EarlyWorkers,
     indexes: Mapping[str, DatasetIndex],
 ) -> Feeder:
-    """Start a feeder with its pool.
-
-    Args:
-        configure: as the trainer sent it.
-        listing: the shards.
-        channel: to the trainer.
-        early: the workers that have been started already.
-        indexes: those that listing has read, by folder.
-    """
+    """Start a feeder with its pool, in a process that has started some workers and read some indexes already."""
     slots = SlotPool(configure.descriptors)
 
     def start_pool(feeder: Feeder, shards: ResidentShards) -> Pool:

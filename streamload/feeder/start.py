@@ -1,7 +1,4 @@
-"""The first lines of the feeder's process: it starts its workers before it imports what only it needs.
-
-`launch` has it called with two descriptors, the number of the trainer's process, and how many workers to start.
-"""
+"""The first lines of the feeder's process: it starts its workers before it imports what only it needs."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from streamload.workers.launch import EarlyWorkers, write_stack_on_request
 
 
 def main(socket_number: int, words_number: int, trainer: int, workers: int) -> None:
-    """Run a feeder on the descriptors given as arguments."""
+    """Run a feeder on two descriptors, for the trainer's process, with so many workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)

@@ -1,16 +1,12 @@
-"""The batches of a rank in order, epoch after epoch: planned, made by tasks, and announced when their turn comes.
+"""The batches of a rank in order, over its epochs: planned, made by tasks, and announced at their turn.
 
 Nothing here waits or does I/O. The owner calls `pump` after every event (a task done, a batch taken, a worker ready),
-and `pump` schedules whatever can be scheduled now. So the same code runs in the feeder's event loop and in the
-caller's thread.
+which schedules all that can be scheduled now. So the same code runs in an event loop and in the caller's thread.
 
-What happens when something fails:
-
-- A failed sample travels with its batch; the loop raises the error, or leaves the sample out, at the batch's turn. So
-  every batch before it is delivered, and what is raised does not depend on timing.
-- A shard that cannot be read or scanned ends the epoch when the next batch to be scheduled needs it: `pump` raises,
-  and the owner closes pool and slots. Nothing is retried here: retries belong to the storage and to the pool.
-- The pool handles the death of a worker; it is not seen here unless the pool gives up.
+- A failed sample travels with its batch; the loop raises the error, or leaves the sample out, at the batch's turn.
+- A shard that cannot be read ends the epoch when the next batch needs it and those before have been made: `pump`
+  raises. Retries belong to the storage and to the pool.
+- The pool handles the death of a worker.
 """
 
 from __future__ import annotations
@@ -64,15 +60,14 @@ class _Pace:
     """How fast batches are made, and how large they are.
 
     Attributes:
-        row_s: seconds that a worker takes for a row; 0 while that is unknown.
-        slot_bytes: what the largest batch until now has taken of its slot.
+        row_s: seconds that a worker takes for a row; 0 if unknown.
+        slot_bytes: the size of the largest batch until now.
     """
 
     row_s: float = 0.0
     slot_bytes: int = 1
 
     def measure(self, done: RowsDone) -> None:
-        """Learn from a task."""
         row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
         self.row_s = 0.7 * self.row_s + 0.3 * row_s if self.row_s else row_s
         self.slot_bytes = max(self.slot_bytes, *(made.size_bytes for made in done.batches))
@@ -81,24 +76,14 @@ class _Pace:
 class BatchStream:
     """Makes the epoch that the trainer has requested, and begins the next one before it is requested.
 
-    The first batches of the next epoch are made while the last ones of the current one are used, so that there is no
-    gap between them. They are announced as soon as the current epoch has ended, requested or not. A trainer that
-    starts elsewhere discards them; then nothing is made ahead until one epoch follows another again. A failure in the
-    next epoch is met again when that epoch is requested.
+    The first batches of the next epoch are made while the last ones of the current one are used, and announced as soon
+    as that has ended. A trainer that starts elsewhere discards them; then nothing is made ahead until one epoch follows
+    another again. A failure in the next epoch is met again when that epoch is requested.
 
-    A trainer may leave its epoch, or request another one: all that was not announced is abandoned.
+    A trainer may leave its epoch, or request another one: all batches that were not announced are abandoned.
 
-    Args:
-        settings: the loader's.
-        tables: where samples lie.
-        scans: scans the shards that have no table, before they can be planned.
-        pool: does the tasks, and is notified of finished shards.
-        slots: where batches are written.
-        totals: statistics to add to.
-        prerequisites: fetches remote parts and tables; None where everything is local.
-        send_ready: announces batches: their epoch, the batches, whether they end the requested epoch, and how many the
-            trainer may take before it acknowledges.
-        works_ahead: False never begins an epoch before it is requested.
+    `send_ready` announces batches: their epoch, the batches, whether they end the requested epoch, and how many the
+    trainer may take before it acknowledges. `works_ahead=False` never begins an epoch before it is requested.
     """
 
     def __init__(
@@ -144,27 +129,23 @@ class BatchStream:
 
     @property
     def full(self) -> bool:
-        """Whether as many batches are in flight, or wait for the loop, as may; or all of the epoch have a task."""
+        """Whether the requested epoch has all its tasks, or no further batch may be in flight or wait for the loop."""
         return self._in_progress and (self._planning() is None or self._outstanding >= self._size()[1])
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing can be done of the requested epoch before more bytes are resident.
-
-        Raises:
-            StreamloadError: they cannot be fetched.
-        """
+        """Whether the requested epoch can only go on with more resident bytes. Raises why they cannot be fetched."""
         planning = self._planning()
         return planning is not None and not self._tasks and planning.blocked
 
     @property
     def busy(self) -> bool:
-        """Whether any batch is being made; when it is done, its parts can be freed."""
+        """Whether a wanted batch is being made, after which its parts can be freed."""
         return bool(self._tasks)
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether tasks of an abandoned epoch are in flight. They hold the bytes that they read until they are done."""
+        """Whether tasks of an abandoned epoch are in flight. They hold the bytes that they read."""
         return bool(self._abandoned)
 
     @property
@@ -214,7 +195,7 @@ class BatchStream:
         return task in self._tasks
 
     def end_task(self, number: int, done: RowsDone | None) -> None:
-        """Take the result of a task, if it has one; what its batches needed is released."""
+        """Take the result of a task, if it has one, and release what its batches needed."""
         batches = self._tasks.pop(number, None) or self._abandoned.pop(number)
         if self._prerequisites is not None:
             for planned, batch in [each.source for each in batches]:
@@ -278,7 +259,7 @@ class BatchStream:
                     raise attempt.error
 
     def _next_run(self) -> RowTask | None:
-        """A task of consecutive batches of one block; None where nothing can be scheduled now."""
+        """Make a task of consecutive batches of one block; None if nothing can be scheduled now."""
         run, most_outstanding = self._size()
         if self._ahead is None or self._outstanding + run > most_outstanding:
             return None
@@ -346,11 +327,11 @@ class BatchStream:
         return min(max(1, self._size()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
 
     def _size(self) -> tuple[int, int]:
-        """How many batches make a task, and how many may be in flight or wait for the loop.
+        """Return how many batches make a task, and how many may be in flight or wait for the loop.
 
-        A task takes about thirty milliseconds, or a batch if that takes longer, and at most 20 MiB. No worker may be
-        idle: each has a current task and one waiting, however many batches that is. So more than `prefetch_batches` are
-        in flight where batches are small, or workers many.
+        A task takes about thirty milliseconds, or one batch if that takes longer, and at most 20 MiB. Each worker has a
+        current task and one waiting, so more than `prefetch_batches` are in flight if batches are small, or workers
+        many.
         """
         tasks, most, batch_rows = self._pool.capacity + 2, self._slots.most_in_flight, self._batch_rows
         pace, run = self._pace, 1
@@ -384,7 +365,7 @@ class BatchStream:
 
 
 def _even(run: int, source: Source) -> int:
-    """The length of runs, at most `run`, that cuts the rest of a block evenly: a short one costs as much."""
+    """Return the length of runs, at most `run`, that cuts the rest of a block evenly: a short one costs as much."""
     planned, number = source
     left = planned.batches - number
     return -(-left // -(-left // run))

@@ -21,27 +21,6 @@ _MOST_STALE = 64
 _PARTS_OF_BATCH = 1 << 20
 
 
-class Turns:
-    """Counts the turns of a rank's batches in the order of need, over all its epochs.
-
-    Attributes:
-        next: the turn of the batch that is planned next.
-    """
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def take(self) -> int:
-        """Return the turn of the next batch."""
-        self.next += 1
-        return self.next - 1
-
-    def give_back(self, turn: int) -> None:
-        """Take back the turn of a cancelled batch; the last one first."""
-        if turn == self.next - 1:
-            self.next = turn
-
-
 def raise_first(errors: Mapping[int, Exception], numbers: Iterable[int]) -> None:
     """Raise the error of the first of some numbers that has one."""
     for number in numbers if errors else ():
@@ -126,6 +105,7 @@ class PartWindow:
         self._changes: Counter[int] = Counter()
         # Why a part is needed: each of these is a turn, or several.
         self._holds: Counter[int] = Counter()
+        self._turns = itertools.count()
         self._planned: dict[int, deque[int]] = {}  # ascending
         self._requested: dict[int, int] = {}
         self._kept: dict[int, int] = {}
@@ -188,9 +168,9 @@ class PartWindow:
 
     # -- needs -----------------------------------------------------------------------------------------------------
 
-    def plan(self, keys: Iterable[int], turn: int) -> None:
-        """Note that the batch of a turn (see `Turns`) needs parts, in this order."""
-        at = _AT_ONCE + turn * _PARTS_OF_BATCH
+    def plan(self, keys: Iterable[int]) -> None:
+        """Note that a batch after all those before needs parts, in this order."""
+        at = _AT_ONCE + next(self._turns) * _PARTS_OF_BATCH
         for number, key in enumerate(keys):
             self._planned.setdefault(key, deque()).append(at + min(number, _PARTS_OF_BATCH - 1))
             self._update(key)

@@ -1,4 +1,4 @@
-"""From what the feeder announces to what the loop gets: a batch of tensors, or the error of a sample."""
+"""Makes of what the feeder announces what the loop gets: a batch of tensors, or the error of a sample."""
 
 from __future__ import annotations
 
@@ -25,16 +25,12 @@ MOST_KEPT = 10_000
 class BatchBuilder:
     """Builds batches, and applies `on_error` to the samples that failed.
 
-    Args:
-        on_error: "raise", "skip" or "replace".
-        repeats: the batch before comes again for one whose samples all failed; else that one is left out.
-
     Attributes:
         repeats: the same.
         skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
-            `MOST_KEPT`, since a run may be long.
+            `MOST_KEPT`.
         n_skipped: how many there were.
-        skipped_members: counts members of shards that are no part of a sample, and warns of some.
+        skipped_members: warns of members that belong to no sample.
     """
 
     def __init__(self, on_error: OnError, *, repeats: bool) -> None:
@@ -46,7 +42,7 @@ class BatchBuilder:
         self.skipped_members = SkippedMembers()
 
     def check(self, batch: ReadyBatch) -> None:
-        """Note the samples of a batch that failed.
+        """Record the samples of a batch that failed.
 
         Raises:
             SampleError: a sample failed, and `on_error` says that this is the end.
@@ -59,28 +55,17 @@ class BatchBuilder:
                 raise error
             errors.append(error)
         for error in errors:
-            self._note(error)
+            self.skipped.append(error)
+            self.n_skipped += 1
+            if self.n_skipped <= _MAX_LOGGED:
+                _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
+            if self.n_skipped == _MAX_LOGGED:
+                _log.warning("further samples that are left out are not logged; they are in loader.skipped")
 
     def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
-        """A batch for the loop, once or more often.
-
-        Args:
-            batch: as announced; it has rows.
-            memory: of its slot.
-        """
+        """Build the batch that lies in a slot's memory; it has rows, and may be built more than once."""
         assert batch.layout is not None
         return build_batch(self._layout(batch.layout), memory, batch.rows, load_values(batch.values, memory))
-
-    def _note(self, error: SampleError) -> None:
-        self.skipped.append(error)
-        self.n_skipped += 1
-        self._log_skipped(error)
-
-    def _log_skipped(self, error: SampleError) -> None:
-        if self.n_skipped <= _MAX_LOGGED:
-            _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
-        if self.n_skipped == _MAX_LOGGED:
-            _log.warning("further samples that are left out are not logged; they are in loader.skipped")
 
     def _layout(self, pickled: bytes) -> Layout:
         layout = self._layouts.get(pickled)

@@ -1,4 +1,4 @@
-"""What a listing shows to be impossible is refused before a feeder starts; what has no effect is warned of."""
+"""Refuses what a listing shows to be impossible, before a feeder starts, and warns of what has no effect."""
 
 from __future__ import annotations
 
@@ -31,12 +31,7 @@ _MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance"
 
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-    """Refuse fields that a dataset does not have; where there is no index, the first batch shows.
-
-    Args:
-        portions: the datasets, by name; the name is empty where there is only one.
-        listings: of each of them.
-        options: what is wanted of them.
+    """Refuse fields that a dataset does not have; without an index, the first batch shows.
 
     Raises:
         TypeError, ValueError: names the dataset and the field.
@@ -70,14 +65,9 @@ def check_classes(read_names: Callable[[], object]) -> None:
 def labelled_folders(
     portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options
 ) -> list[tuple[str, ...]]:
-    """The folders of shards whose labels are read as the same classes: groups of at least two, mostly one or none.
+    """Return the folders whose labels are read as the same classes: groups of at least two, mostly one or none.
 
     A dataset with a transform of its own is a group of its own, since it may give its labels another meaning.
-
-    Args:
-        portions: the datasets, by name.
-        listings: of each of them.
-        options: what is wanted of them.
     """
     groups: dict[str, list[str]] = {}
     for (name, portion), listing in zip(portions.items(), listings, strict=True):
@@ -93,10 +83,10 @@ def labelled_folders(
 
 
 def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
-    """Refuse a shuffle window that needs more memory than the budget allows, where that is known.
+    """Refuse a shuffle window that needs more memory than the budget allows, if that is known.
 
-    It is not where sizes are missing, where samples are larger than a part (of which only some fields may be fetched),
-    where only some samples take part, and where sidecars are joined.
+    It is not if sizes are missing, if samples are larger than a part (of which only some fields may be fetched), if
+    only some samples take part, or if sidecars are joined.
 
     Raises:
         ValueError: says how much is needed, and the ways out.
@@ -124,12 +114,7 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
 
 
 def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
-    """Warn, at the line of the user's program, of arguments that other arguments or local shards make meaningless.
-
-    Args:
-        options: of the loader.
-        listings: of each dataset.
-    """
+    """Warn, at the line of the user's program, of arguments that other arguments or local shards make meaningless."""
     for message in _without_effect(options, listings):
         warn_at_caller(message)
     known = all(listing.counts is not None for listing in listings)
@@ -148,12 +133,9 @@ def _without_effect(options: Options, listings: Sequence[Listing]) -> Iterator[s
 def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     """Warn of decoders for fields that are neither read nor requested, as a misspelt extension's.
 
-    One mapping may serve several datasets. So decoders for extensions that have a meaning elsewhere are not spoken of,
-    unless all of the mapping is of no use.
-
-    Args:
-        options: of the loader.
-        existing: the fields of the shards, where they are known; else the requested ones count.
+    One mapping may serve several datasets, so decoders for extensions that have a meaning elsewhere are not mentioned,
+    unless none of the mapping is used. `existing` are the fields of the shards, if known; else the requested ones
+    count.
     """
     if isinstance(options.decode, bool):
         return
@@ -170,9 +152,9 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
 
 
 def warn_of_separate_crops(options: Options) -> None:
-    """Warn of an image and a mask that are cropped or flipped at random by functions of their own: elsewhere each.
+    """Warn of an image and a mask that are cropped or flipped at random by separate functions.
 
-    What is a mask, its decoder says, or its field's name; two pictures, as of a pair, may be meant to be cropped so.
+    Its decoder or its field's name says what is a mask; two pictures, as of a pair, may be meant to be cropped so.
     """
     if not isinstance(options.transform, Mapping):
         return

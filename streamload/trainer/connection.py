@@ -41,7 +41,7 @@ class FeederDiedError(WorkerError):
 
 
 def second_death(error: FeederDiedError) -> WorkerError:
-    """The error for a feeder that died as the one before it had, with nothing done in between."""
+    """Return the error for a feeder that died as the one before it had, with nothing done in between."""
     return WorkerError(
         "two feeder processes died in turn, and no batch or answer came in between: where memory runs out, lower "
         "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
@@ -50,7 +50,7 @@ def second_death(error: FeederDiedError) -> WorkerError:
 
 
 def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
-    """What `attempt` returns, which is called again, for another feeder, if its feeder dies meanwhile.
+    """Return what `attempt` returns; call it again, for another feeder, if its feeder dies.
 
     Raises:
         WorkerError: the other one has died as well.
@@ -80,10 +80,10 @@ class Connection(Protocol):
         """Send the feeder a message."""
 
     def send_later(self, message: Any) -> None:
-        """Queue a message for the feeder: it is sent with the next one, or before this waits for the feeder."""
+        """Queue a message: it is sent with the next one, or before this waits for the feeder."""
 
     def abandon(self, number: int) -> None:
-        """Have the feeder do nothing more for a pass. May be called at any moment in any thread, and does not wait."""
+        """Have the feeder do nothing more for a pass. Safe at any moment in any thread, and does not wait."""
 
     def receive(self, timeout_s: float | None, /) -> Any:
         """Return the feeder's next message, when all batches of earlier messages have been leased.
@@ -94,7 +94,7 @@ class Connection(Protocol):
         """
 
     def receive_now(self) -> Any | None:
-        """Return the feeder's next message if it is here already, else None. It does not wait, and does no work.
+        """Return the feeder's next message if it is here already, else None, without any work.
 
         Raises:
             FeederDiedError: the feeder is dead.
@@ -120,21 +120,17 @@ class Connection(Protocol):
         """Have messages received again, before any other."""
 
     def note_taken(self, batches: int, /) -> None:
-        """Count batches that were taken; a message acknowledges as many as the feeder wants to hear of at once."""
+        """Count batches that were taken; as many as the feeder wants are acknowledged together."""
 
     def lease(self, slot: int) -> Bytes:
-        """The memory of a batch, as much as it takes at least."""
+        """Return the memory of a batch, or more of it."""
 
     def close(self) -> None:
         """End the feeder and its workers, and wait for them. Idempotent."""
 
 
 class Inbox:
-    """Messages of a feeder in order, and answers by the numbers of their calls.
-
-    Args:
-        progress: shows how far scans are; nothing is kept of that.
-    """
+    """Messages of a feeder in order, and answers by the numbers of their calls."""
 
     def __init__(self, progress: ScanProgress | None) -> None:
         self._progress = progress
@@ -187,11 +183,6 @@ class FeederProcess:
     It ends with this object at the latest: when it is closed or garbage-collected, when the interpreter exits, and by
     itself when the trainer is killed.
 
-    Args:
-        workers: how many processes it is to start before anything else.
-        progress: shows how far scans are.
-        cuda: page-locks the slots; None leaves them as they are.
-
     Attributes:
         configured: whether it was sent a `Configure`.
     """
@@ -220,7 +211,7 @@ class FeederProcess:
         self._end = weakref.finalize(self, _end, child, self._channel, self._receiving, self._slots, self._owner)
 
     def make_rows(self, job: Job) -> None:
-        """Do the tasks of a feeder without workers from now on: `receive` does them, in its caller's thread."""
+        """Do the tasks of a feeder without workers: `receive` does them, in its caller's thread."""
         self._worker = worker = CallerWorker(job)
         weakref.finalize(self, worker.close)
 
@@ -231,7 +222,7 @@ class FeederProcess:
         self._flush()
 
     def send_later(self, message: Any) -> None:
-        """Queue a message: to wake the feeder takes time, and on a busy machine it even takes our processor."""
+        """Queue a message: to wake the feeder takes time, and on a busy machine our processor."""
         if isinstance(message, EpochStart) and self._worker is not None:
             self._worker.begin(message.number)
         self._unsent.append(message)
@@ -273,7 +264,7 @@ class FeederProcess:
         self._open(message, descriptors)
 
     def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
-        """Say why nothing can be received."""
+        """Raise why nothing can be received."""
         if self.death is None and (self.closed or self._end_requested):
             raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -310,7 +301,7 @@ class FeederProcess:
         return answer
 
     def describe(self) -> str:
-        """What the feeder itself is doing, in words."""
+        """Say what the feeder itself is doing."""
         name = f"the feeder (process {self._child.pid})"
         requested = self._child.request_stack()
         sleep(STACK_S)
@@ -319,7 +310,7 @@ class FeederProcess:
         return f"{name} does not answer:\n{self._child.stack(requested)}"
 
     def _open(self, message: Any, descriptors: list[int]) -> None:
-        """Map the slots that come with a message, and put it into the inbox, or into the log if it is for that."""
+        """Map the slots that come with a message, and put it into the inbox, or log it if it is a record."""
         if isinstance(message, Logged):
             message.handle_if_enabled()
             return
@@ -336,11 +327,15 @@ class FeederProcess:
         self._inbox.put(message)
 
     def fileno(self) -> int | None:
-        """The socket's, unless this process makes the rows."""
+        """Return the socket's descriptor, unless this process makes the rows."""
         return self._channel.fileno() if self._worker is None else None
 
     def request_end(self) -> int | None:
-        """Have the feeder end; what comes back is its pidfd, on Linux."""
+        """Have the feeder end, and receive nothing from now on; `close` is still to be called.
+
+        Returns:
+            Its pidfd, which is readable when it has ended, and which the caller closes; None if there is none.
+        """
         if self.closed:
             return None
         self._end_requested = True
@@ -370,7 +365,7 @@ class FeederProcess:
         self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """A pass may be dropped meanwhile, also in another thread: whoever sends already sends its message too."""
+        """Send all queued messages. A pass may be dropped meanwhile, in any thread: its message goes with them."""
         while self._unsent and self._sending.acquire(blocking=False):
             try:
                 messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
@@ -380,7 +375,7 @@ class FeederProcess:
                 self._sending.release()
 
     def lease(self, slot: int) -> Bytes:
-        """The memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
+        """Return the memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
         return self._slots.lease(slot)
 
     def __del__(self) -> None:
@@ -390,7 +385,7 @@ class FeederProcess:
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
     def close(self) -> None:
-        """End the feeder and wait for it: at once where it is idle, after a moment's grace where user code runs."""
+        """End the feeder and wait for it: at once if it is idle, after a moment's grace if user code runs."""
         self._end()
         self._inbox.clear()
         if self._worker is not None:
@@ -412,7 +407,7 @@ class FeederProcess:
 
 
 def _log_the_rest(channel: Channel) -> None:
-    """Log what the feeder has sent for that, and drop everything else that was not received."""
+    """Log the records that were not received, and drop everything else."""
     with suppress(EOFError, OSError):
         while (arrived := channel.receive_now()) is not None:
             message, descriptors = arrived

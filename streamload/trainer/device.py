@@ -45,11 +45,9 @@ class Moving(NamedTuple):
 class Cuda:
     """Page-lock slots, tell when no copy reads them any more, and copy batches to a device.
 
-    Memory that CUDA has page-locked for us is unknown to torch, which does not keep it until a copy that the user has
-    queued is done: the fence does.
-
-    CUDA is first used when the first slot is locked or the first batch is moved, so that the program can still call
-    `torch.cuda.set_device` after it has made the loader.
+    Torch does not know memory that CUDA has page-locked for us, and does not keep it until a queued copy is done: the
+    fence does. CUDA is first used when the first slot is locked or the first batch is moved, so that the program can
+    still call `torch.cuda.set_device` after it has made the loader.
 
     Args:
         device: where batches are moved; without an index, the current device at the first use.
@@ -80,8 +78,8 @@ class Cuda:
     def fence(self) -> Callable[[], bool]:
         """Return a function that returns True once all copies queued until now are done.
 
-        It asks for an event on the current stream of each device that has a CUDA context, and on the stream of `move`.
-        Copies that the user has queued on other streams are not covered.
+        It covers the current stream of each device that has a CUDA context, and the stream of `move`, but no other
+        streams.
         """
         if not torch.cuda.is_initialized():
             return lambda: True
@@ -147,11 +145,14 @@ def device_for(device: Any) -> torch.device | None:
     """Return the device that `device=` stands for: None for the host itself.
 
     Raises:
-        TypeError, ValueError: it is no device, one that cannot be copied to, or one that is not there.
+        ValueError: it is not a device, cannot be copied to, or is not there.
     """
     if device is None:
         return None
-    wanted = _parsed(device)
+    try:
+        wanted = torch.device(f"cuda:{device}" if type(device) is int else device)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f'device={device!r} is no device; "cuda", "cuda:0" or 0 would be one') from error
     if wanted.type == "cpu":
         return None
     if wanted.type != "cuda":
@@ -170,28 +171,8 @@ def device_for(device: Any) -> torch.device | None:
     return wanted
 
 
-def _parsed(device: Any) -> torch.device:
-    if isinstance(device, torch.device):
-        return device
-    if isinstance(device, bool) or not isinstance(device, str | int):
-        raise TypeError(f'device={device!r} must be a torch.device, a string such as "cuda:0", a number, or None')
-    if isinstance(device, int):
-        if device < 0:
-            raise ValueError(f"device={device!r} must be a CUDA device's number, counted from 0")
-        return torch.device("cuda", device)
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f'device={device!r} is no device; "cuda" or "cuda:0" would be one') from error
-
-
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nest with every tensor changed; containers are new, all else is the same object.
-
-    Args:
-        value: tensors, in mappings, lists, tuples and named tuples.
-        change: called with each tensor, in an order that depends on the nest alone.
-    """
+    """Return the same nest with every tensor changed; containers are new, all else is the same object."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return change(value)

@@ -53,7 +53,7 @@ def one_thread(in_use: RLock) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Cursor:
-    """Shared by a pass, which moves it on, and its loader.
+    """The position of a loader, which its pass moves on.
 
     Attributes:
         epoch: the epoch.
@@ -70,43 +70,39 @@ class Cursor:
     finished: bool = False
 
     def next_start(self) -> tuple[int, int]:
-        """The epoch and the position at which the next pass begins."""
+        """Return the epoch and the position at which the next pass begins."""
         if self.state == "ready" and self.epoch_to_come in (None, self.epoch):
             return self.epoch, self.position
         return (self.epoch + 1 if self.epoch_to_come is None else self.epoch_to_come), 0
 
     def to_save(self) -> tuple[int, int]:
-        """The epoch and the position to resume from: here, unless the user has named another epoch since a pass."""
+        """Return where to resume: here, unless the user has named another epoch since a pass."""
         if self.state != "running" and self.epoch_to_come is not None:
             return self.next_start()
         return self.epoch, self.position
 
     def advance(self, position: int) -> None:
-        """Note that the loop has been given all up to a position."""
+        """Record that the loop has been given all samples before a position."""
         self.position = position
 
     def leave(self, state: Literal["ready", "left"]) -> None:
-        """Note that a pass has ended before its epoch."""
+        """Record that a pass has ended before its epoch."""
         self.state = state
 
     def finish_epoch(self) -> None:
-        """All of the epoch was given; the next one begins at its start."""
+        """Go on to the next epoch: all of this one was given."""
         self.epoch += 1
         self.position = 0
         self.state = "ready"
         self.finished = True
 
     def goes_on_at(self, epoch: int, position: int) -> bool:
-        """Whether a pass that begins there follows one that was finished: the feeder has begun it by itself."""
+        """Return True if a pass that begins there follows one that was finished: the feeder has begun it by itself."""
         return self.finished and (epoch, position) == (self.epoch, 0)
 
 
 class WaitLog:
-    """Logs, once a minute, what holds up a requested batch.
-
-    Args:
-        began_s: when it was requested.
-    """
+    """Logs, once a minute, what holds up a batch that was requested then."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
@@ -141,20 +137,8 @@ class EpochIterator(Iterator[Any]):
 
     Loops that count steps never request more than the last batch, so a pass that has given that one is at its end, too.
 
-    Args:
-        start: which epoch, and from where.
-        connection: to a feeder that was sent its `EpochStart`.
-        begin_again: connects to another feeder and requests the epoch there.
-        batch_builder: builds the batches.
-        cursor: kept up to date for the loader.
-        meter: adds up.
-        last_position: returns the position behind the last batch; infinite if that is not known.
-        on_nothing: called when the epoch is over and this pass has given no batch.
-        in_use: held by the thread that uses the loader.
-        move: begins to move a batch to a device, one ahead of the loop if it is there already; or None.
-
     Attributes:
-        connection: to the feeder that gives the batches.
+        connection: to the feeder.
         on_close: called when the pass ends before its epoch does.
     """
 
@@ -202,7 +186,7 @@ class EpochIterator(Iterator[Any]):
         return given[0]
 
     def request(self) -> float:
-        """Note that the loop requests the next batch, and return when."""
+        """Record that the loop requests the next batch, and return when."""
         now_s = perf_counter()
         if self._gave_at is not None and self._state == _IDLE:
             self._meter.add_step(now_s - self._gave_at)
@@ -210,14 +194,12 @@ class EpochIterator(Iterator[Any]):
         return now_s
 
     def turn(self, receive: Callable[[], Any], requested_s: float) -> tuple[Any] | None:
-        """Go on to the next batch.
+        """Go on to the next batch, which the loop has requested at that time.
 
-        Args:
-            receive: gives the feeder's next message, or None: then the turn ends without a batch, and nothing is lost.
-            requested_s: when the loop has requested the batch.
+        If `receive` returns None instead of a message, the turn ends without a batch, and nothing is lost.
 
         Returns:
-            The batch, in a tuple; or None where `receive` gave None.
+            The batch, in a tuple; or None if `receive` returned None.
 
         Raises:
             StopIteration: the epoch is over, or the user has closed the pass.
@@ -235,7 +217,7 @@ class EpochIterator(Iterator[Any]):
                 )
             self._state = _IN_TURN
             try:
-                batch = self._next_of_any_feeder(receive)
+                batch = self._next(receive)
             except StopIteration:
                 self._finish()
                 if self._gave_at is None:
@@ -257,35 +239,32 @@ class EpochIterator(Iterator[Any]):
                 self._meter.add_wait(self._gave_at - requested_s)
             return batch
 
-    def _next_of_any_feeder(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        """The next batch, in a tuple, or None where `receive` gave None. A feeder that has died is replaced.
+    def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
+        """Return the next batch, in a tuple, or None if `receive` returned None. A feeder that has died is replaced.
 
         Raises:
             WorkerError: two died in turn, and no batch came in between.
         """
         while True:
             try:
-                return self._next(receive)
+                if self.connection.death is not None:  # a call has found that; what was announced may be gone
+                    raise FeederDiedError(self.connection.death)
+                while (batch := self._take()) is None:
+                    if self._all_came:
+                        self._refuse_nothing()
+                        raise StopIteration
+                    if (message := receive()) is None:
+                        return None
+                    self._handle(message)
             except FeederDiedError as error:
-                died = error
-            if self._feeder_died:
-                raise second_death(died) from died
-            self._feeder_died = True
-            self._meter.totals.add({"restarted_workers": 1})
-            self._go_on_elsewhere()
-
-    def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        if self.connection.death is not None:  # a call has found that; what was announced may be gone
-            raise FeederDiedError(self.connection.death)
-        while (batch := self._take()) is None:
-            if self._all_came:
-                self._refuse_nothing()
-                raise StopIteration
-            if (message := receive()) is None:
-                return None
-            self._handle(message)
-        self._feeder_died = False
-        return batch
+                if self._feeder_died:
+                    raise second_death(error) from error
+                self._feeder_died = True
+                self._meter.totals.add({"restarted_workers": 1})
+                self._go_on_elsewhere()
+            else:
+                self._feeder_died = False
+                return batch
 
     def _go_on_elsewhere(self) -> None:
         """Request the rest of the epoch from another feeder: all that the loop has not been given is made again."""
@@ -299,7 +278,7 @@ class EpochIterator(Iterator[Any]):
         return self._state == _IDLE and self._gave_at is None
 
     def restart(self, start: EpochStart) -> None:
-        """Give another epoch, of which the cursor says where it begins, in the place of this unused one."""
+        """Give another epoch, at whose beginning the cursor stands, in place of this unused one."""
         self.connection.abandon(self._start.number)
         self._start = start
         self._go_on_elsewhere()
@@ -317,7 +296,7 @@ class EpochIterator(Iterator[Any]):
         return self._state not in (_IDLE, _IN_TURN, _FINISHED)
 
     def _take(self) -> tuple[Any] | None:
-        """The next batch, in a tuple, if it is here; it counts as given."""
+        """Return the next batch, in a tuple, if it is here; it counts as given."""
         made, self._ahead = self._ahead or self._make(), None
         if made is None:
             return None
@@ -332,9 +311,9 @@ class EpochIterator(Iterator[Any]):
         return (batch,)
 
     def _make(self) -> _Made | None:
-        """The next batch for the loop, if it is among the pending ones.
+        """Build the next batch for the loop, if it is pending.
 
-        For a batch whose samples all failed the one before it comes once more, at the start of a pass the one after it.
+        For a batch whose samples all failed the one before it is repeated, at the start of a pass the one after it.
         """
         while self._pending and not (self._owed and self._last_good):
             ready = self._pending.popleft()
@@ -356,7 +335,7 @@ class EpochIterator(Iterator[Any]):
         return _Made(batch if self._move is None else self._move(batch), good.rows, end)
 
     def _look_ahead(self) -> None:
-        """Begin to move the batch after the one that is given now, if it is here. What fails is raised at its turn.
+        """Begin to move the batch after this one, if it is here. An error is raised at its turn.
 
         A batch with samples that failed is left alone: to make it may raise their errors.
         """
@@ -372,11 +351,7 @@ class EpochIterator(Iterator[Any]):
             self._ahead = attempt.error
 
     def receive(self) -> Any:
-        """Wait for the feeder's next message, and log what holds it up if that takes long.
-
-        Raises:
-            WorkerError: the feeder is dead.
-        """
+        """Wait for the feeder's next message, and log what holds it up if that takes long."""
         wait = WaitLog(perf_counter())
         while True:
             try:
@@ -387,7 +362,7 @@ class EpochIterator(Iterator[Any]):
             wait.log(self.connection)
 
     def receive_now(self) -> Any | None:
-        """The feeder's next message if it is here already, else None."""
+        """Return the feeder's next message if it is here already, else None."""
         return self.connection.receive_now()
 
     def _handle(self, message: Any) -> None:
@@ -413,14 +388,14 @@ class EpochIterator(Iterator[Any]):
                 raise error_from(message.failure)
 
     def _refuse_nothing(self) -> None:
-        """An epoch without a batch because every sample of it was left out is an error, whatever `on_error` says."""
+        """Raise an error if every sample of an epoch was left out, whatever `on_error` says."""
         kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
         if skipped and self._gave_at is None:
             which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
             raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
 
     def stop(self, why: str, state: Literal["ready", "left"] = "left") -> bool:
-        """End the pass before its end, without its connection; False if it was over already.
+        """End the pass before its end, without its connection; return False if it was over already.
 
         An epoch of which nothing was given is still to begin.
         """
@@ -437,8 +412,8 @@ class EpochIterator(Iterator[Any]):
     def close(self) -> None:
         """End the pass before its end, as leaving the loop does: from now on it gives nothing. Idempotent.
 
-        So `yield from` and `contextlib.closing` close an iterator. Where another task or thread is waiting for a batch
-        of it, which might take that for the epoch's end, it raises LoaderClosedError instead.
+        So `yield from` and `contextlib.closing` close an iterator. If another task or thread is waiting for a batch of
+        it, which might take that for the epoch's end, it raises LoaderClosedError there.
         """
         if self._state in (_IDLE, _IN_TURN):
             awaited = self.on_close is not None
@@ -447,10 +422,10 @@ class EpochIterator(Iterator[Any]):
                 self._state = _FINISHED
 
     def end(self, why: str) -> None:
-        """End the pass where it stands, for another one or because it was dropped. It waits for no sample.
+        """End the pass where it stands, for another one or because it was dropped, without waiting for a sample.
 
-        The feeder abandons the rest of the epoch, and its processes stay for the next one. They are ended only where
-        someone is waiting for a batch of this pass, in another thread or further up in this one.
+        The feeder abandons the rest of the epoch, and its processes stay for the next one. They end only if a batch of
+        this pass is being waited for, in another thread or further up in this one.
         """
         if self._state not in (_IDLE, _IN_TURN):
             return
@@ -472,7 +447,7 @@ class EpochIterator(Iterator[Any]):
             self._in_use.release()
 
     def _abandon(self, why: str) -> None:
-        """What was announced is put back for the next pass to release: this may run in the middle of anything."""
+        """Put back what was announced, for the next pass to release: this may run in the middle of anything."""
         untaken, all_came = tuple(self._pending), self._all_came
         self.stop(why)
         if untaken:
@@ -497,11 +472,8 @@ class EpochIterator(Iterator[Any]):
 class AsyncEpochIterator(AsyncIterator[Any]):
     """The iterator of an `async for` loop.
 
-    Other coroutines run while it waits, and have a turn before each batch. To cancel one that waits for a batch loses
-    nothing: the next `__anext__` goes on.
-
-    Args:
-        begun: a pass; what it raises is raised here too, with StopAsyncIteration at its end.
+    Other coroutines run while it waits, and have a turn before each batch. If a wait is cancelled, nothing is lost: the
+    next `__anext__` goes on.
     """
 
     _stays_in_trainer = True
@@ -519,28 +491,24 @@ class AsyncEpochIterator(AsyncIterator[Any]):
         self._awaited = True
         try:
             await asyncio.sleep(0)
-            return await self._next()
+            current = self._iterator
+            receive = current.receive if current.connection.fileno() is None else current.receive_now
+            requested_s = current.request()
+            wait = WaitLog(requested_s)
+            while (given := current.turn(receive, requested_s)) is None:
+                descriptor = current.connection.fileno()
+                assert descriptor is not None
+                if not await _readable(descriptor, _LOOK_UP_S, current):
+                    wait.log(current.connection)
+            return given[0]
+        except StopIteration:  # which must not leave a coroutine
+            raise StopAsyncIteration from None
         finally:
             self._awaited = False
 
     async def aclose(self) -> None:
         """End the pass before its end, as leaving a `for` loop does. Idempotent."""
         self._iterator.close()
-
-    async def _next(self) -> Any:
-        current = self._iterator
-        receive = current.receive if current.connection.fileno() is None else current.receive_now
-        requested_s = current.request()
-        wait = WaitLog(requested_s)
-        try:
-            while (given := current.turn(receive, requested_s)) is None:
-                descriptor = current.connection.fileno()
-                assert descriptor is not None
-                if not await _readable(descriptor, _LOOK_UP_S, current):
-                    wait.log(current.connection)
-        except StopIteration:  # which must not leave a coroutine
-            raise StopAsyncIteration from None
-        return given[0]
 
 
 async def end_of_processes(ending: Sequence[int]) -> None:

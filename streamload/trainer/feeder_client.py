@@ -1,6 +1,6 @@
-"""Calls of functions that may need remote I/O: here where everything is local, else in a feeder's process.
+"""Calls of functions that may need remote I/O: here if everything is local, else in a feeder's process.
 
-The libraries that speak to object stores have threads, and would hang in a process that is forked after they were used.
+The libraries of object stores have threads, and would hang in a process that is forked after they were used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def ask(connection: Connection, function: str, *arguments: Any) -> Any:
 
 
 def what_holds_up(connection: Connection) -> str:
-    """What the next batch of a configured feeder waits for, in words; empty where nothing shows."""
+    """Say what the next batch of a configured feeder waits for; empty if nothing shows."""
     try:
         return str(connection.call(Call(next(_numbers), WHAT_HOLDS_UP), _ANSWER_S).value or "")
     except TimeoutError:
@@ -54,7 +54,7 @@ def what_holds_up(connection: Connection) -> str:
 
 
 def named_places(portions: Iterable[Portion]) -> list[str]:
-    """Everything that the arguments of datasets name. Raises what `expand_urls` raises."""
+    """Return everything that the arguments of datasets name. Raises what `expand_urls` raises."""
     places: list[str] = []
     for portion in portions:
         places += expand_urls(portion.urls)
@@ -64,26 +64,21 @@ def named_places(portions: Iterable[Portion]) -> list[str]:
 
 
 def listing_places(listing: Listing) -> list[str]:
-    """Where the shards of a listing and their indexes lie."""
+    """Return where the shards of a listing and their indexes lie."""
     return [f"{folder}/" for folder in listing.folders]
 
 
 class FeederClient:
-    """Calls functions of `Calls`: in this process where all places are local or can be read in no other process.
+    """Calls functions of `Calls`: in this process if all places are local or can be read in no other process.
 
-    Else a feeder's process is started with the first call, and again where it has ended.
-
-    Args:
-        storages: where everything lies.
-        places: everything that the functions may read.
-        start: starts a feeder's process.
+    Else a feeder's process is started with the first call, and again if it has ended.
 
     Attributes:
         storages: the same.
-        is_process_local: whether only this process can read some place.
-        is_here: whether functions are called in this process.
+        is_process_local: only this process can read some place.
+        is_here: functions are called in this process.
         start: the same.
-        process: the feeder's process that was started last, which may be closed; None where there is none.
+        process: the feeder's process that was started last, which may be closed; None if there is none.
     """
 
     def __init__(
@@ -101,7 +96,7 @@ class FeederClient:
         self.process: FeederProcess | None = None
 
     def connect(self) -> FeederProcess | Calls:
-        """Whoever answers calls now; another one than before where the feeder's process had ended.
+        """Return what answers calls now; another process than before if that has ended.
 
         Raises:
             TypeError, ValueError: an option of the storages makes no sense.
@@ -115,7 +110,7 @@ class FeederClient:
         return process
 
     def find_running(self) -> FeederProcess | None:
-        """The feeder's process, or None where another one has to be started; one that has died is cleared away."""
+        """Return the feeder's process, or None if another one has to be started; one that has died is cleared away."""
         process = self.process
         if process is not None and process.death is not None:
             _log.warning("%s; another one is started, and goes on in its place", process.death)
@@ -124,11 +119,11 @@ class FeederClient:
         return None if process is None or process.closed else process
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What a function returns, as `call_once`; it is called in another process if the feeder's dies."""
+        """Call a function, as `call_once`, and once more in another process if the feeder's dies."""
         return with_another_feeder(partial(self.call_once, function, *arguments))
 
     def call_once(self, function: str, *arguments: Any) -> Any:
-        """What a function returns. Blocks.
+        """Call a function. Blocks.
 
         Raises:
             FeederDiedError: the feeder's process died meanwhile.
@@ -153,7 +148,7 @@ class FeederClient:
         return listing
 
     def select(self, selection: Selection, listing: Listing) -> NDArray[np.bool_]:
-        """Which samples of a dataset take part, bool[N], in the order of the listing.
+        """Return which samples of a dataset take part, bool[N], in the order of the listing.
 
         Raises:
             TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
@@ -176,7 +171,7 @@ class FeederClient:
         return selection.select(ColumnsOf(read, names), count)
 
     def counts(self, listing: Listing) -> Sequence[int]:
-        """The samples of each shard; those without an index are scanned. Raises what `read_columns` raises."""
+        """Return the samples of each shard; those without an index are scanned. Raises what `read_columns` raises."""
         if listing.counts is not None:
             return listing.counts
         _, found = self.call("read_columns", listing, self.storages, ())
@@ -190,7 +185,7 @@ class FeederClient:
 
 
 class NamedClasses:
-    """Whatever reads shards: it knows the names of their classes."""
+    """A dataset that knows the names of its classes."""
 
     _listing: Listing
     _options: Options

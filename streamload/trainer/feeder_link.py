@@ -153,12 +153,6 @@ class FeederLink:
     def begin(self, start: EpochStart, lanes: int, *, traced: bool, at_once: bool = True) -> Connection:
         """Request an epoch from a configured feeder, and return the connection to it.
 
-        Args:
-            start: of the epoch.
-            lanes: of the order.
-            traced: have the feeder record events for a trace.
-            at_once: False if the feeder has begun it by itself: then it is requested with the next message.
-
         Raises:
             StreamloadError: as `connect`.
         """

@@ -1,7 +1,4 @@
-"""A feeder in the caller's own thread, for shards that are read without waiting for anything.
-
-So no process is started for local shards without workers. Whatever has to be fetched is fetched by a process.
-"""
+"""A feeder in the caller's own thread, for shards that are read without waiting: no process is started for them."""
 
 from __future__ import annotations
 
@@ -31,12 +28,7 @@ _MOST_SHARD_BYTES = 1 << 40
 
 
 class CopiedShards(ResidentShards):
-    """Opens shards; what only this process can read (`memory://`) is copied whole for that, and decompressed.
-
-    Args:
-        listing: the shards.
-        storages: where they lie.
-    """
+    """Opens shards; what only this process can read (`memory://`) is copied whole for that, and decompressed."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._copied = fetched_shards(listing, storages)
@@ -68,16 +60,10 @@ class CopiedShards(ResidentShards):
 
 
 class InProcessFeeder:
-    """A feeder in the caller's own thread, which works only while its next message is received.
-
-    Args:
-        configure: as for a process; its pickled job is not used.
-        listing: the shards.
-        job: the user's functions.
-        progress: shows how far scans are.
+    """A feeder in the caller's own thread, which works only while its next message is received. See `Connection`.
 
     Attributes:
-        death: None, since it dies with this process only.
+        death: None: it dies with this process only.
     """
 
     death = None
@@ -116,10 +102,10 @@ class InProcessFeeder:
     send_later = send
 
     def abandon(self, number: int) -> None:
-        """Do nothing: it works only while a message is received, and the next epoch's start abandons this one."""
+        """Do nothing: the next epoch's start abandons this one."""
 
     def receive(self, _timeout_s: float | None, /) -> Any:
-        """The feeder's next message, after as much work as that takes; it never waits."""
+        """Return the feeder's next message, after as much work as that takes; it never waits."""
         while (message := self._inbox.take()) is None:
             self._work()
         return message
@@ -146,14 +132,14 @@ class InProcessFeeder:
         return self._inbox.take()
 
     def fileno(self) -> None:
-        """There is nothing to wait for: work is done by `receive`."""
+        """Return None: `receive` does the work."""
 
     def note_taken(self, batches: int) -> None:
         """Acknowledge batches. At once, because it costs a call only."""
         self._feeder.handle(Acknowledge(batches, ()))
 
     def lease(self, slot: int) -> Bytes:
-        """The memory of a batch."""
+        """Return the memory of a batch."""
         return self._slots.lease(slot)
 
     def close(self) -> None:

@@ -11,13 +11,7 @@ from streamload.warn_at_caller import warn_at_caller
 
 
 class NothingLeft:
-    """Says once in a loader's life that an epoch has no batch because all of its samples are dropped, or there is none.
-
-    Args:
-        drop_last: whether the samples are dropped that fill no batch on every rank.
-        batch_size: samples of a batch, on each rank.
-        skipped_members: knows the members that belong to no sample.
-    """
+    """Warn once of an epoch that has no batch, because all of its samples are dropped or there is none."""
 
     def __init__(self, drop_last: bool, batch_size: int, skipped_members: SkippedMembers) -> None:
         self._may_say = drop_last
@@ -25,25 +19,18 @@ class NothingLeft:
         self._skipped_members = skipped_members
 
     def is_possible(self, start: EpochStart) -> bool:
-        """Whether a pass that begins there could have no batch for such a reason, and that is still to be said."""
+        """Return True if a pass that begins there could have no batch for such a reason, and that was not reported."""
         return start.position == 0 and (self._may_say or not self._skipped_members.emptiness_reported)
 
     def explain_resumed_end(self, epoch: int) -> None:
-        """Warn that a pass has no batch because it goes on behind the last one of its epoch."""
+        """Warn that a pass has no batch because it goes on after the last one of its epoch."""
         warn_at_caller(
             f"this pass has no batch: it goes on where a state was saved behind the last batch of epoch {epoch}, and "
             f"the next pass is epoch {epoch + 1}; a loop with its own count calls set_epoch({epoch + 1}) first"
         )
 
     def look_at(self, start: EpochStart, samples: int | None, in_shards: int | None = None) -> None:
-        """Warn where an epoch has no batch.
-
-        Args:
-            start: of the pass.
-            samples: of its whole epoch, among its ranks; None, of which nothing is said, where that is not known yet.
-            in_shards: how many there are to choose from, once all shards have been scanned: only then is it known
-                whether members were skipped. A sampler may well choose none of many.
-        """
+        """Warn if an epoch has no batch."""
         if in_shards == 0:
             self._skipped_members.explain_emptiness()
         if samples == 0 or in_shards == 0:
@@ -65,7 +52,7 @@ class SkippedMembers:
     """Warn once each of skipped links, of shards without an end-of-archive marker, and if there is no sample at all.
 
     Attributes:
-        emptiness_reported: whether the last has been reported.
+        emptiness_reported: the last has been reported.
     """
 
     def __init__(self) -> None:

@@ -41,11 +41,11 @@ class CallerWorker:
             self._pass_number = None
 
     def put(self, message: Any, descriptors: Sequence[int]) -> None:
-        """Take a message of the pool, and its descriptors, which are closed here."""
+        """Queue a message of the pool, and take over its descriptors."""
         self._waiting.append((message, descriptors))
 
     def step(self) -> RowsDone | ScanDone | None:
-        """Do one task, and before it what comes before it; its answer, or None where no task waits.
+        """Do one task, and the messages before it; return its answer, or None if no task waits.
 
         A task of another pass is answered without doing it. One that is interrupted is done by the next call.
         """
@@ -76,15 +76,7 @@ class CallerWorker:
 
 
 class CallerPool:
-    """Has one task at a time done by a `CallerWorker`, which may be in another process.
-
-    Args:
-        send: sends that messages with descriptors, which it closes.
-        shards: opens shards.
-        slots: whose descriptors it gets; None where it shares the pool's memory.
-        events: notified of what happens.
-        descriptors: how many the worker's process may have open.
-    """
+    """Has one task at a time done by a `CallerWorker`, which may be in another process."""
 
     capacity = 1
 
@@ -102,7 +94,7 @@ class CallerPool:
         self._link = WorkerLink(send, shards=shards, slots=slots, most_open=max(1, descriptors // CALLER_SHARDS_SHARE))
 
     def has_room(self) -> bool:
-        """Whether the caller holds no task."""
+        """Return True if the caller holds no task."""
         return not self._link.tasks
 
     def workers_with_tasks(self) -> tuple[int, int]:
@@ -122,7 +114,7 @@ class CallerPool:
         """Do nothing: no task is done twice."""
 
     def abandon_unwanted(self) -> None:
-        """Do nothing: the caller answers a task of an abandoned epoch without doing it."""
+        """Do nothing: the caller answers abandoned tasks without doing them."""
 
     def forget_shards(self, shards: Sequence[int]) -> None:
         """Close shards, except those worth keeping."""
@@ -133,7 +125,7 @@ class CallerPool:
         self._link.drop_shards(shards)
 
     async def inspect(self) -> list[WorkerActivity]:
-        """Nothing: the caller knows what it is doing."""
+        """Return nothing: the caller knows what it is doing."""
         return []
 
     def forget_slots(self, slots: Sequence[int]) -> None:

@@ -1,9 +1,8 @@
 """The first lines of every process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
 
-On its own because it is run as a file, so that streamload need not be found before `sys.path` is the program's. PROGRAM
-is a descriptor of a pickle of the program's `sys.path` and `sys.argv`. Both are set before anything of the user's is
-loaded: a module may parse its arguments when it is imported. A `PYTHONPATH` would reach the programs that the user's
-code starts, which may be another Python.
+It is run as a file, so that streamload need not be found before `sys.path` is the program's. PROGRAM is a descriptor of
+a pickle of the program's `sys.path` and `sys.argv`, both set before any user module is loaded. A `PYTHONPATH` would
+reach programs that the user's code starts, which may be another Python.
 """
 
 import importlib

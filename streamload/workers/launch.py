@@ -1,9 +1,8 @@
 """Starts our processes, each on one end of a socket pair: subprocesses, and forks of a feeder that has just begun.
 
-A worker imports half of what its feeder does, which takes a processor longer than anything else until the first batch.
-So the first workers are forks of the feeder, made when these modules are loaded and it has no thread, no open file and
-no code of the user yet. Where it has another thread, where the system is not Linux, and later, when workers are added
-or replaced, they are subprocesses.
+To import what a worker needs takes longer than anything else until the first batch. So the first workers are forks of
+the feeder, made when these modules are loaded and it has no thread, no open file and no user code yet. With another
+thread, on other systems than Linux, and for later workers, they are subprocesses.
 """
 
 from __future__ import annotations
@@ -39,19 +38,14 @@ _LOOK_UP_S = 0.002
 
 
 class Fork:
-    """A fork of this process, with what `Child` needs of a `subprocess.Popen`.
-
-    Attributes:
-        pid: its number.
-        returncode: its exit status, negative for a signal, once it has been waited for.
-    """
+    """A fork of this process, with what `Child` needs of a `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status. Raises subprocess.TimeoutExpired if it has not ended after so many seconds."""
+        """Return its exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
         deadline_s = None if timeout is None else monotonic() + timeout
         while self.returncode is None:
             found, status = os.waitpid(self.pid, 0 if deadline_s is None else os.WNOHANG)
@@ -79,7 +73,7 @@ class Child(NamedTuple):
     Attributes:
         process: the process.
         socket: our end of the pair.
-        words: a descriptor of the memory in which it leaves its last words.
+        words: a descriptor of the memory for its last words.
     """
 
     process: subprocess.Popen[bytes] | Fork
@@ -93,7 +87,7 @@ class Child(NamedTuple):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped by a signal or a debugger; False where the system does not say."""
+        """Whether it is stopped by a signal or a debugger; False if the system does not say."""
         try:
             with open(f"/proc/{self.process.pid}/stat", "rb") as status:
                 return status.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -101,24 +95,24 @@ class Child(NamedTuple):
             return False
 
     def request_stack(self) -> int:
-        """Have it write what its threads are doing, if it has called `write_stack_on_request`; for `stack`."""
+        """Have it write what its threads are doing, for `stack`, after `write_stack_on_request`."""
         written_bytes = os.fstat(self.words).st_size
         self.process.send_signal(_STACK_SIGNAL)
         return written_bytes
 
     def stack(self, requested: int) -> str:
-        """What it has written since a request; empty where it could not, as when it is stopped."""
+        """Return what it has written since a request; empty if it could not, as when it is stopped."""
         return os.pread(self.words, _WORDS_SHOWN, requested).decode(errors="replace").strip()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit status, negative for a signal; None if it does not end in time."""
+        """Return its exit status, negative for a signal; None if it does not end in time."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def end(self, grace_s: float) -> int:
-        """Wait for it at most so long, then kill it; its exit status."""
+        """Wait for it up to `grace_s`, then kill it; return its exit status."""
         status = self.wait(grace_s)
         if status is None:
             self.process.kill()
@@ -130,7 +124,7 @@ class Child(NamedTuple):
         self.process.returncode = 0
 
     def how_it_ended(self, status: int) -> str:
-        """Status and last words, ready to follow its name."""
+        """Return status and last words, to follow its name."""
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if status == -signal.SIGKILL:
             how += ", as the kernel does to processes where memory runs out"
@@ -149,14 +143,9 @@ class WorkerChild(NamedTuple):
 def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> Child:
     """Start a process that calls `module.main(SOCKET, LAST_WORDS, PARENT, DESCRIPTOR..., ARGUMENT...)`.
 
-    It starts with SIGINT blocked: Ctrl-C goes to the whole group and is for the first of these processes to decide on.
-    `sys.path` and `sys.argv` are this process's, see `child`; they are not in its command line: `pkill -f train.py` is
-    not meant for it.
-
-    Args:
-        module: has the function `main`.
-        arguments: numbers for it.
-        descriptors: passed on to it; they stay open here.
+    It starts with SIGINT blocked: Ctrl-C goes to the whole group, and the trainer decides on it. `sys.path` and
+    `sys.argv` are this process's, but not in its command line: `pkill -f train.py` is not meant for it. `descriptors`
+    stay open here.
     """
     with open(new_memory(0), "wb", buffering=0) as program:
         path = [entry or os.getcwd() for entry in sys.path]
@@ -190,7 +179,7 @@ def _launch(module: str, program: int, descriptors: tuple[int, ...], arguments: 
 
 
 def program_arguments() -> list[str]:
-    """The `sys.argv` of the program. Embedded Python may have none, and a program may put anything there."""
+    """Return the program's `sys.argv`. Embedded Python may have none, and a program may put anything there."""
     found: object = getattr(sys, "argv", None)
     return list(map(str, found if isinstance(found, Iterable) else ())) or [""]  # as libraries expect, Ray among them
 
@@ -206,10 +195,10 @@ def launch_worker() -> WorkerChild:
 
 
 def fork_worker(run: Callable[[int, int, int], NoReturn]) -> WorkerChild:
-    """Fork this process; the fork is a worker, has no descriptor of this process, and dies with it.
+    """Fork a worker, which has no descriptor of this process, and dies with it.
 
     Args:
-        run: what it does, with the descriptors of its socket, its last words and its progress.
+        run: called there with the descriptors of its socket, its last words and its progress.
     """
     parent = os.getpid()
     ours, theirs = socket.socketpair()
@@ -229,7 +218,7 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> WorkerChild:
 
 
 def _run_as_worker(run: Callable[[], NoReturn], parent: int, descriptors: set[int]) -> NoReturn:
-    """What a fork does. The objects that refer to what it closes belong to frames that it never leaves."""
+    """Run in a fork. The objects that refer to what it closes belong to frames that it never leaves."""
     try:
         die_with(parent)
         for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -259,7 +248,7 @@ def _show_as(module: str) -> None:
 
 
 def _may_fork() -> bool:
-    """Whether this process has one thread: then a fork has all of it. Linux only."""
+    """Return True if this process has one thread: then a fork has all of it. Linux only."""
     with suppress(OSError):
         return len(os.listdir("/proc/self/task")) == 1
     return False
@@ -276,12 +265,7 @@ class EarlyWorkers:
         self.launched: list[WorkerChild] = []
 
     def start(self, number: int, run: Callable[[int, int, int], NoReturn]) -> None:
-        """Start so many: forks where that is safe.
-
-        Args:
-            number: how many.
-            run: what a fork does, see `fork_worker`.
-        """
+        """Start workers, as forks that call `run` (see `fork_worker`) if that is safe."""
         gc.freeze()  # else the first collection in each fork copies all pages with objects
         try:
             for _ in range(number):
@@ -290,7 +274,7 @@ class EarlyWorkers:
             self.end(0.0)
 
     def take(self) -> list[WorkerChild]:
-        """Those that are there; they are the caller's from now on."""
+        """Hand over the workers."""
         taken, self.launched = self.launched, []
         return taken
 
@@ -307,19 +291,12 @@ class EarlyWorkers:
 
 
 def write_stack_on_request(words: int) -> None:
-    """Have this process answer `request_stack`, also while it is in a function of C that never returns.
-
-    Args:
-        words: the descriptor of its last words.
-    """
+    """Have this process answer `request_stack`, even in a C function that never returns."""
     faulthandler.register(_STACK_SIGNAL, file=words)
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the one that started it dies, whatever it is doing. Linux only.
-
-    Elsewhere the process notices at its next read from its socket.
-    """
+    """Have the kernel kill this process when its parent dies. Linux only; elsewhere it notices at its next read."""
     import ctypes
 
     if sys.platform == "linux":
@@ -329,6 +306,6 @@ def die_with(parent: int) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of our processes: this one's, and no threads for BLAS."""
+    """Return this process's environment, and no threads for BLAS unless it says otherwise."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**threads, **os.environ}

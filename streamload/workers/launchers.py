@@ -49,7 +49,7 @@ class Launched(NamedTuple):
     Attributes:
         launcher: its name.
         tasks: how many tasks it has started, two or more.
-        task_variable: the environment variable that says which of them this is.
+        task_variable: the environment variable with this task's number.
     """
 
     launcher: str
@@ -67,7 +67,7 @@ class _LocalRanks:
 
 
 def rank_of_group() -> tuple[int, int] | None:
-    """Rank and world size of torch.distributed's process group; None if there is none."""
+    """Return rank and world size of torch.distributed's process group; None if there is none."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -75,7 +75,7 @@ def rank_of_group() -> tuple[int, int] | None:
 
 
 def found_rank() -> tuple[int, int] | None:
-    """Rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither has them."""
+    """Return rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither has them."""
     found = rank_of_group()
     if found is not None:
         return found
@@ -86,14 +86,14 @@ def found_rank() -> tuple[int, int] | None:
 
 
 def dataloader_worker() -> tuple[int, int] | None:
-    """The number of this worker of a torch DataLoader, and of how many; None in any other process."""
+    """Return the number of this worker of a torch DataLoader, and of how many; None in any other process."""
     data = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
 
 
 def launched_tasks() -> Launched | None:
-    """The launcher that has started this process as one of several tasks; None if no launcher says so."""
+    """Return the launcher that has started this process as one of several tasks; None if no launcher says so."""
     for launcher in _BINDING_LAUNCHERS:
         tasks = _number(launcher.tasks)
         if tasks is not None and tasks > 1:
@@ -102,10 +102,10 @@ def launched_tasks() -> Launched | None:
 
 
 def local_ranks() -> int:
-    """How many ranks run on this machine, at least 1: what the launcher says.
+    """Return how many ranks run on this machine, at least 1, by the launcher.
 
-    Where it says nothing, or has started fewer tasks than there are ranks (so that a task has started some itself), it
-    is the world size, and no more than the CUDA devices here, of which each rank has one.
+    If it says nothing, or has started fewer tasks than there are ranks, it is the world size, and no more than the CUDA
+    devices here, of which each rank has one.
     """
     return _local_ranks().count
 
@@ -124,7 +124,7 @@ def _local_ranks() -> _LocalRanks:
 
 
 def _tasks_here(variable: str) -> int | None:
-    """A number, or Slurm's list of one for each machine, such as "4(x2),3"; which is this one, SLURM_NODEID says."""
+    """Read a number, or Slurm's list of one for each machine (SLURM_NODEID), such as "4(x2),3"."""
     text = os.environ.get(variable, "")
     entries = [_REPEATED.match(entry.strip()) for entry in text.split(",")]
     counts = [(int(entry[1]), int(entry[2] or 1)) for entry in entries if entry is not None]
@@ -140,7 +140,7 @@ def _tasks_here(variable: str) -> int | None:
 
 
 def _cuda_devices() -> int:
-    """Those that this process sees; none where the program does without torch."""
+    """Return how many this process sees; none if the program does without torch."""
     cuda = sys.modules.get("torch.cuda")
     devices: int = 0 if cuda is None else cuda.device_count()
     return devices
@@ -150,22 +150,15 @@ def _cuda_devices() -> int:
 
 
 def available_processors(root: str = "/") -> int:
-    """The processors that this process may use: those it is bound to, but no more than its CPU quota is worth.
-
-    Args:
-        root: the folder below which `proc` and `sys` are.
-    """
+    """Return the processors that this process is bound to, but no more than its CPU quota is worth."""
     quota = processor_quota(root)
     return _bound_processors() if quota is None else min(_bound_processors(), quota)
 
 
 def processors_of_rank(root: str = "/") -> int:
-    """The share of them that this rank has, at least 1: they are divided among the ranks of this machine.
+    """Return this rank's share of the processors, at least 1: they are divided among the ranks of this machine.
 
     Those that the launcher has bound this task to are its own, as far as the job has enough of them for all.
-
-    Args:
-        root: the folder below which `proc` and `sys` are.
     """
     ranks, bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
     of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if ranks.may_be_bound else bound
@@ -207,15 +200,14 @@ def check_found_rank(rank: int, world_size: int) -> None:
 
 
 def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
-    """Whether a loader's samples depend on the detected rank.
+    """Return True if a loader's samples depend on the detected rank.
 
-    It warns at the caller's line if no rank is detected although this is one of several tasks: each of them
-    would read everything. What the launcher says is not taken for the rank, since tasks beside each other need not be
-    one training.
+    Warn at the caller's line if none is detected although this is one of several tasks: each would read everything. The
+    launcher's number is not taken for the rank, since the tasks need not be one training.
 
     Args:
         rank: as it was given.
-        is_divided: whether a sampler names the samples of this rank alone.
+        is_divided: a sampler names the samples of this rank alone.
     """
     if rank is not None or is_divided:
         return False

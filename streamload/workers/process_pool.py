@@ -1,9 +1,8 @@
 """The pool of worker processes: starts them, keeps them busy, and replaces those that die.
 
-The death of a worker costs only time: its tasks are done again by any free worker, with the same rows and the same
-randomness. Each worker writes the number of its current row to memory shared with the pool, which so knows the row
-after a crash; a row that has killed two workers is not tried a third time. If worker after worker dies and no row is
-made in between, the pool gives up.
+The death of a worker costs only time: its tasks are done again by any free worker, with the same rows and randomness.
+Each worker writes the number of its current row to memory shared with the pool. A row that has killed two workers is
+not tried again. If worker after worker dies and no row is made in between, the pool gives up.
 """
 
 from __future__ import annotations
@@ -58,17 +57,10 @@ _GRACE_OF_THE_UNWANTED_S = 1.0
 class PoolWorker:
     """A worker that has been launched.
 
-    Args:
-        number: in the pool.
-        launched: its process, which this object now owns.
-        on_message: called with each of its messages.
-        on_lost: called when it is gone.
-        link: makes what knows its tasks and what it has open, of what sends.
-
     Attributes:
-        number: as given.
+        number: the same.
         started: it has reported that it is ready.
-        link: as made.
+        link: knows its tasks and what it has open.
         channel: to it.
     """
 
@@ -102,11 +94,7 @@ class PoolWorker:
         return self._child.request_stack()
 
     def activity(self, requested: int) -> WorkerActivity | None:
-        """What it is doing; None where it has no task.
-
-        Args:
-            requested: what `request_stack` has returned, a little earlier.
-        """
+        """Say what it is doing, a little after `request_stack`; None if it has no task."""
         task = next(iter(self.link.tasks.values()), None)
         if task is None and self.started:
             return None
@@ -116,11 +104,11 @@ class PoolWorker:
         return WorkerActivity(f"worker {self.number} (process {self.pid})", task, row, self._child.is_stopped, stack)
 
     def row_in_hand(self) -> tuple[int, int]:
-        """The task and the row (or -1) that the worker was last working on."""
+        """Return the task and the row (or -1) that the worker was last working on."""
         return int(self._progress[1]), int(self._progress[0])
 
     def end(self, grace_s: float) -> str:
-        """Wait for the process up to `grace_s`, then kill it; returns how it ended, for a message."""
+        """Wait for the process up to `grace_s`, then kill it; return how it ended, for a message."""
         if self._ended is not None:
             return self._ended
         self.channel.close()
@@ -130,19 +118,7 @@ class PoolWorker:
 
 
 class ProcessPool:
-    """Worker processes on socket pairs, each with a current task and one waiting.
-
-    Args:
-        workers: how many.
-        launched: those already started; the others are started now.
-        job: the pickled `Job`.
-        import_path: `sys.path` of the trainer, where the user's modules are found.
-        shards: opens shards for the workers.
-        slots: whose descriptors the workers get.
-        events: notified of what happens.
-        ends_at_failure: the first sample that fails ends the pass.
-        log_levels: of the trainer's loggers.
-    """
+    """Worker processes on socket pairs, each with a current task and one waiting."""
 
     def __init__(
         self,
@@ -182,7 +158,7 @@ class ProcessPool:
         return len(self._workers) * _TASKS_AHEAD
 
     def has_room(self) -> bool:
-        """Whether some worker that has started holds fewer tasks than it may."""
+        """Return True if a worker that has started holds fewer tasks than it may."""
         return not self._returned and self._least_busy() is not None
 
     def workers_with_tasks(self) -> tuple[int, int]:
@@ -202,7 +178,7 @@ class ProcessPool:
         self._returned = deque(self._wanted(self._returned))
 
     def abandon_unwanted(self) -> None:
-        """See `Pool.abandon_unwanted`: a worker still busy with such a task after a second is replaced."""
+        """Drop unwanted tasks; a worker still busy with one after a second is replaced."""
         self.drop_unwanted()
         held = [task for worker in self._workers for task in worker.link.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
@@ -238,7 +214,7 @@ class ProcessPool:
         return sorted(filter(None, found), key=lambda each: -1 if each.task is None else each.task.number)
 
     def close(self) -> None:
-        """End all workers: at once where they wait for work, after a short grace period where user code runs."""
+        """End all workers: at once if they wait for work, after a short grace period if user code runs."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.channel.close()
@@ -254,7 +230,7 @@ class ProcessPool:
         return worker
 
     def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
-        """The tasks that are waited for; of the others the events are notified."""
+        """Return the wanted tasks, and notify the events of the others."""
         wanted = []
         for task in tasks:
             if self._events.is_wanted(task):
@@ -268,7 +244,7 @@ class ProcessPool:
         return min(free, key=lambda worker: len(worker.link.tasks), default=None)
 
     def _give_returned(self) -> None:
-        """Have the tasks that no worker holds done, as far as they are still wanted."""
+        """Hand out the tasks that no worker holds, if they are still wanted."""
         self.drop_unwanted()
         while self._returned and (worker := self._least_busy()) is not None:
             worker.link.give(self._returned.popleft())
@@ -327,13 +303,13 @@ class ProcessPool:
         self._replace(worker, tasks)
 
     def _replace(self, worker: PoolWorker, tasks: Sequence[Task]) -> None:
-        """Start another worker in place of one that has ended; these tasks are done again."""
+        """Start another worker in place of one that has ended, and do these tasks again."""
         self._returned.extendleft(reversed(tasks))
         self._workers[self._workers.index(worker)] = self._start(worker.number)
         self._give_returned()
 
     def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
-        """The task to try again, without a row that killed two workers; None if the pool gives up."""
+        """Return the task to try again, without a row that killed two workers; None if the pool gives up."""
         in_hand, row = worker.row_in_hand()
         if in_hand != task.number:  # it died before it began the task
             row = -1

@@ -13,10 +13,10 @@ class WorkerActivity(NamedTuple):
 
     Attributes:
         name: of the worker, with its process.
-        task: the one in hand; None while it starts.
-        row: the row of it in hand; -1 before and after the rows.
+        task: the current one; None while it starts.
+        row: the current row; -1 before and after the rows.
         stopped: its process is stopped, by a signal or a debugger.
-        stack: of its Python code; empty where it cannot be had.
+        stack: of its Python code, if known.
     """
 
     name: str
@@ -30,10 +30,10 @@ class PoolEvents(Protocol):
     """Callbacks of a pool, in one thread; only the first two are called from within a call to the pool."""
 
     def is_wanted(self, task: Task) -> bool:
-        """Whether the task of a worker that died is still wanted; then it is done again."""
+        """Return True if the task of a worker that died is still wanted; then it is done again."""
 
     def on_dropped(self, task: Task) -> None:
-        """Such a task is unwanted and will have no result."""
+        """An unwanted task will have no result."""
 
     def on_done(self, done: RowsDone | ScanDone) -> None:
         """A task is done."""
@@ -56,10 +56,10 @@ class Pool(Protocol):
         """How many tasks it holds at most."""
 
     def has_room(self) -> bool:
-        """Whether it takes a task now."""
+        """Return True if it takes a task now."""
 
     def workers_with_tasks(self) -> tuple[int, int]:
-        """How many workers there are, and how many of them have a task or are starting."""
+        """Return how many workers there are, and how many of them have a task or are starting."""
 
     def submit(self, task: Task) -> None:
         """Take a task; its result comes as an event."""
@@ -80,7 +80,7 @@ class Pool(Protocol):
         """Unmap slots that no later task writes to."""
 
     async def inspect(self) -> list[WorkerActivity]:
-        """What the workers are doing that have tasks, or are starting: those with the oldest task first."""
+        """Say what the workers are doing that have tasks, or are starting: those with the oldest task first."""
 
     def close(self) -> None:
         """End the workers and close what is open."""

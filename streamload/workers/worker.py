@@ -72,13 +72,7 @@ class _Worker:
 
 
 def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn:
-    """Serve one feeder until it is gone.
-
-    Args:
-        socket_number: descriptor of the socket to the feeder.
-        words_number: descriptor of memory for the traceback of a fatal signal.
-        progress_number: descriptor of memory for the current task and row.
-    """
+    """Serve one feeder until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the feeder; the trainer handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)

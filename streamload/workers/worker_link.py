@@ -1,4 +1,4 @@
-"""The way to one worker: before a task it is sent the shards and the slots of it that it has not open yet."""
+"""Tasks of one worker; before a task it is sent the shards and the slots that it has not open yet."""
 
 from __future__ import annotations
 
@@ -17,14 +17,8 @@ from streamload.memory.slots import SlotPool
 class WorkerLink:
     """What one worker holds: its tasks, and what it has open for them.
 
-    Args:
-        send: sends it a message with descriptors, which it closes.
-        shards: opens shards.
-        slots: whose descriptors the worker gets; None for a worker that has their memory already.
-        most_open: how many shards the worker keeps open; it has more only where one task needs them.
-
     Attributes:
-        tasks: those that it holds, by number, the oldest first.
+        tasks: by number, the oldest first.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class WorkerLink:
         self._send(task, ())
 
     def _open_shards(self, shards: Sequence[int]) -> None:
-        """Send the descriptors of some shards, by one message. Those before one that cannot be opened go too."""
+        """Send the descriptors of shards by one message, also of those before one that cannot be opened."""
         opened: list[tuple[int, OpenShard]] = []
         try:
             for shard in shards:

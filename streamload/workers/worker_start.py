@@ -1,7 +1,6 @@
 """The entry of a worker process: it binds its life to the feeder's before it imports anything else.
 
-Otherwise the workers of a feeder that is killed early, as when a loader is closed at once, would outlive it until their
-imports are done. On its own because whatever it imports delays the binding.
+Otherwise the workers of a feeder that is killed early would outlive it until their imports are done.
 """
 
 from __future__ import annotations

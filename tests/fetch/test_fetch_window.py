@@ -14,9 +14,9 @@ def keys(*numbers: int) -> list[int]:
     return [part_key(0, number) for number in numbers]
 
 
-def batch(window: PartWindow, turn: int, *numbers: int) -> list[int]:
+def batch(window: PartWindow, *numbers: int) -> list[int]:
     wanted = keys(*numbers)
-    window.plan(wanted, turn)
+    window.plan(wanted)
     return wanted
 
 
@@ -35,7 +35,7 @@ def fetch(window: PartWindow, size: int = 10, other: int = 0) -> int | None:
 
 def test_nothing_is_admitted_beyond_the_budget_whatever_else_takes_of_it() -> None:
     window = PartWindow(35)
-    batch(window, 0, 0, 1, 2, 3)
+    batch(window, 0, 1, 2, 3)
     assert [fetch(window, other=5) for _ in range(4)] == [*keys(0, 1, 2), None]
     assert window.used_bytes == 30
 
@@ -57,7 +57,7 @@ def test_every_batch_gets_its_parts_within_any_budget_that_holds_one(
     left = [keys(*numbers) for numbers in batches]
     while left or planned or dealt:
         while left and len(planned) < ahead:
-            planned.append(batch(window, len(batches) - len(left), *left.pop(0)))
+            planned.append(batch(window, *left.pop(0)))
         while fetch(window) is not None:
             assert window.used_bytes <= window.budget_bytes
         if planned and window.are_present(planned[0]):
@@ -79,11 +79,11 @@ def test_making_room_does_not_look_at_all_that_is_there() -> None:
     def lines_for_one_more(parts: int) -> int:
         window = PartWindow(10 * parts)
         for number in range(parts):
-            used = batch(window, number, number)
+            used = batch(window, number)
             fetch(window)
             window.start(used)
             window.release(used)
-        batch(window, parts, parts)
+        batch(window, parts)
         return lines_of(lambda: fetch(window))
 
     assert lines_for_one_more(1000) < 2 * lines_for_one_more(10)

@@ -205,24 +205,22 @@ def test_the_host_is_no_device(device: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "error", "message"),
+    ("device", "message"),
     [
-        ("mps", ValueError, "device='mps' must be a CUDA device, \"cpu\" or None; .* .to\\('mps'\\)"),
-        (torch.device("meta"), ValueError, "must be a CUDA device"),
-        ("gpu0", ValueError, "device='gpu0' is no device"),
-        (True, TypeError, "device=True must be"),
-        (1.0, TypeError, "device=1.0 must be"),
-        (-1, ValueError, "device=-1 must be"),
-        ("cuda:2", ValueError, "device='cuda:2', but torch sees 2 CUDA devices, counted from 0"),
-        (2, ValueError, "device=2, but torch sees 2 CUDA devices"),
+        ("mps", "device='mps' must be a CUDA device, \"cpu\" or None; .* .to\\('mps'\\)"),
+        (torch.device("meta"), "must be a CUDA device"),
+        ("gpu0", "device='gpu0' is no device"),
+        (True, "device=True is no device"),
+        (1.0, "device=1.0 is no device"),
+        (-1, "device=-1 is no device"),
+        ("cuda:2", "device='cuda:2', but torch sees 2 CUDA devices, counted from 0"),
+        (2, "device=2, but torch sees 2 CUDA devices"),
     ],
 )
-def test_wrong_devices_are_refused(
-    device: Any, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_devices_are_refused(device: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         device_for(device)
     assert device_for("cuda") == torch.device("cuda")
     assert device_for(1) == device_for(torch.device("cuda:1")) == torch.device("cuda:1")
