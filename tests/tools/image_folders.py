@@ -72,6 +72,22 @@ def pack(*arguments: object) -> tuple[int, str, str]:
     return run(shardify.app, *arguments, *workers)
 
 
+def packs(*arguments: object) -> tuple[str, str]:
+    """`shardify`, which succeeds, and what it prints."""
+    status, out, err = pack(*arguments)
+    assert status == 0, err
+    return out, err
+
+
+def refusal(source: object, dest: object, *options: object, status: int = 2) -> str:
+    """What `shardify` says where it fails and changes nothing."""
+    before = Path(str(dest)).exists(), files_below(Path(str(dest)))
+    ended, out, err = pack(source, dest, *options)
+    assert (ended, out) == (status, ""), err
+    assert (Path(str(dest)).exists(), files_below(Path(str(dest)))) == before
+    return err
+
+
 def packed_samples(folder: Path) -> dict[str, dict[str, bytes]]:
     """Every sample of a folder by its key, read through its index."""
     index, found = read_index(folder / ".streamload"), {}

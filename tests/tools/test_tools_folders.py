@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_folders import files_below, image_bytes, image_folder, pack, packed_samples
+from image_folders import files_below, image_bytes, image_folder, pack, packed_samples, packs, refusal
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
@@ -54,8 +54,7 @@ def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> Non
     (source / "linked").symlink_to(source / "a")
     (source / "a" / "up").symlink_to(source)
     (source / "empty").mkdir()
-    status, _, err = pack(source, tmp_path / "dest", "--no-shuffle", "--follow-symlinks")
-    assert status == 0, err
+    _, err = packs(source, tmp_path / "dest", "--no-shuffle", "--follow-symlinks")
     assert classes_in(tmp_path / "dest") == ["B", "a", "a.b", "b", "empty", "linked"]
     assert "note: 6 classes: B, a, a.b, b, empty, linked" in err
     assert "1 class folder without a file, each with its number: empty" in err
@@ -88,9 +87,7 @@ def test_what_systems_leave_in_folders_is_ignored_and_counted(tmp_path: Path, na
     folder = Path(names[0]).parent
     junk = [str(folder / name) for name in ("Thumbs.db", "desktop.ini", ".DS_Store")]
     written(source, dict.fromkeys([names[1], *junk, "__MACOSX/0.jpg"], image_bytes(1)))
-    status, _, err = pack(source, tmp_path / "dest")
-    assert status == 0, err
-    assert "note: ignored 4 hidden or system files, such as " in err
+    assert "note: ignored 4 hidden or system files, such as " in packs(source, tmp_path / "dest")[1]
     assert sum(len(sample) for sample in packed_samples(tmp_path / "dest").values()) == (4 if names[0][0] == "a" else 2)
 
 
@@ -98,13 +95,13 @@ def test_what_systems_leave_in_folders_is_ignored_and_counted(tmp_path: Path, na
 def test_class_folders_of_any_kind_of_file(tmp_path: Path, extension: str) -> None:
     names = [f"cat/1.{extension}", f"bee/2.{extension}", f"bee/3.{extension}"]
     source = written(tmp_path / "source", dict.fromkeys(names, b"" if extension != "npy" else npy()))
-    status, out, err = pack(source, tmp_path / "dest")
-    assert (status, "2 classes: bee, cat" in err) == (0, True), err
+    out, err = packs(source, tmp_path / "dest")
+    assert "2 classes: bee, cat" in err
     assert labels_in(tmp_path / "dest") == {"bee/2": 0, "bee/3": 0, "cat/1": 1}
     assert f'fields=("{extension}", "cls"))' in out
     written(source, {"cat/notes.pdf": b""})
-    status, _, err = pack(source, tmp_path / "odd")
-    assert (status, "notes.pdf: it is of another kind than most files in the class folders" in err) == (1, True)
+    err = refusal(source, tmp_path / "odd", status=1)
+    assert "notes.pdf: it is of another kind than most files in the class folders" in err
     assert pack(source, tmp_path / "odd", "--skip-bad")[0] == 0
     assert labels_in(tmp_path / "odd") == {"bee/2": 0, "bee/3": 0, "cat/1": 1}
 
@@ -118,8 +115,8 @@ def npy() -> bytes:
 def test_images_that_no_loader_decodes_are_named_or_left_out(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "source", "cat/1.jpg", "bee/1.png")
     written(source, {"cat/depth.png": sixteen_bits()})
-    status, _, err = pack(source, tmp_path / "dest")
-    assert (status, "depth.png: loaders refuse it: the PNG image has 16 bits a channel" in err) == (1, True)
+    err = refusal(source, tmp_path / "dest", status=1)
+    assert "depth.png: loaders refuse it: the PNG image has 16 bits a channel" in err
     assert pack(source, tmp_path / "dest", "--skip-bad")[0] == 0
     assert len(packed_samples(tmp_path / "dest")) == 2
 
@@ -137,8 +134,7 @@ def test_validation_packed_apart_takes_the_numbers_of_the_training_data(tmp_path
     image_folder(source, "cow/2.jpg")
     (tmp_path / "val.csv").write_text("path,label\nval/cow/2.jpg,cow\n")
     for where in (source, tmp_path / "val.csv"):
-        status, _, err = pack(where, tmp_path / "dest", *known)
-        assert (status, "is 'cow', which --classes does not have (3 classes)" in err) == (2, True)
+        assert "is 'cow', which --classes does not have (3 classes)" in refusal(where, tmp_path / "dest", *known)
 
 
 @pytest.mark.parametrize(("train", "val"), [("train", "val"), ("Training", "Testing"), ("TRAIN", "Validation")])
@@ -146,27 +142,24 @@ def test_folders_named_as_splits_are_packed_as_splits_with_one_numbering(tmp_pat
     names = [f"{train}/bee/1.jpg", f"{train}/cat/1.jpg", f"{train}/dog/1.jpg", f"{val}/cat/2.jpg", f"{val}/dog/2.jpg"]
     source = image_folder(tmp_path / "data", *names)
     (source / "README.md").write_text("about")
-    status, out, err = pack(source, tmp_path / "shards")
-    assert (status, f"{train}, {val} are packed as splits of one dataset" in err) == (0, True), err
+    out, err = packs(source, tmp_path / "shards")
+    assert f"{train}, {val} are packed as splits of one dataset" in err
     assert f"shards/{train}" in out
     assert labels_in(tmp_path / "shards" / train) == {"bee/1": 0, "cat/1": 1, "dog/1": 2}
     assert labels_in(tmp_path / "shards" / val) == {"cat/2": 1, "dog/2": 2}
     assert classes_in(tmp_path / "shards" / train) == classes_in(tmp_path / "shards" / val) == ["bee", "cat", "dog"]
     assert pack(source / train, tmp_path / "alone")[0] == 0
     assert files_below(tmp_path / "alone") == files_below(tmp_path / "shards" / train)
-    status, _, err = pack(source, tmp_path / "again", "--split", "train=0.5,val=0.5")
-    assert (status, "leave out --split" in err) == (2, True)
+    assert "leave out --split" in refusal(source, tmp_path / "again", "--split", "train=0.5,val=0.5")
 
 
 def test_splits_whose_files_have_no_classes(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "data", "Training/cat/1.jpg", "Testing/1.jpg", "Testing/2.jpg")
-    status, _, err = pack(source, tmp_path / "dest")
-    assert (status, "first dot in Testing are packed as one sample" in err) == (0, True), err
+    assert "first dot in Testing are packed as one sample" in packs(source, tmp_path / "dest")[1]
     assert labels_in(tmp_path / "dest" / "Training") == {"cat/1": 0}
     assert fields_in(tmp_path / "dest" / "Testing") == {"1": ["jpg"], "2": ["jpg"]}
     flat = image_folder(tmp_path / "flat", "train/1.jpg", "train/1.png", "test/1.jpg")
-    status, _, err = pack(flat, tmp_path / "flat-dest")
-    assert (status, "without labels; --no-stems takes folders as classes" in err) == (0, True)
+    assert "without labels; --no-stems takes folders as classes" in packs(flat, tmp_path / "flat-dest")[1]
     assert fields_in(tmp_path / "flat-dest" / "train") == {"1": ["jpg", "png"]}
     assert pack(flat, tmp_path / "classes", "--no-stems")[0] == 0
     assert classes_in(tmp_path / "classes") == ["test", "train"]
@@ -202,8 +195,7 @@ def test_folders_that_hold_the_same_stems_are_parts_of_samples(
     tmp_path: Path, names: list[str], options: list[str], samples: dict[str, list[str]]
 ) -> None:
     source = written(tmp_path / "data", {name: image_bytes(1, ".jpg") for name in names})
-    status, out, err = pack(source, tmp_path / "dest", *options)
-    assert status == 0, err
+    out, err = packs(source, tmp_path / "dest", *options)
     assert fields_in(tmp_path / "dest") == samples
     assert ("left out 1 file outside of these folders, such as 'ImageSets/" in err) == ("ImageSets/train.txt" in names)
     if "masks/1.png" in names:
@@ -238,8 +230,7 @@ SAMPLES = {
 
 def test_files_that_share_a_stem_are_a_sample(tmp_path: Path) -> None:
     source, dest = written(tmp_path / "source", FILES | {"README": b"x", ".hidden": b"x"}), tmp_path / "dest"
-    status, out, err = pack(source, dest)
-    assert status == 0, err
+    out, err = packs(source, dest)
     assert packed_samples(dest) == SAMPLES
     assert "note: files that share a name up to its first dot are packed as one sample; " in err
     assert "note: skipped 1 file without an extension, such as 'README'" in err
@@ -267,8 +258,7 @@ def test_files_that_share_a_stem_are_a_sample(tmp_path: Path) -> None:
 )
 def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], options: list[str], keys: list[str]) -> None:
     source = written(tmp_path / "source", {name: image_bytes(1, ".jpg") for name in names})
-    status, _, err = pack(source, tmp_path / "dest", "--no-shuffle", *options)
-    assert status == 0, err
+    _, err = packs(source, tmp_path / "dest", "--no-shuffle", *options)
     assert list(packed_samples(tmp_path / "dest")) == keys
     has_labels = len(keys) == 3
     assert ("without labels" in err) != has_labels
@@ -299,6 +289,7 @@ def test_what_is_taken_for_files_by_stem(tmp_path: Path, names: list[str], optio
         (["a/0.jpg"], ["--label-column", "x"], "--label-column would have no effect on a folder"),
         (["a/0.jpg"], ["--keep-columns", "--split-column", "x"], "--keep-columns and --split-column would have no eff"),
         (["a/0.jpg"], ["--no-shuffle", "--seed", 1], "--seed has no effect with --no-shuffle"),
+        (["a/0.jpg"], ["--quality", 80], "--quality is the quality of the JPEG files that --resize writes"),
     ],
 )
 def test_folders_and_options_that_are_refused(
@@ -316,8 +307,7 @@ def test_folders_and_options_that_are_refused(
 def test_only_damage_that_is_certain_is_a_fault_and_takes_its_whole_sample(tmp_path: Path) -> None:
     bad = {"0.json": b'{"a": ', "3.jpg": image_bytes(3)[:-9], "3.png": b"", "4.npy": b"text", "5.wav": b""}
     source, dest = written(tmp_path / "source", FILES | bad), tmp_path / "dest"
-    status, _, err = pack(source, dest)
-    assert status == 1
+    err = refusal(source, dest, status=1)
     assert "0.json: it is not JSON (Expecting value" in err
     assert [err.count(f"/{name}: ") for name in bad] == [1, 1, 1, 1, 0]
     assert "error: 4 of 12 files are damaged or of another kind; repair or remove them" in err

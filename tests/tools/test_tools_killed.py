@@ -1,4 +1,4 @@
-"""SIGKILL of `shardify`, `map_shards` and a ShardWriter at any moment: readers see a whole dataset or are refused."""
+"""SIGKILL of packing and of a ShardWriter at any moment: readers see a whole dataset or are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_folders import image_folder, pack, run
+from image_folders import image_folder, pack, packs, run
 from remote_places import new_place
 from servers.rclone import S3Server
 
@@ -58,6 +58,18 @@ def with_length(sample):
     return {**sample, "length.cls": len(sample["cls"])}
 
 map_shards(with_length, sys.argv[1], sys.argv[2], workers=1, resume=True, **json.loads(sys.argv[3]))
+"""
+)
+PACK = (
+    KILLED
+    + """
+from streamload import pack
+
+def samples_of(number):
+    for copy in range(number % 3):
+        yield {"__key__": f"{number:03d}_{copy}", "txt": "x" * number, "cls": number}
+
+pack(samples_of, range(20), sys.argv[1], workers=1, max_count=8, resume=True)
 """
 )
 WRITER = (
@@ -168,8 +180,7 @@ def test_a_bucket(tmp_path: Path, rclone_s3: S3Server, moment: int, over: bool) 
     check(urls, wholes, bucket.options, bucket.storage_options)
     check([f"{bucket.url}/set/**/*.tar"], wholes, bucket.options, bucket.storage_options)
     if was_killed:
-        status, _, err = pack(new, *arguments, "--resume", *(["--overwrite"] if over else []))
-        assert status == 0, err
+        packs(new, *arguments, "--resume", *(["--overwrite"] if over else []))
     assert not check(urls, wholes[-1:], bucket.options, bucket.storage_options)
     assert not [name for name in bucket.files() if "unfinished" in name or "packing" in name]
     assert pack(new, tmp_path / "whole", *SPLIT)[0] == 0
@@ -196,6 +207,16 @@ def test_map_into_a_bucket(tmp_path: Path, rclone_s3: S3Server, moment: int, sid
         assert not killed(MAP, 1000, *remote)
     assert shards_of(files(bucket.folder / "set")) == shards_of(files(tmp_path / "whole"))
     assert not [name for name in bucket.files() if "unfinished" in name or "packing" in name]
+
+
+@at_moments(8)
+def test_pack_into_a_folder(tmp_path: Path, moment: int) -> None:
+    assert not killed(PACK, 1000, tmp_path / "whole")
+    was_killed = killed(PACK, moment, tmp_path / "dest")
+    found = keys_or_refusal(tmp_path / "dest", {})
+    assert found == keys_of(tmp_path / "whole", {}) or (was_killed and isinstance(found, str))
+    assert not killed(PACK, 1000, tmp_path / "dest")
+    assert files(tmp_path / "dest") == files(tmp_path / "whole")
 
 
 @at_moments(8)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -61,10 +59,6 @@ def test_samples_are_left_out_and_get_fields_in_order_and_small_shards_are_merge
     expected = [(f"{n:03d}", f"text {n}", n % 3, len(f"text {n}")) for n in range(0, COUNT, 2)]
     assert rows(tmp_path / "new", "txt", "cls", "length.cls") == expected
     assert list(content(tmp_path / "new")) == ["shard-000000.tar"]
-    (shard,) = (tmp_path / "new").glob("*.tar")
-    with shard.open("rb") as stream:
-        files = tar_file_expander([{"url": str(shard), "stream": stream}])
-        assert [sample["__key__"] for sample in group_by_keys(files)] == [key for key, *_ in expected]
 
 
 @pytest.mark.parametrize("kind", ["local", "tar.gz", "remote"])
@@ -259,45 +253,6 @@ def test_a_wrong_function_is_one_error_and_nothing_is_left(
 
 def long_enough(sample: Sample) -> Sample | None:
     return sample if len(sample["txt"]) >= 7 else None
-
-
-@pytest.mark.exhaustive
-def test_killed_and_resumed_it_gives_the_same_bytes_and_starts_over_with_another_function(
-    source: Path, tmp_path: Path
-) -> None:
-    """Functions by field are described by their code, and what they hold counts."""
-    program = (
-        "import os, signal, sys; from streamload import map_shards\n"
-        "least = int(sys.argv[2])\n"
-        "def of(least):\n"
-        "    def long_enough(sample):\n"
-        "        if sys.argv[3] == 'die' and sample['__key__'] == '034': os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return sample if len(sample['txt']) >= least else None\n"
-        "    return long_enough\n"
-        "decode = {'txt': lambda content: content.decode().upper()}\n"
-        f"map_shards(of(least), {str(source)!r}, sys.argv[1], workers=1, max_count=25, decode=decode, resume=True)"
-    )
-
-    def run(folder: str, least: str, how: str) -> tuple[int, str]:
-        command = [sys.executable, "-c", program, str(tmp_path / folder), least, how]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.returncode, done.stderr
-
-    assert run("new", "7", "die")[0] == -9
-    with pytest.raises(StreamloadError, match="not complete"):
-        list_shards(tmp_path / "new")
-    before = (tmp_path / "new" / "shard-000000.tar").stat().st_ino
-    code, said = run("new", "7", "go on")
-    assert (code, "1 of 3 tasks are done already" in said) == (0, True)
-    assert (tmp_path / "new" / "shard-000000.tar").stat().st_ino == before
-    assert [text for _, text in rows(tmp_path / "new", "txt")] == [f"TEXT {n}" for n in range(10, COUNT)]
-    upper = {"txt": lambda text: text.decode().upper()}
-    map_shards(long_enough, source, tmp_path / "whole", workers=1, max_count=25, decode=upper)
-    assert content(tmp_path / "new") == content(tmp_path / "whole")
-    assert run("other", "7", "die")[0] == -9
-    code, said = run("other", "6", "go on")
-    assert (code, "done already" in said) == (0, False)
-    assert len(rows(tmp_path / "other", "txt")) == COUNT
 
 
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}, {"max_count": -1}, {"workers": True}])

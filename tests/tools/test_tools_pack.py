@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
-from matrix import exhaustive
 from remote_places import new_place
 from servers.rclone import S3Server
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from streamload import StreamLoader, TarDataset, map_shards, pack
+from streamload import TarDataset, map_shards, pack
 from streamload.errors import StreamloadError
-
-KILLED = """
-import os, signal, sys
-from streamload import pack
-
-left = int(sys.argv[3])
-
-def kill_before(name):
-    real = getattr(os, name)
-
-    def act(*args, **kwargs):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-
-    setattr(os, name, act)
-
-for name in ("replace", "unlink", "link"):
-    kill_before(name)
-
-def samples_of(number):
-    for copy in range(number % 3):
-        yield {"__key__": f"{number:03d}_{copy}", "txt": "x" * number, "cls": number}
-
-pack(samples_of, range(20), sys.argv[1], workers=1, max_count=8, resume=sys.argv[2] == "resume")
-"""
 
 
 def sampler() -> Callable[[int], Iterator[dict[str, Any]]]:
@@ -71,26 +37,6 @@ def test_samples_come_in_the_inputs_order_whatever_the_number_of_workers(tmp_pat
     expected = [f"{number:03d}_{copy}" for number in range(30) for copy in range(number % 3)]
     dataset = TarDataset(str(tmp_path / "1"))
     assert [dataset[number]["__key__"] for number in range(len(dataset))] == expected
-    with ExitStack() as opened:
-        shards = [opened.enter_context(path.open("rb")) for path in sorted((tmp_path / "1").glob("*.tar"))]
-        members = tar_file_expander([{"url": shard.name, "stream": shard} for shard in shards])
-        assert [sample["__key__"] for sample in group_by_keys(members)] == expected
-
-
-@pytest.mark.parametrize("moment", [8, *(exhaustive((moment,)) for moment in (1, 2, 3, 5, 7, 10, 12, 14))])
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(tmp_path: Path, moment: int) -> None:
-    def ended(folder: str, how: str, moment: int) -> int:
-        command = [sys.executable, "-W", "error", "-c", KILLED, str(tmp_path / folder), how, str(moment)]
-        done = subprocess.run(command, capture_output=True, timeout=120, check=False)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-        return done.returncode
-
-    assert ended("whole", "new", 0) == 0
-    assert ended("killed", "new", moment) == -signal.SIGKILL
-    with pytest.raises(StreamloadError):
-        StreamLoader(str(tmp_path / "killed"), batch_size=1)
-    assert ended("killed", "resume", 0) == 0
-    assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
 def test_a_bucket_gets_the_same_shards(rclone_s3: S3Server, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_folders import files_below, pack, packed_samples
+from image_folders import files_below, pack, packed_samples, refusal
 from PIL import Image, ImageOps
 
 from streamload.images.files import decode_image
@@ -113,10 +113,8 @@ def test_what_does_not_fit_goes_into_a_further_shard_before_the_next(tmp_path: P
 
 def test_a_resized_image_that_is_too_large_for_a_shard_ends_the_run(tmp_path: Path) -> None:
     source, dest = photos(tmp_path / "source", 12), tmp_path / "dest"
-    status, _, err = pack(source, dest, "--resize", 100, "--max-bytes", 4000)
-    assert status == 1
+    err = refusal(source, dest, "--resize", 100, "--max-bytes", 4000, status=1)
     needed = int(err.split("raise --max-bytes (max_bytes) to ")[1].split()[0])
-    assert not dest.exists()
     assert pack(source, dest, "--resize", 100, "--max-bytes", needed)[0] in (0, 1)
 
 
@@ -126,15 +124,6 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2 :] = data[len(data) // 2 - 200 : len(data) // 2 - 100] + b"\xff\xd9"
     damaged.write_bytes(data)
-    status, _, err = pack(source, tmp_path / "dest", "--resize", 20)
-    assert status == 1
-    assert f"{damaged}: the JPEG file is damaged" in err
-    assert not (tmp_path / "dest").exists()
+    assert f"{damaged}: the JPEG file is damaged" in refusal(source, tmp_path / "dest", "--resize", 20, status=1)
     assert pack(source, tmp_path / "dest", "--resize", 20, "--skip-bad")[0] == 0
     assert len(packed_samples(tmp_path / "dest")) == 5
-
-
-def test_quality_without_resize_is_a_mistake(tmp_path: Path) -> None:
-    status, _, err = pack(photos(tmp_path / "source", 2), tmp_path / "dest", "--quality", 80)
-    assert status == 2
-    assert "--quality is the quality of the JPEG files that --resize writes" in err

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import fsspec
-import psutil
 import pytest
 import webdataset
 from image_folders import files_below, images, pack
@@ -102,26 +97,6 @@ def test_an_upload_that_fails_is_resumed(
         assert packed(bucket, source, *options, "--resume")[0] == 0
     assert finished.isdisjoint(written)
     assert pack(source, tmp_path / "local", *options)[0] == 0
-    assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("stop_after", [1, 3, 6])
-def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path, bucket: Place, stop_after: int) -> None:
-    source = images(tmp_path)
-    arguments = [str(source), f"{bucket.url}/set", "--max-count", "1", "--workers", "2"]
-    command = [sys.executable, "-W", "error", "-m", "streamload.cli.shardify", *arguments, *bucket.options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while len(list((bucket.folder / "set").glob("*.tar"))) < stop_after and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    workers = psutil.Process(process.pid).children() if process.poll() is None else []
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert psutil.wait_procs(workers, timeout=20)[1] == []
-    assert packed(bucket, source, "--max-count", 1, "--resume")[0] == 0
-    assert pack(source, tmp_path / "local", "--max-count", 1)[0] == 0
     assert without_etags(in_set(bucket)) == without_etags(files_below(tmp_path / "local"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from image_folders import pack, packed_samples
+from image_folders import pack, packed_samples, packs, refusal
 
 from streamload import StreamLoader
 
@@ -29,8 +29,7 @@ def test_one_file_for_each_id_with_a_column_of_splits(tmp_path: Path) -> None:
     rows = [f"{name},{label},{part_of[name]}\n" for name, label in LABELS.items()]
     (tmp_path / "labels.csv").write_text("id,label,part\n" + "".join(rows))
     options = ["--labels", tmp_path / "labels.csv", "--split-column", "part"]
-    status, out, err = pack(data, tmp_path / "dest", *options)
-    assert status == 0, err
+    out, _ = packs(data, tmp_path / "dest", *options)
     assert 'batch_size=64, shuffle=True, fields=("pt", "cls"))' in out
     for part in ("train", "validation"):
         assert packed_samples(tmp_path / "dest" / part) == {
@@ -57,8 +56,7 @@ def test_labels_that_lie_in_the_folder_are_found(tmp_path: Path, name: str, text
     for number in range(3):
         np.save(tmp_path / "data" / f"id-{number}.npy", np.arange(number))
     (tmp_path / "data" / name).write_text(text)
-    status, _, err = pack(tmp_path / "data", tmp_path / "dest")
-    assert status == 0, err
+    packs(tmp_path / "data", tmp_path / "dest")
     samples = packed_samples(tmp_path / "dest")
     assert {key: (sorted(s), s["cls"]) for key, s in samples.items()} == {
         f"id-{n}": (["cls", "npy"], b"01"[n % 2 : n % 2 + 1]) for n in range(3)
@@ -79,27 +77,17 @@ def test_labels_that_lie_in_the_folder_are_found(tmp_path: Path, name: str, text
 def test_ids_that_do_not_agree(tmp_path: Path, labels: object, message: str) -> None:
     data = tensors(tmp_path / "data")
     (tmp_path / "labels.json").write_text(json.dumps(labels))
-    status, out, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "labels.json")
-    assert (status, out) == (2, "")
-    assert message.format(tmp_path) in err
-    assert not (tmp_path / "dest").exists()
+    assert message.format(tmp_path) in refusal(data, tmp_path / "dest", "--labels", tmp_path / "labels.json")
 
 
 def test_ids_without_labels_say_what_is_missing(tmp_path: Path) -> None:
     data = tensors(tmp_path / "data")
-    status, _, err = pack(data, tmp_path / "without")
-    assert (status, "one sample without labels; " in err) == (0, True)
+    assert "one sample without labels; " in packs(data, tmp_path / "without")[1]
     (data / "folder").mkdir()
-    status, _, err = pack(data, tmp_path / "dest")
-    assert status == 2
-    assert "give their labels with --labels FILE" in err
+    assert "give their labels with --labels FILE" in refusal(data, tmp_path / "dest")
     torch.save(LABELS, tmp_path / "labels.pt")
-    status, _, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "labels.pt")
-    assert status == 2
-    assert "is a pickle, which can run any code" in err
-    status, _, err = pack(data, tmp_path / "dest", "--labels", tmp_path / "label.pt")
-    assert status == 2
-    assert "did you mean 'labels.pt'?" in err
+    assert "is a pickle, which can run any code" in refusal(data, tmp_path / "dest", "--labels", tmp_path / "labels.pt")
+    assert "did you mean 'labels.pt'?" in refusal(data, tmp_path / "dest", "--labels", tmp_path / "label.pt")
 
 
 def test_damaged_tensors_are_named_without_unpickling(tmp_path: Path) -> None:
@@ -108,23 +96,19 @@ def test_damaged_tensors_are_named_without_unpickling(tmp_path: Path) -> None:
     whole = (data / "id-2.pt").read_bytes()
     for damaged in (whole[:-40], whole[: len(whole) // 2], b"", b"text", b"PK\x05\x06" + bytes(18)):
         (data / "id-2.pt").write_bytes(damaged)
-        status, _, err = pack(data, tmp_path / "dest")
-        assert (status, "error: 1 of 6 files is damaged or of another kind" in err) == (1, True)
+        err = refusal(data, tmp_path / "dest", status=1)
+        assert "error: 1 of 6 files is damaged or of another kind" in err
         assert "id-2.pt: " in err
     assert pack(data, tmp_path / "dest", "--skip-bad")[0] == 0
     assert len(packed_samples(tmp_path / "dest")) == 5
     assert "--resize is for images" in pack(data, tmp_path / "other", "--resize", 8)[2]
 
 
-def test_one_id_under_two_names_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rows", "message"), [("a.npy,0\na.pt,1\n", "1 ID of"), ("a,0\na,1\n", "1 ID in two rows of")])
+def test_one_id_under_two_names_is_refused(tmp_path: Path, rows: str, message: str) -> None:
     np.save(tmp_path / "a.npy", np.arange(3))
-    (tmp_path / "labels.csv").write_text("id,label\na.npy,0\na.pt,1\n")
-    status, _, err = pack(tmp_path, tmp_path.with_name("dest"), "--labels", tmp_path / "labels.csv")
-    assert status == 2
-    assert "1 ID of" in err
-    (tmp_path / "labels.csv").write_text("id,label\na,0\na,1\n")
-    status, _, err = pack(tmp_path, tmp_path.with_name("dest"), "--labels", tmp_path / "labels.csv")
-    assert (status, "1 ID in two rows of" in err) == (2, True)
+    (tmp_path / "labels.csv").write_text(f"id,label\n{rows}")
+    assert message in refusal(tmp_path, tmp_path.with_name("dest"), "--labels", tmp_path / "labels.csv")
 
 
 def test_negative_labels_can_be_split(tmp_path: Path) -> None:

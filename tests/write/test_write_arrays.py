@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from webdataset.autodecode import basichandlers
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamload import ShardWriter, TarDataset
 
@@ -26,20 +24,6 @@ def test_rows_come_back_with_shape_type_and_label(tmp_path: Path) -> None:
     assert all(row["x.npy"].dtype == np.float32 for row in rows)
     np.testing.assert_array_equal([row["x.npy"] for row in rows], X)
     assert [row["cls"] for row in rows] == Y.tolist()
-
-
-def test_members_of_an_npz_file_are_columns_and_webdataset_reads_them(tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", x=X, y=Y)
-    with ShardWriter(tmp_path / "shards") as writer, np.load(tmp_path / "data.npz") as arrays:
-        writer.write_arrays(**arrays)
-    with open(writer.shards[0], "rb") as shard:
-        files = tar_file_expander([{"url": shard.name, "stream": shard}])
-        read = [
-            {name: basichandlers(name, data) for name, data in sample.items() if name.endswith("npy")}
-            for sample in group_by_keys(files)
-        ]
-    np.testing.assert_array_equal([sample["x.npy"] for sample in read], X)
-    np.testing.assert_array_equal([sample["y.npy"] for sample in read], Y)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import pytest
@@ -22,37 +20,22 @@ from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.storages import Storages
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """A remote folder, and what lies in it."""
+class Bucket(NamedTuple):
+    """A folder in a bucket, and where its server keeps it."""
 
     url: str
     options: dict[str, Any]
-    filesystem: Any
-    path: str
+    folder: Path
 
     def files(self) -> dict[str, bytes]:
-        if not self.filesystem.exists(self.path):
-            return {}
-        return {name[len(self.path) + 1 :]: self.filesystem.cat_file(name) for name in self.filesystem.find(self.path)}
-
-    def index(self) -> DatasetIndex:
-        return DatasetIndex.from_json(self.files()[".streamload/index.json"], self.url)
+        return here(self.folder)
 
 
-@pytest.fixture(params=["s3", "memory"])
-def bucket(request: pytest.FixtureRequest, rclone_s3: S3Server, tmp_path: Path) -> Iterator[Bucket]:
+@pytest.fixture
+def bucket(rclone_s3: S3Server, tmp_path: Path) -> Bucket:
     name = f"w{abs(hash(str(tmp_path))) % 10**10}"
-    if request.param == "s3":
-        folder = rclone_s3.folder / name
-        folder.mkdir()
-        files = fsspec.filesystem("file", skip_instance_cache=True)
-        yield Bucket(f"s3://{name}/train", rclone_s3.options, files, str(folder / "train"))
-    else:
-        memory = fsspec.filesystem("memory")
-        yield Bucket(f"memory://{name}/train", {}, memory, f"/{name}/train")
-        if memory.exists(f"/{name}"):
-            memory.rm(f"/{name}", recursive=True)
+    (rclone_s3.folder / name).mkdir()
+    return Bucket(f"s3://{name}/train", rclone_s3.options, rclone_s3.folder / name / "train")
 
 
 def write(folder: str | Path, count: int = 10, first: int = 0, **options: Any) -> ShardWriter:
@@ -78,7 +61,7 @@ def test_the_same_bytes_as_in_a_local_folder(bucket: Bucket, tmp_path: Path) -> 
     assert (writer.samples, writer.bytes) == (local.samples, local.bytes)
     listing = list_shards(bucket.url, storages=Storages(bucket.options))
     assert listing.counts == (3, 3, 3, 1)
-    assert [entry.etag for entry in bucket.index().shards] == [
+    assert [entry.etag for entry in DatasetIndex.from_json(remote[".streamload/index.json"], bucket.url).shards] == [
         found.etag for found in Storages(bucket.options).for_url(bucket.url).list(f"{bucket.url}/*.tar")
     ]
     (tmp_path / "copy").mkdir()
@@ -105,15 +88,6 @@ def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Bucket) -> None
     ]
     assert len([name for name in after if name.startswith(".streamload/tables-")]) == 1
     assert list_shards(bucket.url, storages=Storages(bucket.options)).counts == (2, 3, 1)
-
-
-def test_an_exception_publishes_no_index_and_no_unfinished_shard(bucket: Bucket) -> None:
-    with pytest.raises(KeyError), ShardWriter(bucket.url, max_count=3, storage_options=bucket.options) as writer:
-        for number in range(5):
-            writer.write({"__key__": str(number), "txt": ""})
-        raise KeyError
-    written = [".streamload-unfinished.json", "shard-000000.tar"]
-    assert sorted(bucket.files()) == written
 
 
 @pytest.mark.parametrize("failing", [0, 1, 3])

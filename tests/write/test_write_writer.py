@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -154,18 +153,6 @@ def test_a_sample_that_just_fits_fits_and_one_byte_less_of_room_does_not(tmp_pat
     assert len(two.shards) == 1
     two = write(tmp_path / "one", [{**sample, "__key__": "a"}, {**sample, "__key__": "b"}], max_bytes=2 * 5632 + 1023)
     assert len(two.shards) == 2
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
-def test_shards_are_written_where_there_are_no_hard_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    def link(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", link)
-    assert read_back(write(tmp_path, max_count=4).shards) == STORED
-    assert not list(tmp_path.glob(".*.partial"))
 
 
 def test_a_shard_that_came_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
