@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -86,9 +86,6 @@ Overwrite = Annotated[
 ]
 Version = Annotated[bool, typer.Option("--version", callback=show_version("shardify"), is_eager=True)]
 
-
-_Value = TypeVar("_Value")
-
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
@@ -166,14 +163,14 @@ def shardify(
             source,
             dest,
             storage_option,
-            max_bytes=_checked(parse_bytes, "--max-bytes", max_bytes),
+            max_bytes=max_bytes,
             max_count=max_count,
             skip_bad=skip_bad,
         ),
         Start(resume, overwrite, workers, ray),
         shuffle=shuffle,
         seed=seed,
-        fractions=None if split is None else _checked(parse_split, split),
+        fractions=None if split is None else parse_split(split),
         resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
     )
     if as_document:
@@ -190,14 +187,6 @@ def _refuse_pairs(*, resize: int | None, quality: int | None, shuffle: bool, spl
         raise UsageError("--seed has no effect with --no-shuffle and without --split; leave one of them out")
 
 
-def _checked(parse: Callable[..., _Value], *arguments: str) -> _Value:
-    """The value of an option; what is wrong with it is the user's mistake."""
-    try:
-        return parse(*arguments)
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
-
-
 def _classes(path: str, storage_options: Sequence[Any] | None) -> tuple[str, ...]:
     storages = Storages(dict(storage_options or ()))
     try:
@@ -207,7 +196,7 @@ def _classes(path: str, storage_options: Sequence[Any] | None) -> tuple[str, ...
     return parse_class_names(content, path)
 
 
-def _target(source: str, dest: str, storage_options: Sequence[Any] | None, **limits: Any) -> Target:
+def _target(source: str, dest: str, storage_options: Sequence[Any] | None, *, max_bytes: str, **limits: Any) -> Target:
     """Return where shards are written. Raises UsageError if nothing can be written there."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
@@ -217,6 +206,10 @@ def _target(source: str, dest: str, storage_options: Sequence[Any] | None, **lim
         folder = destination_in(dest.rstrip("/") or "/", storages)
     except (ValueError, StorageError) as exc:
         raise UsageError(f"DEST: {exc}") from exc
+    try:
+        limits["max_bytes"] = parse_bytes("--max-bytes", max_bytes)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
     if folder.path is None:
         return Target(folder.folder, storages, **limits)
     if given:

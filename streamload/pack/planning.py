@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.pack.output import UsageError
 from streamload.pack.sources.source import SPLIT_NAME, Source, SourceSample
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
@@ -108,7 +109,7 @@ def _member_bytes(key: str, field: str, size: int) -> int:
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """Parse splits such as `train=0.9,val=0.1`. Raises ValueError, also if the fractions do not add up to 1."""
+    """Parse splits such as `train=0.9,val=0.1`. Raises UsageError, also if the fractions do not add up to 1."""
     fractions: dict[str, float] = {}
     for part in map(str.strip, text.split(",")):
         name, _, number = part.partition("=")
@@ -117,27 +118,27 @@ def parse_split(text: str) -> dict[str, float]:
         except ValueError:
             fraction = -1
         if not SPLIT_NAME.fullmatch(name) or not 0 <= fraction <= 1 or name in fractions:
-            raise ValueError(
+            raise UsageError(
                 f"--split: {part!r} must be NAME=FRACTION, as in train=0.9,val=0.1, with different names and fractions "
                 "from 0 to 1"
             )
         fractions[name] = fraction
     total = sum(fractions.values())
     if not math.isclose(total, 1, abs_tol=1e-6):
-        raise ValueError(f"--split: the fractions add up to {total:g}, and must add up to 1")
+        raise UsageError(f"--split: the fractions add up to {total:g}, and must add up to 1")
     return fractions
 
 
-def _permutation(count: int, seed: int, *stream: int) -> NDArray[np.int64]:
-    """Return a permutation of `range(count)`, int64[count], that depends only on the seed and the stream."""
-    words = np.array([*stream, 0, 0, 0][:4], np.uint64)
-    raw = np.random.Philox(key=np.array([seed, 0x5348415244494659], np.uint64), counter=words).random_raw(count)
+def _permutation(count: int, seed: int, label: int, purpose: int) -> NDArray[np.int64]:
+    """Return a permutation of `range(count)`, int64[count], that depends only on the other arguments."""
+    key = np.array([seed, 0x5348415244494659], np.uint64)
+    raw = np.random.Philox(key=key, counter=np.array([0, 0, label, purpose], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
 
 
 def order_of(count: int, seed: int) -> NDArray[np.int64]:
     """Return the shuffled order of samples, int64[count]."""
-    return _permutation(count, seed, 0, 0, 0, _ORDER)
+    return _permutation(count, seed, 0, _ORDER)
 
 
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
@@ -152,7 +153,7 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
     by_class = np.argsort(all_labels, kind="stable")
     found, starts = np.unique(all_labels[by_class], return_index=True)
     for label, members in zip(found.tolist(), np.split(by_class, starts[1:]), strict=True):
-        shuffled = members[_permutation(len(members), seed, 0, 0, label % 2**64, _SPLIT)]
+        shuffled = members[_permutation(len(members), seed, label % 2**64, _SPLIT)]
         taken = 0
         for name, share in zip(fractions, _shares(len(members), list(fractions.values())), strict=True):
             chosen[name] += shuffled[taken : taken + share].tolist()

@@ -140,14 +140,20 @@ class _Run:
             yield
             return
         made = [] if os.path.isdir(self._path) else [self._path]
-        os.makedirs(self._path, exist_ok=True)
+        lock = -1
         try:
-            lock = _lock(self._packing, self._path)
+            os.makedirs(self._packing, 0o700, exist_ok=True)
+            lock = os.open(self._packing, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                yield
-            finally:
-                os.close(lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"another run of packing is writing to {self._path!r}; wait until it ends") from None
+            except OSError:  # some network file systems have no locks
+                pass
+            yield
         finally:
+            if lock >= 0:
+                os.close(lock)
             for folder in [*(each.folder for split, each in self._folders.items() if split), self._packing, *made]:
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
@@ -338,18 +344,3 @@ def _is_same(one: ShardInfo, other: ShardInfo) -> bool:
     if one.bytes != other.bytes or not same_etag(one.etag, other.etag):
         return False
     return one.etag is not None or one.mtime_ns == other.mtime_ns
-
-
-def _lock(folder: str, destination: str) -> int:
-    """Create the folder of records and lock it; return its descriptor."""
-    with suppress(FileExistsError):
-        os.mkdir(folder, mode=0o700)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise UsageError(f"another run of packing is writing to {destination!r}; wait until it ends") from None
-    except OSError:  # some network file systems have no locks
-        pass
-    return lock

@@ -151,7 +151,8 @@ def test_wrong_use_is_one_message_and_status_2(
     (tmp_path / "link").symlink_to("source")
     monkeypatch.chdir(tmp_path)
     before = files_below(tmp_path)
-    err = refusal(*arguments)
+    status, out, err = pack(*arguments)
+    assert (status, out) == (2, "")
     assert message.lower() in err.lower()
     assert err.lower().count("error") == 1
     assert "Traceback" not in err

@@ -11,6 +11,7 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from streamload.pack.sources.source import (
@@ -95,15 +96,6 @@ def id_columns(table: Table, options: SourceOptions) -> tuple[str, str]:
     return ids, label
 
 
-class _Chosen(NamedTuple):
-    """The uses of a table's columns."""
-
-    files: list[str]
-    label: str | None
-    texts: list[str]
-    rest: list[str]
-
-
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
     """Return a sample for each row of a table; no file is opened. Raises SourceError, OSError.
 
@@ -112,20 +104,19 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     """
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
-    chosen = _choose(table, options, notes)
+    file_columns, label, text_columns, rest = _choose(table, options, notes)
     labels: Sequence[int | None] = [None] * table.rows
     classes = None
-    if chosen.label is not None:
-        label = chosen.label
+    if label is not None:
         values = [value.strip() if isinstance(value, str) else value for value in table.column(label)]
         labels, classes = numbered_labels(
-            values, lambda row: table.where(row, label), as_names=options.labels_as_names, classes=options.classes
+            values, partial(table.where, column=label), as_names=options.labels_as_names, classes=options.classes
         )
     elif options.classes is not None or options.labels_as_names:
         raise SourceError(f"{table.path!r} has no column of labels to number; name it with --label-column")
 
-    taken = {LABEL_FIELD} if chosen.label is not None else set()
-    taken |= {COLUMNS_FIELD} if chosen.rest else set()
+    taken = {LABEL_FIELD} if label is not None else set()
+    taken |= {COLUMNS_FIELD} if rest else set()
 
     def prefix(column: str, fields: set[str]) -> str:
         """Return the prefix that tells these fields from all others."""
@@ -137,7 +128,7 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
 
     files: list[list[SourceFile | ArrayRow | None]] = []
     stems = None
-    for number, name in enumerate(chosen.files):
+    for number, name in enumerate(file_columns):
         column = _files(table, name, root, may_lack=number > 0 or not isinstance(table.head[name], str | int))
         if not number and isinstance(table.head[name], str | int):
             stems = [str(value).strip() for value in table.column(name)]
@@ -145,8 +136,8 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
         if before := prefix(name, fields):
             column = [file._replace(field=before + file.field) if file and file.field else file for file in column]
         files.append(column)
-    texts = {f"{prefix(name, {'txt'})}txt": _texts(table, name) for name in chosen.texts}
-    columns = {name: table.column(name) for name in chosen.rest}
+    texts = {f"{prefix(name, {'txt'})}txt": _texts(table, name) for name in text_columns}
+    columns = {name: table.column(name) for name in rest}
     if table.is_text:
         columns = {name: _numbers(table, name, values, notes) for name, values in columns.items()}
 
@@ -164,8 +155,10 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     return Source(tuple(samples), classes, tuple(notes), parts)
 
 
-def _choose(table: Table, options: SourceOptions, notes: list[str]) -> _Chosen:
-    """Decide on the uses of the columns, and add notes of them."""
+def _choose(
+    table: Table, options: SourceOptions, notes: list[str]
+) -> tuple[list[str], str | None, list[str], list[str]]:
+    """Return the columns of files, of labels, of texts, and of the json; add notes of them."""
     single = (options.label_column, options.split_column)
     named = [*options.path_column, *options.text_column, *(name for name in single if name is not None)]
     for name in named:
@@ -204,7 +197,7 @@ def _choose(table: Table, options: SourceOptions, notes: list[str]) -> _Chosen:
     uses += [f"json holds {_columns(rest)}"] if rest else []
     uses += [f"labels are {_columns([label])}" if label is not None else "there are no labels"]
     notes.append("; ".join(uses))
-    return _Chosen(files, label, texts, rest)
+    return files, label, texts, rest
 
 
 def _columns(names: Sequence[str]) -> str:
