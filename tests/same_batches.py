@@ -1,4 +1,4 @@
-"""When two batches are the same."""
+"""When two batches are the same, and what all ranks get together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from streamload import StreamLoader
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -37,3 +39,16 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours.tobytes() == theirs.tobytes() or (ours == theirs).all()
     else:
         assert ours == theirs
+
+
+def global_batches(
+    urls: Any, world_size: int, size: int, state: dict[str, Any] | None = None, **options: Any
+) -> list[list[int]]:
+    """The global batches of a pass over the first field, each as the sorted samples of all ranks."""
+    ranks = []
+    for rank in range(world_size):
+        with StreamLoader(urls, size // world_size, **options, rank=rank, world_size=world_size) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            ranks.append([batch[0].tolist() for batch in loader])
+    return [sorted(sum(slices, [])) for slices in zip(*ranks, strict=True)]

@@ -50,17 +50,10 @@ def test_what_programs_leave_at_the_value_of_torchs_loader_is_accepted(tmp_path:
         assert [labels.tolist() for (labels,) in loader] == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("persistent_workers", 1),
-        ("generator", 0),
-        ("prefetch_factor", 2),
-        ("multiprocessing_context", "fork"),
-        ("batch_sampler", 1),
-        ("resampled", 1),
-    ],
-)
+OTHERS = {"persistent_workers": 1, "generator": 0, "prefetch_factor": 2, "batch_sampler": 1, "resampled": 1}
+
+
+@pytest.mark.parametrize(("name", "value"), OTHERS.items())
 def test_other_values_of_these_are_refused_and_no_other_name_is_suggested(name: str, value: object) -> None:
     assert refusal(**{name: value}) == f"StreamLoader got an unexpected keyword argument {name!r}; {ADVICE}"
 

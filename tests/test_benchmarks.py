@@ -65,33 +65,6 @@ def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
             del sys.modules[name]
 
 
-@needs_matplotlib
-def test_a_loader_that_fails_is_shown_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark_module: Callable[[str], Any]
-) -> None:
-    module = benchmark_module("bench_loader")
-    requested = []
-
-    def run(what: str, loader: str, of: Any, seconds: float) -> dict[str, float]:
-        requested.append((what, loader))
-        if (what, loader) == ("speed", "WebDataset"):
-            raise module.RunFailedError("ValueError: no luck")
-        names = ("rate", "first_batch_s", "cpu_s_per_1000", "trainer_cpu", "threads_more", "shutdown_s", "peak_bytes")
-        return dict.fromkeys(names, 2.0)
-
-    monkeypatch.setattr(module, "run", run)
-    benchmark = module.Benchmark([module.workload("tokens", tmp_path, 8)], ["streamload", "WebDataset"], 1.0)
-    benchmark.prepare()
-    benchmark.speed(3)
-    benchmark.memory()
-    tables = module.report(benchmark.results, ["streamload", "WebDataset"])
-    assert "| tokens | WebDataset | failed: ValueError: no luck |" in tables["loader-speed.md"]
-    assert "| tokens | streamload | 2 (2 to 2) |" in tables["loader-speed.md"]
-    assert "WebDataset |" not in tables["loader-cost.md"]
-    assert requested.count(("speed", "streamload")) == 3
-    assert requested.count(("speed", "WebDataset")) == 1
-
-
 class _Batches:
     """A loader whose epochs are given: lists of labels, the last one forever."""
 

@@ -31,18 +31,14 @@ def name_classes(folder: Path, *names: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_the_names_are_those_beside_the_shards(source: Path, workers: int) -> None:
+    with StreamLoader(source, num_workers=workers) as loader, TarDataset(source) as dataset:
+        assert loader.classes is dataset.classes is None
     name_classes(source, "bee", "cat")
     with StreamLoader(f"{source}/*.tar", num_workers=workers) as loader, TarDataset(source) as dataset:
         assert loader.classes == dataset.classes == ["bee", "cat"]
         name_classes(source, "other")
         assert loader.classes == ["bee", "cat"]
         assert pickle.loads(pickle.dumps(dataset)).classes == ["bee", "cat"]
-
-
-def test_there_may_be_none(source: Path) -> None:
-    with StreamLoader(source, num_workers=0) as loader, TarDataset(source) as dataset:
-        assert loader.classes is None
-        assert dataset.classes is None
 
 
 def test_folders_that_agree_are_one_and_others_are_refused(source: Path, tmp_path: Path) -> None:

@@ -199,18 +199,6 @@ def test_an_alternative_is_proposed_for_a_missing_field(tmp_path: Path) -> None:
         assert [batch for (batch,) in loader] == [(None, b"1")]
 
 
-def test_a_sample_whose_name_is_split_at_another_dot_than_was_meant(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "s") as writer:
-        writer.write({"__key__": "Track 1", "mp3": b"1"})
-        writer.write({"__key__": "Track 2", "0.mp3": b"2"})
-    with StreamLoader(tmp_path / "s", 1, fields=("mp3",), num_workers=0) as loader:
-        with pytest.raises(
-            SampleError, match=r"it has 0\.mp3\. Names are split at the first dot.*'x\.0\.mp3'"
-        ) as caught:
-            list(loader)
-    assert caught.value.key == "Track 2"
-
-
 def test_ragged_samples_are_refused_as_torch_refuses_them(source: str) -> None:
     with StreamLoader(source, 10, fields=("cls",), transform=lambda s: np.zeros(s[0]), num_workers=0) as loader:
         with pytest.raises(CollateError, match="not alike.* float64.0., number 1 is float64.1.") as caught:
@@ -245,13 +233,6 @@ def test_a_length_that_could_not_be_found_out_is_found_out_later(tmp_path: Path,
         assert [n for (labels,) in loader for n in labels.tolist()] == list(range(10))
 
 
-def test_truncated_shard_with_an_index(source: str) -> None:
-    shard = sorted(Path(source).glob("*.tar"))[1]
-    os.truncate(shard, shard.stat().st_size - 512)
-    with pytest.raises(DatasetIndexError, match="streamload index"):
-        StreamLoader(source, 10)
-
-
 def test_a_shard_replaced_while_in_use(source: str) -> None:
     with StreamLoader(source, 10, fields=("cls",), num_workers=0) as loader:
         for shard in sorted(Path(source).glob("*.tar")):
@@ -282,14 +263,6 @@ def test_verify_without_an_index_is_refused(tmp_path: Path) -> None:
     with StreamLoader(source, 10, fields=("npy",), num_workers=0, verify=True) as loader:
         with pytest.raises(DatasetIndexError, match="streamload index"):
             list(loader)
-
-
-def test_a_typo_names_what_is_there(source: str) -> None:
-    shard = next(Path(source).glob("*.tar"))
-    with pytest.raises(ShardNotFoundError, match=shard.name):
-        StreamLoader(f"{source}/{shard.name.replace('part', 'prt')}")
-    with pytest.raises(ShardNotFoundError, match=r"nothing-\*\.tar"):
-        StreamLoader(f"{source}/nothing-*.tar")
 
 
 def test_worker_init_fn(source: str) -> None:

@@ -97,13 +97,6 @@ def test_a_pass_that_has_given_no_batch_does_not_count(source: str, workers: int
         assert [labels.tolist() for (labels,) in loader] == second[2:]
 
 
-def test_a_pass_that_is_left_before_its_last_batch_is_over(source: str) -> None:
-    _, second, _ = whole_epochs(source)
-    with loader_of(source) as loader:
-        list(islice(iter(loader), len(loader) - 1))
-        assert counted(loader) == second
-
-
 def test_a_pass_that_was_finished_has_no_more_batches(source: str) -> None:
     with loader_of(source) as loader:
         running = iter(loader)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matrix import exhaustive
+from same_batches import global_batches
 
 from streamload import Mixture, Portion, ShardWriter, StreamLoader
 from streamload.errors import LoaderStateError
@@ -43,15 +44,6 @@ def batches(mixed: Mixture, batch_size: int, state: Any = None, **options: Any) 
         if state is not None:
             loader.load_state_dict(state)
         return [batch[0].tolist() for batch in loader]
-
-
-def global_batches(mixed: Mixture, world_size: int, size: int, state: Any = None, **options: Any) -> list[list[int]]:
-    """The global batches of a pass, each as the sorted samples of all ranks."""
-    ranks = [
-        batches(mixed, size // world_size, state, rank=rank, world_size=world_size, **options)
-        for rank in range(world_size)
-    ]
-    return [sorted(sum(slices, [])) for slices in zip(*ranks, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +80,16 @@ def test_an_epoch_has_as_many_samples_as_all_datasets_and_passes_go_on(folders: 
 
 def test_the_order_is_the_same_at_every_world_size_and_resumes_at_another(folders: dict[str, str]) -> None:
     mixed = mixture(folders, a=0.6, b=0.1, d=0.3)
-    assert len(global_batches(mixed, 1, 24)) == 19
-    whole = global_batches(mixed, 1, 24, lanes=4, epoch_size=441)
+    assert len(global_batches(mixed, 1, 24, **OPTIONS)) == 19
+    options: dict[str, Any] = {**OPTIONS, "epoch_size": 441, "pad": False}
+    whole, *others = (global_batches(mixed, world_size, 24, lanes=4, **options) for world_size in (1, 2, 4))
+    assert others == [whole, whole]
     assert sorted(map(len, whole)) == [9, *[24] * 18]
-    options: dict[str, Any] = {"epoch_size": 441, "pad": False}
-    assert global_batches(mixed, 2, 24, lanes=4, **options) == global_batches(mixed, 4, 24, lanes=4, **options) == whole
-    with StreamLoader(mixed, 12, **OPTIONS, **options, rank=0, world_size=2, lanes=4) as loader:
+    with StreamLoader(mixed, 12, **options, rank=0, world_size=2, lanes=4) as loader:
         states = [loader.state_dict() for _ in loader]
     assert states[6]["block"] == 24
-    for world_size, size in ((1, 24), (4, 24)):
-        assert global_batches(mixed, world_size, size, states[6], **options) == whole[7:]
+    for world_size in (1, 4):
+        assert global_batches(mixed, world_size, 24, states[6], **options) == whole[7:]
     flat = [number for batch in whole[:-1] for number in batch]
     other = global_batches(mixed, 3, 36, states[5], **options)
     assert sorted(sum(other[:2], [])) == sorted(flat[6 * 24 : 9 * 24]), "another batch size keeps the blocks"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from make_shards import write_numbers
+from same_batches import global_batches
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -58,19 +59,6 @@ def one_epoch(source: str, batch_size: int, state: Any = None, **options: Any) -
         if state is not None:
             loader.load_state_dict(state)
         return numbers(loader)
-
-
-def global_batches(
-    source: str, world_size: int, global_size: int, state: Any = None, **options: Any
-) -> list[list[int]]:
-    """The global batches of a pass, each as the sorted samples of all ranks."""
-    ranks = []
-    for rank in range(world_size):
-        with StreamLoader(source, global_size // world_size, **options, rank=rank, world_size=world_size) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            ranks.append([batch[0].tolist() for batch in loader])
-    return [sorted(sum(slices, [])) for slices in zip(*ranks, strict=True)]
 
 
 def states_of(source: str, batch_size: int, **options: Any) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transforms import slow
 
-from streamload import ShardWriter, StreamLoader, TarDataset
+from streamload import ShardWriter, StreamLoader
 from streamload.statistics import Meter
 from streamload.totals import Totals, duration_bucket, quantile_s
 
@@ -57,15 +57,9 @@ def test_a_run_adds_up(tmp_path: Path) -> None:
     waits = sum(amount for name, amount in totals.items() if name.startswith("awaited_s/"))
     assert 0 < waits <= totals["feeder_s"]
     assert sum(totals.parts("wait_durations").values()) == 19, "the first batch is apart"
-    assert once.as_dict()["task_max_s"] >= 0.002
-
-
-def test_a_dict_is_flat(tmp_path: Path) -> None:
-    with StreamLoader(shards(tmp_path, 20), 10, transform={"cls": slow}, num_workers=0) as loader:
-        list(loader)
-        statistics = loader.statistics()
-    numbers = statistics.as_dict()
-    assert numbers["samples"] == 20
+    numbers = once.as_dict()
+    assert numbers["task_max_s"] >= 0.002
+    assert numbers["samples"] == 200
     assert all(isinstance(value, int | float) for value in numbers.values())
     assert not [name for name in numbers if "durations" in name]
 
@@ -88,14 +82,3 @@ def test_what_the_first_batch_took_is_measured_once(tmp_path: Path) -> None:
         assert first.first_batch_s == first.stages["loop"].waited_s > 0
         list(loader)
         assert loader.statistics().first_batch_s == first.first_batch_s
-
-
-def test_one_is_singular(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "one") as writer:
-        writer.write({"__key__": "0", "cls": 0})
-    with StreamLoader(tmp_path / "one", num_workers=0) as loader, TarDataset(tmp_path / "one") as dataset:
-        list(loader)
-        assert repr(loader).startswith("<StreamLoader of 1 shard from ")
-        assert "0 workers" in repr(loader)
-        assert str(loader.statistics()).startswith("1 sample in 1 batch, ")
-        assert repr(dataset).startswith("<TarDataset of 1 sample in 1 shard from ")

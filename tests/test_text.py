@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,6 @@ from streamload.errors import ShardFormatError
 from streamload.text import counted, listed, printable
 
 ROOT = Path(__file__).resolve().parents[1]
-BY_HAND = re.compile(
-    r"\{[^{}]*\} (shards|samples|files|batches|members|requests|columns|entries|epochs|tasks|datasets|classes)\b"
-)
-"""In a message's template: a number whose noun is always plural."""
-
-NEVER_ONE = (
-    "more than {self.most_open} shards",
-    "only {limit} files open",
-    "{measured.samples / spent_s:,.0f} samples/s",
-)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +43,3 @@ def test_no_name_acts_on_a_terminal() -> None:
     assert listed(["a\x1b[31m"]) == r"a\x1b[31m"
     error = ShardFormatError("the field \x1b[31m", url="\x1b.tar", key="\x1b[2J")
     assert str(error) == r"the field \x1b[31m (shard '\x1b.tar', sample '\x1b[2J')"
-
-
-def test_messages_are_counted() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for folder in ("streamload", "tools")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if BY_HAND.search(line) and not any(known in line for known in NEVER_ONE)
-    ]
-    assert found == []

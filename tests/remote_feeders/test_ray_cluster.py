@@ -78,13 +78,10 @@ def test_a_cluster_that_auto_finds_and_nobody_runs_any_more(monkeypatch: pytest.
     ("raised", "message"),
     [
         (
-            ConnectionError("Could not find any running Ray instance."),
+            ConnectionError("No running Ray instance."),
             "no Ray cluster runs on this machine, .*start one",
         ),
-        (
-            RuntimeError("Version mismatch: The cluster was started with:\n Ray: 2.1"),
-            "has another version: .* Ray: 2.1",
-        ),
+        (RuntimeError("Version mismatch: Cluster:\n Ray: 2.1"), "has another version: .* Ray: 2.1"),
     ],
 )
 def test_what_ray_raises_is_said_in_one_message(

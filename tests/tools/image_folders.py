@@ -31,8 +31,12 @@ FORMATS = {
 def image_bytes(number: int, extension: str = ".jpg") -> bytes:
     """A whole image, different for each number."""
     pixels = np.random.default_rng(number).integers(0, 256, (9, 11, 3), np.uint8)
+    return encoded(pixels, FORMATS[extension.lower()])
+
+
+def encoded(pixels: Any, form: str = "PNG") -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, FORMATS[extension.lower()])
+    Image.fromarray(pixels).save(buffer, form)
     return buffer.getvalue()
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from image_folders import run
+from image_folders import encoded, run
 from PIL import Image
 
 from streamload import ShardWriter
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 GREY = (100, 100, 100)
 TOP = 64
 """Where the first row begins, below the titles."""
-
-
-def png(pixels: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +34,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 {
                     "__key__": f"photo/{number:03d}",
                     "png": np.full((24, 24, 3), 100, np.uint8),
-                    "mask.png": png(mask),
-                    "depth.png": png(np.arange(576, dtype=np.uint16).reshape(24, 24)),
+                    "mask.png": encoded(mask),
+                    "depth.png": encoded(np.arange(576, dtype=np.uint16).reshape(24, 24)),
                     "json": {"boxes": [[3, 3, 9, 9]], "labels": [1]},
                     "cls": number % 2,
                     "txt": f"caption {number}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -10,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_folders import run
-from numpy.typing import NDArray
-from PIL import Image
+from image_folders import encoded, run
 from remote_places import new_place
 from servers.rclone import S3Server
 
@@ -34,22 +31,16 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def encoded(pixels: NDArray[np.uint8], form: str) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, form)
-    return file.getvalue()
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Images of two kinds and many sizes, some of them grey, each with a mask."""
     random = np.random.default_rng(0)
-    mask = encoded(np.zeros((4, 4), np.uint8), "PNG")
+    mask = encoded(np.zeros((4, 4), np.uint8))
     with ShardWriter(tmp_path / "photos", max_count=70) as writer:
         for number in range(150):
             shape = (10 + number % 7, 12) if number % 10 == 0 else (10 + number % 7, 12, 3)
             pixels = random.integers(10 + number % 50, 256 - number % 20, shape, dtype=np.uint8)
-            image = {"jpg": encoded(pixels, "JPEG")} if number % 3 else {"png": encoded(pixels, "PNG")}
+            image = {"jpg": encoded(pixels, "JPEG")} if number % 3 else {"png": encoded(pixels)}
             writer.write({"__key__": f"{number:04d}", **image, "mask.png": mask, "cls": number % 4})
     return tmp_path / "photos"
 

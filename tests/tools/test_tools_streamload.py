@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,9 +27,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def without_index(dataset: Path) -> Path:
-    for path in (dataset / ".streamload").iterdir():
-        path.unlink()
-    (dataset / ".streamload").rmdir()
+    shutil.rmtree(dataset / ".streamload")
     return dataset
 
 
