@@ -498,7 +498,7 @@ class Feeder:
             cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
             most_requests=requests_at_once(fetching.budget_bytes),
         )
-        return Prerequisites(fetcher, self.tables, wake=self._take_turn_soon, progress=self._take_turn_soon)
+        return Prerequisites(fetcher, self.tables, progress=self._take_turn_soon)
 
     def _take_turn_soon(self) -> None:
         if not self._turn_is_due:
@@ -509,7 +509,7 @@ class Feeder:
         self._turn_is_due = False
         with self._failing():
             assert self.prerequisites is not None
-            self.prerequisites.pump()
+            self.prerequisites.fetcher.pump()
             self.pool.drop_shards(self.prerequisites.fetcher.take_closed())
         self.pump()
 

@@ -22,7 +22,6 @@ from streamload.limits import (
 )
 from streamload.text import counted
 
-_GUESS_BYTES = 4 << 30
 # What an error calls enough is a little more than what was counted, since samples differ in size.
 _MARGIN = 1.05
 
@@ -40,10 +39,7 @@ def available_bytes(root: str = "/") -> int:
     allowed = free_memory_bytes(root)
     if allowed is not None:
         found.append(allowed)
-    if not found:
-        with suppress(OSError, ValueError):
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
-    return min(found, default=_GUESS_BYTES)
+    return min(found or [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2])
 
 
 def default_budget(local_ranks: int) -> int:

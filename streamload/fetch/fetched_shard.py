@@ -9,16 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from streamload.fetch.cache.cache_file import CacheFile
 from streamload.fetch.parts import PART_BYTES, part_edges
-from streamload.memory.unnamed import new_memory
+from streamload.memory.unnamed import new_memory, write_fully
 from streamload.storage.download import Pin
 from streamload.tar.decompression import Compression, Decompressor
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 class Decompression:
@@ -102,16 +98,13 @@ class SparseMemory:
             with suppress(OSError), self._closing:  # the number might be another file's by now
                 os.posix_fallocate(self.descriptor, start, end - start)
 
-    def write(self, offset: int, data: Buffer) -> None:
+    def write(self, offset: int, data: bytes) -> None:
         """Write bytes at their place. Raises OSError if there is no memory left."""
-        view = memoryview(data).cast("B")
-        if offset + len(view) > self.size_bytes:
-            self.size_bytes = max(offset + len(view), 2 * self.size_bytes)
+        if offset + len(data) > self.size_bytes:
+            self.size_bytes = max(offset + len(data), 2 * self.size_bytes)
             os.ftruncate(self.descriptor, self.size_bytes)
             self._unmap()
-        while len(view):
-            written = os.pwrite(self.descriptor, view, offset)
-            view, offset = view[written:], offset + written
+        write_fully(self.descriptor, data, offset)
 
     def free(self, start: int, end: int) -> None:
         """Free the pages that lie wholly between two places, on Linux; the last page of all counts as whole."""

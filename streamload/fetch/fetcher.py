@@ -72,7 +72,7 @@ class Fetcher:
         self._wake = wake
         self._progress = progress
         self._cache = cache
-        self._part_fetcher = PartFetcher(storages, cache, self._open_local, self, most_requests)
+        self._part_fetcher = PartFetcher(storages, cache, self, most_requests)
         self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
         self._shards: dict[int, FetchedShard] = {}
         self._open: dict[int, None] = {}
@@ -160,6 +160,10 @@ class Fetcher:
         """Return a value that changes with every memory that a shard gets, and with its size."""
         state = self.state_of(shard)
         return state.generation, state.size_bytes
+
+    def open_local(self, shard: int) -> int:
+        """Open a compressed shard that is local, and return its descriptor."""
+        return open_listed(self._listing.shard(shard))
 
     def arrived_from(self, shard: int, start: int) -> tuple[int, int | None]:
         """Return the end of what is there without a gap from a place on, and the shard's size if it is known."""
@@ -357,9 +361,6 @@ class Fetcher:
         self._finished.discard(shard)
         self._closed.add(shard)
 
-    def _open_local(self, shard: int) -> int:
-        return open_listed(self._listing.shard(shard))
-
     # -- events of the part fetcher ------------------------------------------------------------------------------------
 
     def has_room(self) -> None:
@@ -421,23 +422,19 @@ class Fetcher:
 
 
 class Prerequisites:
-    """A fetcher, and the loading of tables beside it.
+    """A fetcher, and the loading of tables beside it, both in a running loop.
 
     Args:
         fetcher: fetches parts.
         tables: takes the tables.
-        wake: called when there is something to pump.
         progress: called in the loop when tables have come or failed.
     """
 
-    def __init__(
-        self, fetcher: Fetcher, tables: Dataset, *, wake: Callable[[], None], progress: Callable[[], None]
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, tables: Dataset, *, progress: Callable[[], None]) -> None:
         self.fetcher = fetcher
         self._tables = tables
-        self._wake = wake
         self._progress = progress
-        self._wanted: dict[int, None] = {}
+        self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
         self._loading: dict[int, asyncio.Task[None]] = {}
         self._errors: dict[int, Exception] = {}
 
@@ -456,12 +453,10 @@ class Prerequisites:
 
     def want_tables(self, shards: Iterable[int]) -> None:
         """Load tables that will be needed."""
-        numbers = self._tables.with_sidecars(shards)
-        new = [shard for shard in numbers if shard not in self._wanted and shard not in self._loading]
-        wanted = [shard for shard in new if self._tables.needs_read(shard) and shard not in self._errors]
-        self._wanted.update(dict.fromkeys(wanted))
-        if wanted:
-            self._wake()
+        for shard in self._tables.with_sidecars(shards):
+            if shard not in self._loading and shard not in self._errors and self._tables.needs_read(shard):
+                self._loading[shard] = task = asyncio.create_task(self._load(shard))
+                task.add_done_callback(partial(self._loaded, shard))
 
     def loading_now(self) -> str:
         """Return in words which table is being loaded; empty if none is."""
@@ -473,17 +468,6 @@ class Prerequisites:
         self._errors.clear()
         self.fetcher.try_again()
 
-    def pump(self) -> None:
-        """Start all that there is room for; in the running loop."""
-        while self._wanted and len(self._loading) < SMALL_REQUESTS:
-            shard = next(iter(self._wanted))
-            del self._wanted[shard]
-            if not self._tables.needs_read(shard):
-                continue  # it came with another
-            self._loading[shard] = task = asyncio.create_task(self._load(shard))
-            task.add_done_callback(partial(self._loaded, shard))
-        self.fetcher.pump()
-
     async def close(self) -> None:
         """Stop everything and release all memory. Idempotent."""
         loading = list(self._loading.values())
@@ -493,15 +477,14 @@ class Prerequisites:
         await self.fetcher.close()
 
     async def _load(self, shard: int) -> None:
-        try:
-            await self._tables.fetch(shard)
-        finally:
-            del self._loading[shard]
+        async with self._at_once:
+            if self._tables.needs_read(shard):  # else it came with another
+                await self._tables.fetch(shard)
 
     def _loaded(self, shard: int, task: asyncio.Task[None]) -> None:
         """Record what was raised, our own mistakes too, for `has_tables`."""
+        del self._loading[shard]
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self._errors[shard] = error
         self._progress()
-        self._wake()

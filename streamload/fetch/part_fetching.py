@@ -20,7 +20,7 @@ from streamload.fetch.cache.next_use import ShardIdentity
 from streamload.fetch.fetched_shard import Decompression, FetchedShard
 from streamload.fetch.parts import part_edges
 from streamload.fetch.transfers import Source, Transfers
-from streamload.limits import DECOMPRESSED_AT_ONCE, MOST_REQUESTS, SMALL_REQUESTS
+from streamload.limits import DECOMPRESSED_AT_ONCE, SMALL_REQUESTS
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor, decompress
 
@@ -46,7 +46,6 @@ class PartFetcher:
     Args:
         storages: where shards lie.
         cache: shards on the disk, or None.
-        open_local: opens a local shard by its number; returns a descriptor.
         fetcher: notified of what happens.
         most_requests: how many may be in flight.
 
@@ -58,14 +57,12 @@ class PartFetcher:
         self,
         storages: Storages,
         cache: DiskCache | None,
-        open_local: Callable[[int], int],
         fetcher: Fetcher,
-        most_requests: int = MOST_REQUESTS,
+        most_requests: int,
     ) -> None:
         self._storages = storages
         self._cache = cache
         self._fetcher = fetcher
-        self._open_local = open_local
         self.transfers = Transfers(fetcher.has_room, retries=storages.retries, most=most_requests)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lookups: set[FetchedShard] = set()
@@ -277,9 +274,7 @@ class PartFetcher:
         return self._decompressions
 
     async def _decompress(self, state: FetchedShard, job: Decompression) -> int:
-        is_local = self._storages.is_local(state.url)
-        body = self._local_body(self._open_local(state.number)) if is_local else self._remote_body(state)
-        async with aclosing(body):
+        async with aclosing(self._body(state)) as body:
             return await decompress(body, job.decompressor, job.write)
 
     def _decompressed(self, state: FetchedShard, job: Decompression, result: int | Exception) -> None:
@@ -293,16 +288,13 @@ class PartFetcher:
             self._largest_bytes = max(self._largest_bytes, result)
             self._fetcher.arrived(state, 0, result)
 
-    async def _local_body(self, descriptor: int) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a local shard, and close its descriptor."""
-        try:
-            async for piece in _read_file(descriptor):
-                yield piece
-        finally:
-            os.close(descriptor)
-
-    async def _remote_body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a remote shard, from the disk cache or into it."""
+    async def _body(self, state: FetchedShard) -> AsyncGenerator[bytes]:
+        """Yield the bytes of a compressed shard: of a remote one from the disk cache, or into it."""
+        if self._storages.is_local(state.url):
+            with open(self._fetcher.open_local(state.number), "rb") as local:
+                async for piece in _read_file(local.fileno()):
+                    yield piece
+            return
         file = await self._open_cached(state)
         position = 0
         try:

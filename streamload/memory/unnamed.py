@@ -11,8 +11,12 @@ import os
 import sys
 import tempfile
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from streamload.errors import WorkerError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _MACOS_LIMIT = 10_240
 _NO_LIMIT = 1 << 20
@@ -34,6 +38,14 @@ def new_memory(size_bytes: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size_bytes)
     return descriptor
+
+
+def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
+    """Write all bytes at a place. Raises OSError if there is no room."""
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
 
 def descriptor_limit() -> int:

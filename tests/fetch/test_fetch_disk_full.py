@@ -63,15 +63,15 @@ def files_in(cache: Path) -> tuple[int, int]:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int, code: int) -> Callable[[], int]:
-    """Let one function of the operating system fail from its n-th call on; gives the number of calls."""
-    real = getattr(os, name)
+    """Let one function of the system, or of a module, fail from its n-th call on; gives the number of calls."""
+    real = getattr(module if hasattr(module, name) else os, name)
     calls = 0
 
     def fails(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls >= number:
-            if name == "pwrite" and calls == number:  # as a disk does it: the last bytes that fit, then the error
+            if name == "write_fully" and calls == number:  # as a disk does it: the last bytes that fit, then the error
                 real(arguments[0], bytes(arguments[1])[:10], arguments[2])
             raise OSError(code, os.strerror(code))
         return real(*arguments, **options)
@@ -80,14 +80,14 @@ def refuse(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int,
         def __getattr__(self, wanted: str) -> Any:
             return fails if wanted == name else getattr(os, wanted)
 
-    monkeypatch.setattr(module, "os", Refusing())
+    monkeypatch.setattr(module, *((name, fails) if hasattr(module, name) else ("os", Refusing())))
     return lambda: calls
 
 
 @pytest.mark.parametrize(
     ("module", "name", "number"),
     [
-        (cache_file, "pwrite", 2),
+        (cache_file, "write_fully", 2),
         (cache_file, "replace", 3),
         (cache_file, "ftruncate", 2),
         (cache_file, "open", 2),
@@ -135,7 +135,7 @@ def test_whole_files_are_still_read_where_the_disk_is_full(
         labels_of(loader)
     next((tmp_path / "streamload-shards").glob("*.tar")).unlink()
     shards_sent(server)
-    refuse(monkeypatch, cache_file, "pwrite", 1, errno.ENOSPC)
+    refuse(monkeypatch, cache_file, "write_fully", 1, errno.ENOSPC)
     with loader_of(server, tmp_path) as loader:
         assert labels_of(loader) == LABELS
     assert shards_sent(server) <= 2, "the one that is missing, which cannot be written"

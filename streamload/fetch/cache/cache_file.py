@@ -12,10 +12,8 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from streamload.memory.unnamed import write_fully
 
 _RETRY_S = 0.002
 
@@ -141,17 +139,16 @@ class CacheFile:
         start = part * self._part_bytes
         return start, min(start + self._part_bytes, self._shard_bytes)
 
-    def write(self, offset: int, data: Buffer) -> None:
+    def write(self, offset: int, data: bytes) -> None:
         """Write the next bytes of one part. Raises OSError if the disk refuses them."""
-        view = memoryview(data).cast("B")
         part = offset // self._part_bytes
         start, end = self.edges(part)
-        crc32 = zlib.crc32(view, 0 if offset == start else self._crc32s.pop(part))
-        _write_all(self.descriptor, offset, view)
-        if offset + len(view) < end:
+        crc32 = zlib.crc32(data, 0 if offset == start else self._crc32s.pop(part))
+        write_fully(self.descriptor, data, offset)
+        if offset + len(data) < end:
             self._crc32s[part] = crc32
         else:
-            _write_all(self.descriptor, self._shard_bytes + part * _CRC32.size, _CRC32.pack(crc32))
+            write_fully(self.descriptor, _CRC32.pack(crc32), self._shard_bytes + part * _CRC32.size)
             self.missing.discard(part)
 
     def publish(self) -> None:
@@ -195,10 +192,3 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
     """Return the size of the file that holds a shard and the checksums of its parts."""
     return shard_bytes + -(-shard_bytes // part_bytes) * _CRC32.size
-
-
-def _write_all(descriptor: int, offset: int, data: Buffer) -> None:
-    left = memoryview(data).cast("B")
-    while left:
-        written = os.pwrite(descriptor, left, offset)
-        left, offset = left[written:], offset + written
