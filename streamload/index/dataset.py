@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, without_secrets
+from streamload.errors import (
+    DatasetIndexError,
+    ShardChangedError,
+    ShardNotFoundError,
+    StorageError,
+    without_secrets,
+)
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, index_error
 from streamload.index.listing import Listing, Shard
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
 from streamload.storage.download import Pin, read_range
+from streamload.storage.local_files import LocalStorage, why_not_opened
 from streamload.storage.storages import Storages
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
@@ -112,10 +120,10 @@ class Dataset:
         if listed.index_folder is None:
             return None
         if self.needs_read(shard):
-            with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
-                thread.submit(asyncio.run, self._read_alone(listed)).result()
+            self._read_now(listed)
         index = self._indexes[listed.index_folder]
-        entry, group = index.shard(listed.name), self._group(listed)
+        entry = index.shard(listed.name)
+        group = (index.folder, *index.group(entry))
         first = entry.start - group[2]
         table = index.table_of(entry, self._packed[group][first : first + entry.table_bytes])
         self.add(shard, table)
@@ -280,24 +288,37 @@ class Dataset:
         index = self._indexes[listed.index_folder or ""]
         return (index.folder, *index.group(index.shard(listed.name)))
 
-    async def _read_alone(self, listed: Shard) -> None:
-        storages = self.storages.copy()  # connections belong to the loop that opened them
-        try:
-            await self._read(listed, storages)
-        finally:
-            await storages.aclose()
+    def _read_now(self, listed: Shard) -> None:
+        """Read the table of a shard and its neighbours, and wait."""
+
+        async def read_alone() -> None:
+            storages = self.storages.copy()  # connections belong to the loop that opened them
+            try:
+                await self._index(listed.index_folder or "", storages)
+                await self._read(listed, storages)
+            finally:
+                await storages.aclose()
+
+        folder = listed.index_folder or ""
+        if folder in self._indexes and not self.storages.costs_requests(folder):  # a loop costs more than reading
+            group = self._group(listed)
+            self._pack(group, _read_range(f"{folder}/{group[1]}", *group[2:]))
+            return
+        with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+            thread.submit(asyncio.run, read_alone()).result()
 
     async def _read(self, listed: Shard, storages: Storages) -> None:
-        """Read the table of a shard and its neighbours."""
-        await self._index(listed.index_folder or "", storages)
-        group = folder, file, start, end = self._group(listed)
-        url = f"{folder}/{file}"
-        content = await _download(storages, url, start, end)
+        """Read the table of a shard, whose index has been read, and its neighbours."""
+        folder, file, start, end = group = self._group(listed)
+        self._pack(group, await _download(storages, f"{folder}/{file}", start, end))
+
+    def _pack(self, group: _Group, content: bytes | None) -> None:
+        """Hold the bytes of neighbouring tables; raise DatasetIndexError if their file is gone."""
         if content is None:
             raise DatasetIndexError(
                 "the index has no such file any more; if it was written anew while in use, make a new loader, and "
                 "give every version of a dataset a folder of its own; else rebuild it with `streamload index`",
-                url=url,
+                url=f"{group[0]}/{group[1]}",
             )
         self._packed[group] = content
         self._held_bytes += len(content)
@@ -326,6 +347,17 @@ class Dataset:
             self._held_bytes -= _size_bytes(self._tables.pop(shard))
             self._derived.pop(shard, None)
             self._derived.pop(self.listing.owner(shard), None)
+
+
+def _read_range(url: str, start: int, end: int) -> bytes | None:
+    """Read a range of a local file; None if there is no such file."""
+    try:
+        with open(LocalStorage().open(url), "rb", buffering=0) as file:
+            return os.pread(file.fileno(), end - start, start)
+    except ShardNotFoundError:
+        return None
+    except OSError as exc:
+        raise StorageError(f"cannot be read: {why_not_opened(exc)}", url=url) from exc
 
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes | None:

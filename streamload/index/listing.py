@@ -472,8 +472,10 @@ class _Finder:
 
     def matches(self, urls: Urls) -> list[ShardInfo | str]:
         """Return the shards without looking up those that are named one by one: these are urls."""
-        matches = [match for url in expand_urls(urls) for match in self._resolve(url)]
-        refuse_repetitions([match if isinstance(match, str) else match.url for match in matches])
+        expanded = expand_urls(urls)
+        matches = [match for url in expanded for match in self._resolve(url)]
+        if len(expanded) > 1:
+            refuse_repetitions([match if isinstance(match, str) else match.url for match in matches])
         return matches
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:

@@ -273,9 +273,7 @@ def _level(folder: str) -> Iterator[Entry]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                is_folder = False
-                with contextlib.suppress(OSError):  # a link that leads to itself
-                    is_folder = entry.is_dir()
+                is_folder = os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
                 yield Entry(entry.path, is_folder)
     except (FileNotFoundError, NotADirectoryError):
         return

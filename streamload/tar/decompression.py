@@ -57,6 +57,8 @@ def compression_of(url: str) -> Compression | None:
 
     In a url with a scheme, text after a `?` or `#` is no part of the name.
     """
+    if url.endswith(".tar") and "?" not in url and "#" not in url:
+        return None
     match = _SUFFIX.search(_QUERY.sub("", url) if "://" in url else url)
     return None if match is None else Compression[str(match.lastgroup)]
 
