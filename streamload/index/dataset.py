@@ -26,7 +26,7 @@ from streamload.index.listing import Listing, Shard
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
 from streamload.storage.download import Pin, read_range
-from streamload.storage.local_files import LocalStorage, why_not_opened
+from streamload.storage.local_files import LocalStorage
 from streamload.storage.storages import Storages
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
@@ -357,7 +357,7 @@ def _read_range(url: str, start: int, end: int) -> bytes | None:
     except ShardNotFoundError:
         return None
     except OSError as exc:
-        raise StorageError(f"cannot be read: {why_not_opened(exc)}", url=url) from exc
+        raise StorageError(f"cannot be read: {exc.strerror}; check the disk", url=url) from exc
 
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes | None:
