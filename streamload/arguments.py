@@ -128,7 +128,10 @@ def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, 
 
     @functools.wraps(constructor)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = {name: value for name, value in kwargs.items() if not _is_in(value, accepted.get(name, ()))}
+        given = dict(kwargs)
+        for name in kwargs.keys() & accepted.keys():
+            if any(type(given[name]) is type(each) and given[name] == each for each in accepted[name]):
+                del given[name]
         unknown = [name for name in given if name not in known]
         if unknown:
             named = ", ".join(f"{name!r}{_hint(name, known)}" for name in unknown)
@@ -136,10 +139,6 @@ def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, 
         return construct(*map(as_python, args), **{name: as_python(value) for name, value in given.items()})
 
     return checked
-
-
-def _is_in(value: object, accepted: tuple[object, ...]) -> bool:
-    return any(type(value) is type(each) and value == each for each in accepted)
 
 
 def no_attribute(owner: type, name: str) -> AttributeError:

@@ -34,8 +34,7 @@ _MEMORY_V2 = _MemoryFiles(("memory.max", "memory.high"), "memory.current", ("ina
 def processor_quota(root: str = "/") -> int | None:
     """Return how many processors the CPU quota is worth, rounded up; None if there is no quota.
 
-    Args:
-        root: the folder below which `proc` and `sys` are.
+    `root` is the folder that has `proc` and `sys`.
     """
     quotas = [[*_text(folder, "cpu.max").split(), "", ""][:2] for folder in _folders(root)]
     quotas += [
@@ -50,9 +49,6 @@ def free_memory_bytes(root: str = "/") -> int | None:
     """Return the memory that can still be allocated before a limit is reached; None if there is no limit.
 
     The page cache counts as free, since the kernel reclaims it before it refuses an allocation.
-
-    Args:
-        root: the folder below which `proc` and `sys` are.
     """
     found = [_free_bytes(folder, _MEMORY_V2) for folder in _folders(root)]
     found += [_free_bytes(folder, _MEMORY_V1) for folder in _folders(root, "memory")]
@@ -62,10 +58,8 @@ def free_memory_bytes(root: str = "/") -> int | None:
 def _folders(root: str, controller: str = "") -> Iterator[str]:
     """Yield the folders of this process's cgroups and of all above them, up to the mount.
 
-    Args:
-        root: as above.
-        controller: of version 1, whose hierarchy may be mounted under each name in `proc`; empty for version 2, which
-            hybrid systems mount as `unified`.
+    A controller of version 1 may be mounted under each of its names in `proc`; the empty one is version 2, which hybrid
+    systems mount as `unified`.
     """
     own = [(names, path) for names, path in _own_cgroups(root) if controller in names.split(",")]
     mounts = [controller, *(names for names, _ in own)] if controller else ["", "unified"]

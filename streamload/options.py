@@ -168,12 +168,7 @@ class Options:
         return None if self.cache_dir is None else os.path.abspath(os.path.expanduser(os.fspath(self.cache_dir)))
 
     def job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> Job:
-        """Return the part about what is made of a sample.
-
-        Args:
-            own_transforms: transforms of single datasets of a mixture.
-            existing: the fields that samples have, if known.
-        """
+        """Return the part about what is made of a sample, of the `existing` fields, if known."""
         return Job(
             self.field_names,
             self.decode,
@@ -201,8 +196,8 @@ class Options:
     def _expansion_limit_bytes(self, own_transforms: OwnTransforms, existing: Sequence[str]) -> int:
         """Return the limit for what one field may expand to.
 
-        A worker holds the values of its rows, and for the last row also the bytes that it decompresses. User code that
-        gets whole samples or batches makes it hold a batch of rows; else values go to their batch one by one.
+        A worker holds the values of its rows, and for the last one also the bytes that it decompresses: of a whole
+        batch if user code gets samples or batches, else of one row.
         """
         room_bytes = self._expansion_room_bytes(existing)
         if room_bytes is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -323,8 +324,7 @@ class Meter:
         if totals is not None:
             self._of_feeder = Totals(totals)
         if skipped_members:  # those that two feeders have skipped are the same ones
-            before = self._skipped
-            self._skipped = {**before, **{r: max(n, before.get(r, 0)) for r, n in skipped_members.items()}}
+            self._skipped = Counter(self._skipped) | Counter(skipped_members)
 
     def add_batch(self, samples: int) -> None:
         """Count a batch that the loop gets."""

@@ -96,15 +96,7 @@ class RowBytes(ShardReader):
 
 
 class RandomAccess:
-    """Holds the shards of a dataset that one process has open. Several threads may use it.
-
-    Args:
-        listing: the shards; none is compressed, and those that are not local have an index.
-        client: reads what is not local; closed by `close`.
-
-    Attributes:
-        process_id: of the process that made this object; no other may use it.
-    """
+    """Holds the shards of a dataset that the process `process_id` has open. Several threads may use it."""
 
     def __init__(self, listing: Listing, client: FeederClient) -> None:
         self.process_id = os.getpid()

@@ -113,12 +113,7 @@ def bench_command(
 
 
 def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the fields of every sample in the first shard; image fields are alternatives of each other.
-
-    Raises:
-        UsageError: the samples have no field in common.
-        StreamloadError: the shard or its index cannot be read.
-    """
+    """Return the fields that all samples of the first shard have; image fields are alternatives of each other."""
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)
@@ -132,7 +127,7 @@ def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[
 
 
 def _arrivals(loader: streamload.StreamLoader) -> Iterator[float]:
-    """Yield the arrival time of each batch, epoch after epoch without end."""
+    """Yield the arrival time of each batch, epoch after epoch."""
     while True:
         before = loader.statistics().batches
         for _ in loader:

@@ -42,8 +42,7 @@ class Command(TyperCommand):
 def reported_errors(interrupted: str = "") -> Iterator[None]:
     """Turn errors that a user can cause into a message and an exit status; anything else is a bug and propagates.
 
-    Args:
-        interrupted: advice to print after Ctrl-C, unless the exception has its own.
+    `interrupted` is advice to print after Ctrl-C.
     """
     try:
         yield
@@ -105,9 +104,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 def parse_storage_option(text: str) -> tuple[str, Any]:
     """Return one `KEY=VALUE` as a pair. `true`, `false`, `null` and JSON in braces are converted; numbers stay text.
 
-    Raises:
-        BadParameter: the text is not KEY=VALUE, or its braces are not JSON. It never quotes the text, which may be a
-            secret.
+    Messages never quote the text, which may be a secret.
     """
     key, equals, value = text.partition("=")
     if not key or not equals:

@@ -63,14 +63,9 @@ def each(
     pool: RayPool | None = None,
     label: str = "",
 ) -> Iterator[Iterator[_Result]]:
-    """Call a function for each shard, several at once, and give the results in order; leaving the context stops calls.
+    """Call a function for each shard, on several threads or in a pool, and give the results in order.
 
-    Args:
-        function: called with an item and a `Report`; picklable if there is a pool.
-        items: one for each shard.
-        workers: threads; by default one for each processor.
-        pool: runs the calls on a Ray cluster instead.
-        label: of the progress bar; empty for no bar.
+    Leaving the context stops all calls. An empty label shows no progress.
     """
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:
         advance: Report = (lambda *_: None) if progress is None else progress.advance
@@ -122,14 +117,8 @@ def tables(
 ) -> Iterator[Iterator[tuple[int, ShardTable]]]:
     """Give the size in bytes and the table of each shard of a listing, from its index or by reading the shard.
 
-    Args:
-        listing: the shards.
-        index: the folder of the index, if it is not beside the shards.
-        storages: options of the storages.
-        workers: shards to read at once.
-        label: as for `each`.
-        labels: also read the labels of shards without an index.
-        where: a condition; tables then hold only samples that meet it, and sizes are those of their fields.
+    With `labels`, labels of shards without an index are read too. With a condition, tables hold only the samples that
+    meet it, and sizes are those of their fields.
 
     Raises:
         UsageError: the condition cannot be understood.
@@ -301,11 +290,7 @@ def index_command(
 
 
 def _parse_columns(text: str) -> list[tuple[str, str]]:
-    """Return the fields and names of `json:aesthetic,meta.json:lang`; a name may be a dotted path.
-
-    Raises:
-        UsageError: the text is not written like that.
-    """
+    """Return the fields and names of `json:aesthetic,meta.json:lang`; a name may be a dotted path."""
     columns: list[tuple[str, str]] = []
     for entry in text.split(","):
         field, _, name = entry.strip().partition(":")
@@ -322,12 +307,7 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
 def _write_columns(
     sources: Sequence[tuple[str, str]], place: IndexFolder, urls: Mapping[str, str], storage_options: dict[str, Any]
 ) -> None:
-    """Collect values of all samples of an index, and write them beside it. `urls` has the shards by name.
-
-    Raises:
-        UsageError: the index has other shards as well, or a column has numbers and strings.
-        StreamloadError: a shard cannot be read.
-    """
+    """Collect values of all samples of an index, and write them beside it. `urls` has the shards by name."""
     index = DatasetIndex.from_json(place.read(INDEX_FILE) or b"", place.folder)
     others = [shard.name for shard in index.shards if shard.name not in urls]
     if others:
@@ -384,11 +364,7 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, str]]:
-    """Return the urls of the shards of each index, by their names, by the folder of the index.
-
-    Raises:
-        UsageError: an index would be on a web server, or two of its shards have the same name.
-    """
+    """Return the urls of the shards of each index, by their names, by the folder of the index."""
     by_index: dict[str, dict[str, str]] = {}
     for url in urls:
         folder, name = folder_and_name(url)
@@ -518,11 +494,7 @@ def _faults(url: str, read: ReadShard, lookup: IndexLookup) -> list[StreamloadEr
 def _undecodable(
     urls: Sequence[str], advance: Report, num_workers: int, *, index: str | None, storage_options: dict[str, Any] | None
 ) -> Iterator[SampleError]:
-    """Decode every field of every sample with a StreamLoader; yield the errors of samples that cannot be decoded.
-
-    Raises:
-        StreamloadError: a shard cannot be read, or a sample kills the processes that decode it.
-    """
+    """Decode every field of every sample; yield the errors of samples that cannot be decoded."""
     with streamload.StreamLoader(
         urls,
         _DECODED_TOGETHER,

@@ -127,11 +127,7 @@ def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
 
 
 def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
-    """Draw one sample: its images below each other, then its key and its other fields as text.
-
-    Raises:
-        DecodeError: a field is not what its extension promises.
-    """
+    """Draw one sample: its images below each other, then its key and its other fields as text."""
     from PIL import Image
 
     images: list[Image.Image] = []
@@ -210,11 +206,7 @@ def _drawn(image: Image.Image, boxes: Sequence[tuple[Sequence[float], str]]) -> 
 
 
 def _boxes(value: Any) -> list[tuple[Sequence[float], str]]:
-    """Return the boxes of a JSON value, each as left, top, right, bottom in pixels and a label; [] if it has none.
-
-    Raises:
-        ValueError: the boxes are not rows of four numbers.
-    """
+    """Return the boxes of a JSON value, each as left, top, right, bottom in pixels and a label; [] if it has none."""
     if isinstance(value, Mapping) and "boxes" in value:
         rows = np.array([row[:4] for row in value["boxes"]], np.float64).reshape(-1, 4)
         labels = value.get("labels", [""] * len(rows))

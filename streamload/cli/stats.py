@@ -141,12 +141,7 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, reading: dict[str, Any]) -> dict[str, Any]:
-    """Decode all images once and measure their channels, for values from 0 to 1.
-
-    Raises:
-        UsageError: there are no images.
-        StreamloadError: a sample cannot be read or decoded.
-    """
+    """Decode all images once and measure their channels, for values from 0 to 1."""
     images = image_fields(fields)
     if not images:
         raise UsageError(f"no field holds images; there are {listed(fields)}")

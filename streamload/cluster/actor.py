@@ -48,14 +48,7 @@ class FeederActor:
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
-        """Start the feeder.
-
-        Args:
-            program: the trainer's.
-            configure: the pickled `Configure`.
-            num_cpus: processors that this actor claims.
-            budget_is_automatic: no `memory_budget` was given, so a node with less free memory gets a smaller one.
-        """
+        """Start the feeder with a pickled `Configure`; an automatic budget is smaller on a node with less memory."""
         sys.argv[:] = program.arguments
         sys.path += [entry for entry in program.import_path if entry not in sys.path]
         if os.path.isdir(program.folder):

@@ -37,13 +37,10 @@ class _Feeder:
     """Feeder `number` of k, which makes the batches `number + n * k` of a pass.
 
     Attributes:
-        number: of the feeder.
-        actor: Ray's handle.
         coming: references of the calls for batches, in order.
         batches: arrived, with their memory.
         failed: why no more batches come.
         ended: all batches of the pass have come.
-        totals: of the feeder.
         died: it was placed again, and has returned no batch since.
     """
 
@@ -62,19 +59,11 @@ class RayConnection:
 
     Feeder j of k makes the batches j, j + k, j + 2k, ... of a pass, so taking them in turn gives the rank's order.
 
-    Args:
-        feeders: how many, and what each claims.
-        configure: what to send to each.
-        budget_is_automatic: see `FeederActor.start`.
-
-    Attributes:
-        death: see `Connection`; a feeder that dies is replaced here.
-
     Raises:
         ClusterError: there is no such cluster, it has too little room, or a node has other versions.
     """
 
-    death = None
+    death = None  # a feeder that dies is replaced here
 
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
         self._demands = feeders
@@ -202,12 +191,7 @@ class RayConnection:
         return Ready(self._start.identity, tuple(announced), (), (), last, acknowledge_after=1, totals=totals)
 
     def _fetch(self, feeder: _Feeder, timeout_s: float | None) -> None:
-        """Take in what a feeder returns next; one that has died is placed again.
-
-        Raises:
-            TimeoutError: nothing came in time.
-            WorkerError: it has died twice in turn.
-        """
+        """Take in what a feeder returns next; one that has died is placed again."""
         exceptions = self._cluster.ray.exceptions
         try:
             returned = self._cluster.ray.get(feeder.coming[0], timeout=timeout_s)

@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from types import TracebackType
 from typing import Any, Self
 
 from streamload.errors import ClusterError
@@ -65,13 +64,7 @@ class RayCluster:
         return float(self.ray.cluster_resources().get("CPU", 0))
 
     def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
-        """Raise ClusterError if even idle nodes have no room for tasks or actors: Ray would wait forever.
-
-        Args:
-            resources: that each needs on its node, as Ray names them, "CPU" and "GPU" included.
-            number: how many of them run at the same time.
-            of: their name in the message.
-        """
+        """Raise ClusterError if even idle nodes have no room for so many tasks: Ray would wait forever."""
         nodes = [node["Resources"] for node in self._nodes()]
         room = sum(_room(node, resources, number) for node in nodes)
         if room >= number:
@@ -105,9 +98,7 @@ class RayCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _nodes(self) -> list[dict[str, Any]]:

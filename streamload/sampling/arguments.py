@@ -86,16 +86,9 @@ def _by_label(weights: Mapping[str, float], names: Sequence[str] | None) -> dict
 def _label_weights(
     weights: str | Mapping[int, float], labels: Labels, existing: Sequence[int], names: Sequence[str] | None
 ) -> NDArray[np.float64]:
-    """Return the weight of one sample of each label.
+    """Return the weight of one sample of each label of the samples that take part.
 
-    Args:
-        weights: by label, or "balanced".
-        labels: of the samples that take part.
-        existing: the labels of all samples; each may have a weight.
-        names: of the classes, for messages.
-
-    Raises:
-        ValueError: a label has no weight, a weight has no label, or all weights are zero.
+    Each of the `existing` labels of the dataset may have a weight.
     """
     counts = group_sizes(labels.number, len(labels.values))
     if len(counts) == 0:
@@ -246,9 +239,9 @@ class SamplingOptions:
     """What `weights`, `sampler` and `epoch_size` make of the order. Arguments are those of the loader.
 
     Attributes:
-        lanes: how many lanes the order has at first.
-        sampling: the order's sampling; None before `resolve`, or if every sample comes once.
-        n_selected: how many samples of the dataset take part; None for all.
+        lanes: of the order, at first.
+        sampling: the order's; None before `resolve`, or if every sample comes once.
+        n_selected: how many samples take part; None for all.
 
     Raises:
         TypeError, ValueError: they make no sense, or don't go together.
@@ -344,13 +337,12 @@ class SamplingOptions:
 
         Args:
             edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
-            selected: bool[N], which samples take part, in the order of the listing; None for all.
-            find_labels: finds the labels of all samples; called if weights need them.
-            find_names: finds the names of the classes by label, or None; called if weights need them.
+            selected: bool[N], which samples take part; None for all.
+            find_labels: called if weights need the labels of all samples.
+            find_names: called if weights need the names of the classes by label.
 
         Raises:
             ValueError: the weights do not fit the labels or the classes that exist.
-            StreamloadError: the labels or the names cannot be found.
         """
         self._selected = selected
         self.n_selected = None if selected is None else int(selected.sum())
@@ -383,11 +375,7 @@ class SamplingOptions:
             self.sampling = Stretched(epoch_size, selected)
 
     def check_counts(self, counts: Sequence[int]) -> None:
-        """Refuse weights that are not one for each sample, and empty datasets of a mixture.
-
-        Raises:
-            ValueError: a number does not fit.
-        """
+        """Raise ValueError for weights that are not one for each sample, and for empty datasets of a mixture."""
         if self._mixture is not None and isinstance(self.sampling, Mixed):
             for name, (first, end) in zip(self._mixture.portions, pairwise(self.sampling.edges), strict=True):
                 if not any(counts[first:end]):
@@ -412,15 +400,9 @@ class SamplingOptions:
         return (0, 1) if self.is_divided else self._place
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
-        """Return the beginning of a pass.
+        """Return the beginning of a pass. Raises what `SamplerDraws.draw` raises.
 
-        Args:
-            epoch: its epoch.
-            position: from where on.
-            n_samples: of the dataset, if that `needs_counts`. A sampler counts the selected samples.
-
-        Raises:
-            TypeError, ValueError, LoaderStateError: as `SamplerDraws.draw`.
+        `n_samples` is needed if this `needs_counts`. A sampler counts the selected samples.
         """
         numbers = None if self._sampler is None else self._sampler.draw(epoch, position, self.n_selected or n_samples)
         if numbers is not None and self._selected is not None:

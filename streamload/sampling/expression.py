@@ -71,10 +71,7 @@ class Expression:
         self.class_names = list(_class_names(tree))
 
     def select(self, columns: _Columns) -> NDArray[np.bool_]:
-        """Return which samples meet the condition, bool[N].
-
-        Args:
-            columns: those of `names`, one value for each sample.
+        """Return which samples meet the condition, bool[N], by the columns of `names`.
 
         Raises:
             TypeError, ValueError: values cannot be compared as the condition does.

@@ -27,12 +27,7 @@ ReadNames = Callable[[], Sequence[str] | None]
 
 
 class ColumnsOf:
-    """The columns of a dataset, read as they are looked up by name.
-
-    Args:
-        read: reads columns of the index.
-        class_names: reads the names of the classes by label, or None.
-    """
+    """The columns of a dataset, read as they are looked up by name."""
 
     def __init__(self, read: ReadColumns, class_names: ReadNames) -> None:
         self._read = read
@@ -104,10 +99,6 @@ class Selection:
 
     def select(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_]:
         """Return which samples take part, bool[N], in the order of the listing.
-
-        Args:
-            columns: of the dataset.
-            count: gives the number of samples.
 
         Raises:
             TypeError, ValueError: none does, keys do not exist, or the condition does not fit the columns.
