@@ -82,7 +82,8 @@ class ScriptedBody:
         self._content = content if answer.breaks_after is None else content[: answer.breaks_after]
         self._answer = answer
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    @property
+    async def pieces(self) -> AsyncIterator[bytes]:
         for start in range(0, len(self._content), self._answer.piece_bytes):
             if start:
                 await asyncio.sleep(self._answer.piece_s)

@@ -1,4 +1,4 @@
-"""How requests are retried, by one policy for everything; and the download of one range of a shard whole."""
+"""The one policy of retries, and the download of a range of a shard."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class RetryPolicy(NamedTuple):
     """When requests are repeated; a request that is slow but progresses goes on.
 
     Attributes:
-        stall_timeout_s: a request for a part without a byte for this long is abandoned and repeated.
-        give_up_timeout_s: without a byte for this long, over all tries and the waits between them, it has failed.
-        tries: this many requests in a row without a byte, and it has failed too; None for any number.
+        stall_timeout_s: a request without a byte for this long is repeated.
+        give_up_timeout_s: without a byte for this long, over all tries, a request has failed.
+        tries: the most requests in a row without a byte; None for any number.
         first_backoff_s: the longest wait after the first failure; it doubles with each.
         most_backoff_s: the longest wait of all.
-        warn_after_s: after this long without a byte from a host or bucket, log a warning.
+        warn_after_s: without a byte from a host or bucket for this long, log a warning.
     """
 
     stall_timeout_s: float = 30.0
@@ -56,9 +56,10 @@ class RetryPolicy(NamedTuple):
     warn_after_s: float = 5.0
 
     def backoff_s(self, fruitless: int, luck: float) -> float:
-        """Return the wait after this many requests in a row (at least one) without a byte; `luck` is in [0, 1).
+        """Return the wait after this many requests in a row without a byte.
 
-        It is between half of the longest wait and all of it, so that clients refused together come back apart.
+        With `luck` in [0, 1) it is between half of the longest wait and all of it, so that clients refused together
+        come back apart.
         """
         longest_s = min(self.most_backoff_s, self.first_backoff_s * 2.0 ** min(fruitless - 1, 60))
         return longest_s * (1.0 + luck) / 2.0
@@ -66,28 +67,22 @@ class RetryPolicy(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """What the requests to a host or bucket share: whether and how often it has answered, and if a warning is out."""
+    """What the requests to a host or bucket share."""
 
     reached: bool = False
-    answers: int = 0
+    answered_s: float = -math.inf
     is_warned_of: bool = False
 
 
 class Retries:
-    """The policy, and the state of each place. Pickled, it is the policy alone."""
+    """The policy, and the state of each host or bucket, which is not pickled."""
 
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self.policy = policy or RetryPolicy()
         self._places: dict[str, _Place] = {}
 
     def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Attempts:
-        """Return the attempts at a request that is about to be made for the first time.
-
-        Args:
-            url: what is requested.
-            clock: in seconds.
-            reached: the place has answered before.
-        """
+        """Return the attempts at a new request; `reached` says that its host or bucket has answered before."""
         place = self._places.setdefault(place_of(url), _Place())
         place.reached |= reached
         return Attempts(self.policy, place, url, clock)
@@ -112,11 +107,7 @@ class Retries:
 
 
 class Attempts:
-    """The attempts at one request, repeated until it is answered or given up.
-
-    Attributes:
-        failures: why the tries since the last byte have failed.
-    """
+    """The attempts at one request; `failures` are those since the last byte."""
 
     def __init__(self, policy: RetryPolicy, place: _Place, url: str, clock: Callable[[], float]) -> None:
         self.failures: list[StorageError] = []
@@ -124,34 +115,29 @@ class Attempts:
         self._place = place
         self._url = url
         self._clock = clock
-        self._progress_s = self._silent_since_s = clock()
-        self._answers_seen = place.answers
+        self._began_s = self._progress_s = clock()
 
     @property
     def spent_s(self) -> float:
-        """Seconds since it began, or since the last byte."""
+        """Seconds since the begin, or since the last byte."""
         return self._clock() - self._progress_s
 
     @property
     def left_s(self) -> float:
-        """Seconds left for retrying; negative if it took longer."""
+        """Seconds left for retrying; may be negative."""
         return self._policy.give_up_timeout_s - self.spent_s
 
     def progressed(self) -> float:
-        """Forget the failures, since bytes arrived; returns the clock's time."""
+        """Forget the failures, since bytes arrived; return the time."""
         self.failures.clear()
-        place = self._place
-        place.reached, place.is_warned_of = True, False
-        place.answers += 1
-        self._answers_seen = place.answers
-        self._progress_s = self._silent_since_s = self._clock()
+        self._place.reached, self._place.is_warned_of = True, False
+        self._progress_s = self._place.answered_s = self._clock()
         return self._progress_s
 
     def wait_s(self, error: StorageError) -> float | None:
         """Return how long to wait before the next try, or None to give up.
 
-        The wait doubles with each failure, and is at least the `Retry-After` of a throttled answer, if that is no
-        longer than a minute.
+        The wait doubles with each failure; a `Retry-After` of up to a minute is added.
         """
         self.failures.append(error)
         self._place.reached |= not isinstance(error, NoConnectionError)
@@ -168,14 +154,12 @@ class Attempts:
         return min(max(0.0, self.left_s), backoff_s + asked_s)
 
     def warn_of_silence(self) -> float:
-        """Log a warning if the place has been silent for long: once, until it answers again.
+        """Log a warning if the place has been silent for long, once until it answers again.
 
         Returns:
-            In how many seconds the warning would be due; 0 if it was logged.
+            In how many seconds the warning is due; 0 if it was logged.
         """
-        if self._answers_seen != self._place.answers:
-            self._answers_seen, self._silent_since_s = self._place.answers, self._clock()
-        silent_s = self._clock() - self._silent_since_s
+        silent_s = self._clock() - max(self._began_s, self._place.answered_s)
         if silent_s < self._policy.warn_after_s:
             return self._policy.warn_after_s - silent_s
         if not self._place.is_warned_of:
@@ -188,11 +172,11 @@ class Attempts:
 
 @dataclass(slots=True)
 class Pin:
-    """The version of a shard that is read, as the listing or the first answer says; later answers must agree.
+    """The version of a shard that is read, by the listing or the first answer; later answers must agree.
 
     Attributes:
-        total_bytes: the size of the shard; None until it is known.
-        etag: its version; None until it is known, or if the storage has none.
+        total_bytes: the size; None until it is known.
+        etag: the version; None until it is known, or if the storage has none.
         indexed: the first values come from an index, which may be older than the shard.
     """
 
@@ -201,10 +185,10 @@ class Pin:
     indexed: bool = False
 
     def check(self, url: str, total_bytes: int, etag: str | None) -> None:
-        """Compare with an answer, and learn from it. An answer without an etag matches any.
+        """Compare with an answer, and learn from it.
 
         Raises:
-            ShardChangedError: the size or the etag differs; the pin stays as it is.
+            ShardChangedError: the size or the etag differs.
         """
         if self.total_bytes not in (None, total_bytes) or not same_etag(self.etag, etag):
             raise ShardChangedError(self._change(total_bytes, etag), url=url)
@@ -339,7 +323,7 @@ class _Download:
         return self.end if total_bytes is None else min(self.end, total_bytes)
 
     async def _request(self) -> None:
-        """Make one request for the missing bytes. Raises TransientStorageError for what may be tried again."""
+        """Make one request for the missing bytes."""
         self.sent_s = asyncio.get_running_loop().time()
         self.watch.sent()
         body, stall_timeout_s = None, self.policy.stall_timeout_s
@@ -374,13 +358,13 @@ class _Download:
             raise
 
     def _warn_when_silent(self) -> None:
-        """Warn if nothing arrives for long; a request that hangs fails much later."""
+        """Warn if nothing arrives for long, since a request that hangs fails much later."""
         if left_s := self.attempts.warn_of_silence():
             self.warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), self._warn_when_silent)
 
     async def _receive(self, body: RangeBody, deadline: asyncio.Timeout) -> None:
         watch, stop, answered = self.watch, self._stop(), False
-        async for piece in body.chunks():
+        async for piece in body.pieces:
             piece_bytes = len(piece)
             if watch.position + piece_bytes > stop:
                 raise StorageError(

@@ -1,4 +1,4 @@
-"""Our errors for a storage's answers: one table of answers with advice, and how each library says them."""
+"""Errors for a storage's answers: one table of answers with advice, and how each library states them."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _FILESYSTEMS = ("ftp", "sftp", "ssh", "smb", "webhdfs", "hdfs")
 
 
 class ExpiredCredentialsError(TransientStorageError):
-    """The credentials have expired; newly read ones may be valid."""
+    """The credentials have expired; new ones may be valid."""
 
 
 class NoConnectionError(TransientStorageError):
-    """The storage was not reached: no such host, or nothing listens there."""
+    """The storage was not reached."""
 
 
 class UntrustedServerError(StorageError):
-    """TLS failed, as it will for any other request to this server."""
+    """TLS failed, as it will for any other request."""
 
 
 class WholeAnswerError(TransientStorageError):
-    """The server answered a request for a part with the whole object, as some proxies occasionally do."""
+    """The answer to a request for a part was the whole object, as of some proxies occasionally."""
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -130,9 +130,9 @@ def answer_error(
 
     Args:
         url: what was requested.
-        answer: the HTTP status, or one of the tables' words; None if it is not known.
+        answer: the HTTP status, or one of the table's words; None if it is not known.
         code: the storage's own name for the failure (`NoSuchKey`).
-        retry_after_s: when to ask again, by the `Retry-After` of a throttled answer.
+        retry_after_s: by the `Retry-After` of a throttled answer.
     """
     code = code if code is not None and _PLAIN_CODE.match(code) else None
     refused: tuple[_Kind, str] = (StorageError, "the storage refused this ({shown}); check the url and storage_options")
@@ -155,7 +155,7 @@ def answer_error(
 
 
 def parse_retry_after(value: object) -> float | None:
-    """Return the seconds that a `Retry-After` header names, as a number or a date; None if it says neither."""
+    """Return the seconds of a `Retry-After` header, which is a number or a date; None if it is neither."""
     if not isinstance(value, str):
         return None
     if value.strip().isdecimal():
@@ -211,7 +211,7 @@ def _answer_in(rows: _Rows, text: str, details: str) -> _Answer | None:
 
 
 def obstore_error(url: str, exc: Exception) -> StorageError:
-    """Return the error for an exception of obstore; its text is left out, since it may hold keys and tokens."""
+    """Make the error for an exception of obstore, whose text may hold keys and tokens."""
     text = f"{type(exc).__name__}: {exc}"
     if _CLOUD.search(text):
         return answer_error(url, "no credentials")
@@ -226,7 +226,7 @@ def obstore_error(url: str, exc: Exception) -> StorageError:
 
 
 def fsspec_error(url: str, exc: Exception) -> StorageError:
-    """Return the error for an exception of a filesystem; its text is left out, since it may hold keys or signatures."""
+    """Make the error for an exception of a filesystem, whose text may hold keys or signatures."""
     causes = list(_causes(exc))
     for cause in causes:
         status, code, headers = _response_of(cause)
@@ -252,7 +252,7 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
 
 
 def _response_of(exc: BaseException) -> tuple[int | None, str | None, Mapping[str, Any]]:
-    """Return status, code and headers of an answer, as aiohttp, requests, httpx and botocore hold them."""
+    """Return status, code and headers of an answer of aiohttp, requests, httpx or botocore."""
     response = getattr(exc, "response", None)
     if isinstance(response, Mapping):
         metadata, code = response.get("ResponseMetadata", {}), response.get("Error", {}).get("Code")
@@ -267,10 +267,7 @@ def _response_of(exc: BaseException) -> tuple[int | None, str | None, Mapping[st
 
 @contextmanager
 def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
-    """Turn what a filesystem raises into a StorageError, but for mistakes in our own code, and `passing`.
-
-    The original is not kept as the cause, since its text may hold keys or signatures.
-    """
+    """Turn exceptions of a filesystem into a StorageError without a cause, but for our own mistakes and `passing`."""
     try:
         yield
     except Exception as exc:
@@ -283,7 +280,7 @@ def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedError:
-    """Make the error for an object that is another version; `now` is None if it could not be learned."""
+    """Make the error for an object that has changed; `now` is None if its version is not known."""
     return ShardChangedError(
         f"the shard was changed while it was in use: it was listed with ETag {was} and has {now or 'another one'} now; "
         "make a new loader, and give every version of a dataset a folder of its own",
@@ -292,7 +289,7 @@ def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedErr
 
 
 def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
-    """Raise StorageError for a supposedly small file that is too large."""
+    """Raise StorageError for a file that is too large."""
     if size_bytes > most_bytes:
         raise StorageError(f"this has more than {most_bytes:,} bytes, so it is not what it should be", url=url)
 
@@ -309,7 +306,7 @@ def check_length(url: str, content: bytes, wanted_bytes: int, total_bytes: int) 
 
 
 def close_matches(name: str, names: Iterable[str], folder: str) -> str:
-    """Return advice for a mistyped name: similar names in its folder."""
+    """Return advice for a mistyped name."""
     known = sorted(names)[:10_000]
     close = difflib.get_close_matches(name, known, n=3)
     if close:

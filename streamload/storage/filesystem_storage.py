@@ -53,7 +53,7 @@ _Call = Callable[..., Any]
 
 
 def shard_info(url: str, known: Mapping[str, Any]) -> ShardInfo:
-    """Return what a filesystem's `info` or `ls` says of a file; without an ETag, its size and time stand for one."""
+    """Translate a filesystem's `info` or `ls` of a file; without an ETag, size and time stand for one."""
     size = known.get("size")
     size_bytes = size if isinstance(size, int) else UNKNOWN_BYTES
     mtime_ns = next((time_ns for name in _TIMES if (time_ns := _nanoseconds(known.get(name)))), 0)
@@ -70,13 +70,13 @@ def _nanoseconds(moment: object) -> int:
 
 
 class _Opened(NamedTuple):
-    """A filesystem, and whether its methods can be awaited on the running loop."""
+    """A filesystem; if `is_async`, its methods can be awaited on the running loop."""
 
     fs: Any
     is_async: bool
 
     async def call(self, method: str, path: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
-        """Call one of fsspec's methods: on the loop if the filesystem can, else on a thread, which has no time-out."""
+        """Call one of fsspec's methods, on the loop if the filesystem can, else on a thread without a time-out."""
         if not self.is_async:
             return await asyncio.to_thread(getattr(self.fs, method), path, *args, **options)
         deadline = asyncio.timeout(timeout_s)
@@ -89,7 +89,7 @@ class _Opened(NamedTuple):
             raise TransientStorageError(f"no answer within {timeout_s:g} s; try again later", url=path) from None
 
     async def aclose(self) -> None:
-        """Close the connections of an asynchronous filesystem, for which fsspec has no method."""
+        """Close the connections, for which fsspec has no method."""
         session = getattr(self.fs, "_session", None) or getattr(self.fs, "_s3", None)
         if self.is_async and session is not None:
             with suppress(RuntimeError):  # of a loop that is closed already
@@ -99,8 +99,8 @@ class _Opened(NamedTuple):
 class FilesystemStorage:
     """Files by any url that fsspec knows.
 
-    Asynchronous filesystems are awaited on the running loop, with an instance of their own, which `aclose` closes;
-    blocking calls run a loop of their own while they run. All others are called on threads.
+    Asynchronous filesystems are awaited on the running loop, with an instance of their own, which `aclose` closes, or
+    for blocking calls on a loop that ends with the call. All others are called on threads.
 
     Args:
         options: `storage_options`, as the filesystem takes them.
@@ -140,7 +140,7 @@ class FilesystemStorage:
         return url
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches, by one `ls` of each folder that a component matches; links count as their targets."""
+        """Return the matches, by one `ls` of each folder; links count as their targets."""
 
         def matching(call: _Call, path: str) -> list[ShardInfo]:
             to_url = _url_maker(pattern, path)
@@ -171,7 +171,7 @@ class FilesystemStorage:
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
         """Read a range whole by `cat_file`; see `Storage.open_range`.
 
-        The file's size and version are requested before its first range, and again after a while.
+        Size and version are requested before the first range of a file, and again after a while.
         """
         opened, path = await self._on_loop(url)
         known, known_until_s = self._known.get(url, (None, 0.0))
@@ -198,10 +198,7 @@ class FilesystemStorage:
         return RangeBody(total_bytes, known.etag, _when_read(url, read, FILE_TIMEOUT_S))
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write by `pipe_file` or `put_file`, under another name if the file would appear while it is written.
-
-        All tries use the same other name.
-        """
+        """Write by `pipe_file` or `put_file`, under another name if the file would appear while it is written."""
         name = secrets.token_hex(8)
         protocols = {protocol_of(url)} if self._filesystem is None else protocols_of(self._filesystem)
 
@@ -234,13 +231,13 @@ class FilesystemStorage:
         self._blocking(url, remove)
 
     async def aclose(self) -> None:
-        """Close the filesystems that reading from the running loop has opened."""
+        """Close the filesystems of the running loop."""
         opened, self._opened = list(self._opened.values()), {}
         for each in opened:
             await each.aclose()
 
     async def _on_loop(self, url: str) -> tuple[_Opened, str]:
-        """Return the filesystem for a url on the running loop, opened once for each host or bucket, and the path."""
+        """Return the filesystem of a url on the running loop, opened once for each host or bucket, and the path."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._opened = loop, {}
@@ -253,7 +250,7 @@ class FilesystemStorage:
         return opened, _path_in(opened.fs, url)
 
     def _blocking(self, url: str, act: Callable[[_Call, str], _Result]) -> _Result:
-        """Run `act(call, path)` as often as the policy says, on a loop that ends with it."""
+        """Run `act(call, path)`, retried, on a loop that ends with it."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -286,8 +283,7 @@ class FilesystemStorage:
         """Open the filesystem of a url, for the running loop if it is asynchronous, and return it with the url's path.
 
         Raises:
-            StorageError: the package for this protocol is missing, or its server cannot be reached or refuses: some
-                filesystems connect when they are made.
+            StorageError: the package for this protocol is missing, or the filesystem cannot connect.
             ValueError: the filesystem does not take these options.
         """
         fs = self._filesystem
@@ -345,7 +341,7 @@ def _checked(url: str, known: Mapping[str, Any]) -> ShardInfo:
 
 
 async def _when_read(url: str, read: Callable[[], Any], timeout_s: float) -> AsyncGenerator[bytes, None]:
-    """Yield what a coroutine reads, and empty pieces until then: fsspec tells nothing before its end."""
+    """Yield what a coroutine reads, and empty pieces until then."""
     reading = asyncio.ensure_future(read())
     clock = asyncio.get_running_loop().time
     end_s = clock() + timeout_s
@@ -360,10 +356,7 @@ async def _when_read(url: str, read: Callable[[], Any], timeout_s: float) -> Asy
 
 
 def _url_maker(url: str, path: str) -> Callable[[str], str]:
-    """Return the function from a filesystem's paths to urls like this one, whose path is known.
-
-    A url is the path with something before it, such as the host of `sftp://host/path`.
-    """
+    """Return the function from a filesystem's paths to urls like one whose path is known."""
     url, path = url.rstrip("/"), path.strip("/")
     before = url[: len(url) - len(path)] if url.endswith(path) else ""
     return lambda path: f"{before}{path.strip('/')}"

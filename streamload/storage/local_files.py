@@ -47,15 +47,15 @@ _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNOREC
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Write a file under a hidden temporary name in its own folder, then rename it.
 
+    On an error the temporary file is removed, and the old file is unchanged.
+
     Args:
         path: the file to make or to replace.
-        write: called once, with the open file to write to.
-        durable: wait until the bytes are on the disk before renaming, so that a crash of the machine cannot leave a
-            file with its name but without its bytes.
+        write: called with the open file.
+        durable: wait until the bytes are on the disk before renaming.
 
     Raises:
-        OSError: the folder does not exist, cannot be written or is full; its filename is `path`. Whatever else `write`
-            raises comes through. In either case the temporary file is gone, and the old file is unchanged.
+        OSError: the folder does not exist, cannot be written or is full; its filename is `path`.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
@@ -77,7 +77,7 @@ def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: boo
 
 
 def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
-    """Raise ValueError for a url in place of a local folder: it would be taken for a path."""
+    """Raise ValueError for a url in place of a local folder."""
     path = os.fspath(folder)
     if _URL.match(path):
         raise ValueError(
@@ -86,10 +86,7 @@ def refuse_url(argument: str, folder: str | os.PathLike[str]) -> None:
 
 
 def why_not_private(folder: str) -> str | None:
-    """Return why a folder may hold files of another user or program; None if it is missing or private.
-
-    A folder of this user that others may write to is no reason: `make_private_folder` closes it.
-    """
+    """Return why a folder may hold files of another user; None if it is missing, or this user's."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -104,11 +101,7 @@ def why_not_private(folder: str) -> str | None:
 
 
 def make_private_folder(folder: str) -> None:
-    """Make a folder for this user alone, or check that an existing one is.
-
-    Raises:
-        OSError: it cannot be made, is a link, or may hold files of another user.
-    """
+    """Make a folder for this user alone. Raises OSError for a link, or a folder that may hold files of another user."""
     if not os.path.islink(folder):
         os.makedirs(folder, mode=0o700, exist_ok=True)
     if (why := why_not_private(folder)) is not None:
@@ -122,11 +115,7 @@ def make_private_folder(folder: str) -> None:
 
 
 def local_path(url: str) -> str:
-    """Return the absolute path of a local url; symbolic links and `..` stay as they are.
-
-    Raises:
-        ValueError: a `file://` url of another host.
-    """
+    """Return the absolute path of a local url. Raises ValueError for a `file://` url of another host."""
     if url.startswith("/"):
         return url
     if url[:5].lower() == "file:":
@@ -140,17 +129,13 @@ def local_path(url: str) -> str:
 
 
 class LocalStorage:
-    """Files by path or by `file://` url.
-
-    Args:
-        durable: `write` waits until the bytes are on the disk.
-    """
+    """Files by path or by `file://` url; if `durable`, `write` waits until the bytes are on the disk."""
 
     def __init__(self, *, durable: bool = True) -> None:
         self._durable = durable
 
     def info(self, url: str) -> ShardInfo:
-        """Return size and time of one file; a folder or a device is a StorageError."""
+        """Return size and time of a file."""
         path = local_path(url)
         try:
             status = os.stat(path)
@@ -166,13 +151,7 @@ class LocalStorage:
         return local_path(url)
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches in the file system, through symbolic links too.
-
-        What cannot be inspected, or is neither file nor folder, has `UNKNOWN_BYTES`.
-
-        Raises:
-            StorageError: a folder cannot be listed, or `**` follows links in a circle.
-        """
+        """Return the matches, through symbolic links too; what is no file has `UNKNOWN_BYTES`."""
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
             return [_listed(path)]  # a name that really holds a bracket or an asterisk
@@ -185,7 +164,7 @@ class LocalStorage:
         return os.path.isdir(local_path(url))
 
     def open(self, url: str) -> int:
-        """Open a regular file and return its read-only descriptor; a pipe in its place is not waited for."""
+        """Open a regular file and return its read-only descriptor."""
         path = local_path(url)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -235,7 +214,7 @@ class LocalStorage:
         return RangeBody(total_bytes, None, pieces())
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write a file and the folders that it needs; see `Storage.write`."""
+        """Write a file and its folders; see `Storage.write`."""
         path = local_path(url)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -257,7 +236,7 @@ class LocalStorage:
             raise StorageError(f"cannot be deleted: {exc.strerror or exc}; check the rights", url=path) from exc
 
     async def aclose(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing."""
 
 
 def _listed(path: str) -> ShardInfo:

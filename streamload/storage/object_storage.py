@@ -89,13 +89,13 @@ _ALIASES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectOptions:
-    """What an obstore store is made with.
+    """How to make an obstore store.
 
     Attributes:
         family: `s3`, `gs`, `az` or `http`.
         config: the store's own settings.
         client: settings of its HTTP client.
-        profile: the profile of the user's AWS files to take credentials from.
+        profile: of the user's AWS files, for credentials.
     """
 
     family: str
@@ -105,7 +105,7 @@ class ObjectOptions:
 
 
 def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
-    """Translate the options of one protocol for obstore. Messages never show a value, which may be a secret.
+    """Translate the options of one protocol for obstore. Messages do not show values, which may be secrets.
 
     Raises:
         TypeError: a value is of the wrong kind.
@@ -142,7 +142,7 @@ def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
 
 
 def _own_name(protocol: str, family: str, name: str) -> str:
-    """Return obstore's name of an option; what is neither an alias nor obstore's is refused."""
+    """Return obstore's name of an option. Raises ValueError for an unknown one."""
     plain = name.lower().removeprefix("aws_") if family == "s3" else name
     own = _ALIASES[family].get(plain, plain)
     if plain in _ALIASES[family] or _is_of_obstore(family, own):
@@ -165,7 +165,7 @@ def _is_of_obstore(family: str, name: str) -> bool:
 
 
 def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for an endpoint that is no address, of the options or AWS's variables: obstore would panic."""
+    """Raise ValueError for an endpoint that is no address, with which obstore would panic."""
     variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if family == "s3" else ()
     named = [("endpoint_url", config[own]) for own in ("aws_endpoint_url_s3", "base_url", "endpoint") if own in config]
     named += [(variable, os.environ[variable]) for variable in variables if variable in os.environ]
@@ -177,9 +177,7 @@ def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
 
 
 def locate(url: str) -> tuple[str, str]:
-    """Split a url into the root of its bucket or host, and the key as obstore takes it.
-
-    The root of a web address keeps its query, which obstore adds to every request.
+    """Split a url into the root of its bucket or host, and obstore's key; the root of a web address has its query.
 
     Raises:
         StorageError: the url names no bucket or host, or a key that cannot be requested.
@@ -198,12 +196,7 @@ def locate(url: str) -> tuple[str, str]:
 
 
 def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
-    """Make the obstore store of a bucket or a host; nothing is requested yet.
-
-    Args:
-        root: see `locate`.
-        options: how to reach it.
-        retries: the store itself repeats failed requests.
+    """Make the obstore store of a root (see `locate`); with `retries` it repeats failed requests itself.
 
     Raises:
         StorageError: a setting is wrong or missing: an account's name, a profile, or boto3 for the profile.
@@ -227,7 +220,7 @@ def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
 
 
 def _without_login(root: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """Turn the user and password of a web address into a header, which a redirect to another host does not get."""
+    """Turn the login in a web address into a header, which is not sent to other hosts."""
     protocol, _, place = root.partition("://")
     host, slash, query = place.partition("/")
     login, at, host = host.rpartition("@")
@@ -239,7 +232,7 @@ def _without_login(root: str, headers: Mapping[str, str]) -> tuple[str, Mapping[
 
 
 def _aws_credentials(root: str, options: ObjectOptions) -> Any:
-    """Return the provider of credentials from `~/.aws`; None if others are configured, or if obstore finds them."""
+    """Return the provider of credentials from `~/.aws`; None if others are configured, or obstore finds them."""
     files = [("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config")]
     profile = options.profile or os.environ.get("AWS_PROFILE")
     exists = any(os.path.exists(os.path.expanduser(os.environ.get(name) or path)) for name, path in files)
@@ -269,7 +262,7 @@ _used_by: list[int] = []
 
 
 def _use_here(url: str) -> None:
-    """Note that this process uses obstore. Raises StorageError in a fork of one that does: its threads are missing."""
+    """Raise StorageError in a fork of a process that has used obstore, since its threads are missing."""
     process = os.getpid()
     if not _used_by:
         _used_by.append(process)
@@ -281,25 +274,21 @@ def _use_here(url: str) -> None:
 
 
 class InFlight:
-    """The answers that obstore's threads still hold.
+    """The answers that obstore's threads still hold; if the interpreter exits meanwhile, the process aborts.
 
-    Such a thread reports each answer to Python, even a cancelled one. If the interpreter exits meanwhile, the process
-    aborts, and until then the connection stays open. An answer dies when its thread has released it.
+    An answer dies when its thread has released it, also a cancelled one.
     """
 
     def __init__(self) -> None:
         self._answers: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
 
     def add(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
-        """Register an answer, and return it to be awaited."""
+        """Register an answer, and return it."""
         self._answers.add(answer)
         return answer
 
     async def wait_until_empty(self) -> None:
-        """Wait until obstore has released all answers, which must have arrived or been cancelled; at most a second.
-
-        It polls, mostly twice: obstore frees what its threads have released at the next call.
-        """
+        """Wait at most a second until obstore has released all answers, which it does at its next call."""
         wait_s = 0.001
         while self._answers and wait_s < 1.0:
             store.MemoryStore()
@@ -332,12 +321,8 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
 class ObjectStorage:
     """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    Each bucket or host has two obstore stores (connection pools), made on first use. The one for writing retries by
-    itself, since only it can repeat a part of a large object. When credentials expire, the stores are made again.
-
-    Args:
-        options: how the stores are made.
-        retries: how requests are retried.
+    Each bucket or host has two obstore stores (connection pools). The one for writing retries by itself, since only it
+    can repeat a part of a large object. When credentials expire, the stores are made again.
     """
 
     def __init__(self, options: ObjectOptions, retries: Retries | None = None) -> None:
@@ -369,11 +354,7 @@ class ObjectStorage:
         return f"{protocol.lower()}://{rest}"
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the matches, by one listing for each folder that a component matches.
-
-        Raises:
-            StorageError: the storage cannot list, as web servers cannot.
-        """
+        """Return the matches, by one listing of each folder. Raises StorageError for a web server."""
         root, key = locate(pattern)
         if self._web:
             raise StorageError(
@@ -388,7 +369,7 @@ class ObjectStorage:
         return sorted((_info(f"{root}{entry.path}", entry.known) for entry in entries), key=lambda info: info.url)
 
     def is_folder(self, url: str) -> bool:
-        """Return True if any key begins with this one and a slash; never on a web server."""
+        """Return True if a key begins with this one and a slash; never on a web server."""
         root, key = locate(url)
         return not self._web and bool(self._level(root, key.rstrip("/")))
 
@@ -433,7 +414,7 @@ class ObjectStorage:
         return RangeBody(total_bytes, now, self._pieces(url, root, result, result.range[1] - start))
 
     async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer; after one that broke off, in pieces as they arrive, so that they count."""
+        """Yield the body of an answer; after one that broke off in small pieces, so that they count as progress."""
         left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
         del result
         try:
@@ -474,7 +455,7 @@ class ObjectStorage:
         raise errors.changed_error(url, etag, now) from None
 
     async def _open_signed(self, url: str, start: int, end: int | None, etag: str | None) -> RangeBody:
-        """Read a range whole from `rclone serve s3`, which sends parts with status 200; obstore takes only 206."""
+        """Read a range whole from `rclone serve s3`, which sends parts with status 200, which obstore refuses."""
         import aiohttp
 
         root, key = locate(url)
@@ -502,7 +483,7 @@ class ObjectStorage:
         return RangeBody(int(total), now, one_piece(content))
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write by one PUT, or in parts if it is large; either way whole or not at all."""
+        """Write by one PUT, or in parts if it is large."""
         if self._web:
             raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
         content = source if isinstance(source, bytes) else Path(source)
@@ -520,10 +501,7 @@ class ObjectStorage:
         await self._in_flight.wait_until_empty()
 
     def _explained(self, url: str, root: str, key: str, error: StorageError) -> StorageError:
-        """Return the error with what a listing of the folder tells: similar names, or why access is denied.
-
-        The answer to a HEAD has no body, so it does not say why.
-        """
+        """Return the error with what a listing shows: similar names, or why access is denied; a HEAD does not say."""
         folder, _, name = key.rpartition("/")
         is_missing = isinstance(error, ShardNotFoundError)
         if not (is_missing or error.message.startswith(_UNEXPLAINED)):
@@ -578,7 +556,7 @@ class ObjectStorage:
         return self._retries.repeat(url, once)
 
     def _noted(self, url: str, error: StorageError) -> StorageError:
-        """Act on an error: read expired credentials again, and ask a throttling web server when to come back."""
+        """Read expired credentials again, and ask a throttling web server when to come back."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
@@ -587,10 +565,9 @@ class ObjectStorage:
         return error
 
     def _pause_s(self, url: str) -> float:
-        """Return the seconds until the time of a web server's `Retry-After`.
+        """Return the seconds until the time of a web server's `Retry-After`, which obstore does not show.
 
-        Obstore does not show headers of refusals, so one HEAD asks for all requests that are refused together. Object
-        stores ask for exponential backoff instead.
+        One HEAD asks for all requests that are refused together.
         """
         root, _ = locate(url)
         address, headers = _without_login(url, self._options.client.get("default_headers", {}))

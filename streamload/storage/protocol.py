@@ -1,4 +1,4 @@
-"""The operations that every storage offers, and the values and patterns that they share."""
+"""The operations of every storage, and the values and patterns that they share."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class ShardInfo(NamedTuple):
-    """What a storage knows of a shard without reading it; a tuple, because there may be hundreds of thousands.
+    """A shard's url (an absolute path if it is local), size (or `UNKNOWN_BYTES`), time and version.
 
     Attributes:
-        url: the shard; an absolute path if it is local.
-        bytes: its size, or `UNKNOWN_BYTES`.
-        mtime_ns: its time of modification in nanoseconds since the epoch; 0 if the storage has none.
-        etag: the version of the object if the storage has one; local files have none.
+        mtime_ns: nanoseconds since the epoch; 0 if the storage has no times.
+        etag: None for local files, or if the storage has no versions.
     """
 
     url: str
@@ -42,7 +40,7 @@ class ShardInfo(NamedTuple):
 
 
 async def one_piece(content: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield bytes that are already there, as the pieces of a `RangeBody`."""
+    """Yield bytes as the pieces of a `RangeBody`."""
     if content:
         yield content
 
@@ -53,23 +51,14 @@ class RangeBody:
 
     Attributes:
         total_bytes: the size of the whole object.
-        etag: the version of the object that answers, if the storage has one.
-        pieces: see `chunks`.
+        etag: its version, if the storage has one.
+        pieces: yields the bytes as they arrive; an empty piece shows that the request is alive. Raises
+            TransientStorageError if the body breaks off, or is not as long as the range.
     """
 
     total_bytes: int
     etag: str | None
     pieces: AsyncGenerator[bytes, None]
-
-    def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of the range in order, in pieces of any size, as they arrive; may be called once.
-
-        An empty piece says that the request is still alive.
-
-        Raises:
-            TransientStorageError: the body broke off, or is not as long as the range. All earlier bytes are right.
-        """
-        return self.pieces
 
     async def aclose(self) -> None:
         """Abandon the rest and drop the connection. Idempotent."""
@@ -77,54 +66,40 @@ class RangeBody:
 
 
 class Storage(Protocol):
-    """What reading and writing shards needs of a storage. Every failure is a `StorageError` that names the url.
-
-    Only `open_range` and `aclose` are for a running event loop; the other methods block.
-    """
+    """A storage of shards. Every failure is a `StorageError` that names the url."""
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version of one shard. Raises ShardNotFoundError if there is none."""
         ...
 
     def absolute(self, url: str) -> str:
-        """Return the url by which any process finds the same thing, whatever its working directory."""
+        """Return the url that does not depend on the working directory."""
         ...
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the files (or the folders) that a glob of `*`, `?`, `[...]` matches, sorted by url, each once.
+        """Return the files (or the folders) that a glob of `*`, `?`, `[...]` matches, sorted by url.
 
-        `**` as a whole component matches any number of folders, also none. Names that begin with a dot are matched only
-        by components that do, and `**` enters no such folder.
+        `**` as a whole component matches any number of folders, also none. Only components that begin with a dot match
+        names that do.
         """
         ...
 
     def is_folder(self, url: str) -> bool:
-        """Return True if something lies below the url; costs one request if the storage is remote."""
+        """Return True if something lies below the url."""
         ...
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """Read a small file whole.
-
-        Raises:
-            ShardNotFoundError: there is none.
-            StorageError: it has more than `most_bytes`, or cannot be read.
-        """
+        """Read a small file whole; one of more than `most_bytes` is an error."""
         ...
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
         """Request the bytes from `start` to `end` (exclusive; None for the rest; cut at the object's end).
 
-        Args:
-            url: the shard.
-            start: the first byte; the object must have it, unless it is 0 and the object is empty.
-            end: one past the last byte.
-            etag: the version that the object must still have; None takes any.
+        The object must have the first byte, unless that is 0 and the object is empty.
 
         Raises:
-            ShardNotFoundError: the object is gone.
-            ShardChangedError: it is another version, or too short for `start`.
+            ShardChangedError: the object is not the version of `etag` (None takes any), or too short for `start`.
             TransientStorageError: the request may succeed if it is repeated.
-            StorageError: it will not.
         """
         ...
 
@@ -151,13 +126,13 @@ FAMILY |= dict.fromkeys(WEB, "http")
 
 
 def protocol_of(url: str) -> str:
-    """Return the lower-cased protocol before `://`, or `file` for a path."""
+    """Return the lower-cased protocol of a url, `file` for a path."""
     match = _PROTOCOL.match(url)
     return match[1].lower() if match else "file"
 
 
 def place_of(url: str) -> str:
-    """Return the common part of urls of one filesystem: protocol and host."""
+    """Return protocol and host (or bucket) of a url."""
     return "/".join(url.split("/", 3)[:3])
 
 
@@ -165,7 +140,7 @@ def place_of(url: str) -> str:
 
 
 def layers(filesystem: Any) -> Iterator[Any]:
-    """Yield a filesystem, if there is one, and those of fsspec that it wraps."""
+    """Yield a filesystem of fsspec, if there is one, and those that it wraps."""
     while hasattr(filesystem, "protocol"):
         yield filesystem
         filesystem = getattr(filesystem, "fs", None)
@@ -181,15 +156,12 @@ def protocols_of(filesystem: Any) -> frozenset[str]:
 
 
 def quoted(etag: str | None) -> str | None:
-    """Return an ETag with its quotes, which some servers leave out in listings."""
+    """Return an ETag with its quotes, which some servers leave out."""
     return etag if etag is None or etag.startswith(('"', "W/")) else f'"{etag}"'
 
 
 def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> str | None:
-    """Return an object's ETag, else a weak one made of its time and size; None if the time says nothing.
-
-    No request demands a weak ETag, since the server has not given it.
-    """
+    """Return an object's ETag, else a weak one made of its time and size; None if the time says nothing."""
     if etag is not None or changed is None:
         return quoted(etag)
     changed_s = changed.timestamp()
@@ -199,7 +171,7 @@ def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> 
 
 
 def same_etag(one: str | None, other: str | None) -> bool:
-    """Return True if two ETags can be of the same version; an unknown one can be of any, and quotes don't count."""
+    """Return True if two ETags may be of the same version; None may be of any."""
     return one is None or other is None or _bare(one) == _bare(other)
 
 
@@ -216,7 +188,7 @@ _DEEPEST = 32
 
 
 class Entry(NamedTuple):
-    """What a folder holds: a path as the storage writes it, and what the storage knows of it."""
+    """A file or folder: its path as the storage writes it, and what the storage knows of it."""
 
     path: str
     is_folder: bool
@@ -224,20 +196,20 @@ class Entry(NamedTuple):
 
 
 def is_pattern(url: str) -> bool:
-    """Return True if a url holds `*`, `?` or `[`; in http urls only `*` counts, since the others mean other things."""
+    """Return True if a url holds `*`, `?` or `[`; in the path of an http url only `*` counts."""
     if url.startswith(("http://", "https://")):
         return "*" in url and "*" in urlsplit(url).path
     return _GLOB.search(_IPV6_HOST.sub("", url)) is not None
 
 
 def escaped(url: str) -> str:
-    """Return the pattern that matches one url only; a host in brackets stays as it is."""
+    """Return the pattern that matches only this url."""
     host = _IPV6_HOST.search(url)
     return escape(url) if host is None else url[: host.end()] + escape(url[host.end() :])
 
 
 def matches(path: str, component: str) -> bool:
-    """Return True if the name at the end of a path matches one component of a pattern."""
+    """Return True if the name at the end of a path matches a component of a pattern."""
     name = path.rstrip("/").rpartition("/")[2]
     if name.startswith(".") and not component.startswith("."):
         return False
@@ -250,10 +222,7 @@ def _compiled(component: str) -> re.Pattern[str]:
 
 
 def split_pattern(path: str) -> tuple[str, list[str]]:
-    """Split a pattern into the folder before the first glob, and at least one component from there on.
-
-    Several `**` in a row are one; at the end, `**` becomes `**/*`.
-    """
+    """Split a pattern into the folder before the first glob, and the components from there on, at least one."""
     components = path.split("/")
     first = next((number for number, each in enumerate(components) if is_pattern(each)), len(components) - 1)
     steps: list[str] = []
@@ -273,11 +242,11 @@ def find_entries(
     Args:
         folder: where to begin.
         steps: the components from there on; see `split_pattern`.
-        level: returns what lies directly in a folder; nothing if it is missing.
+        level: lists a folder; returns nothing if it is missing.
         folders: return folders.
 
     Raises:
-        StorageError: `**` leads through too many folders, as links that lead back to their own folder do.
+        StorageError: a link leads `**` back to its own folder.
     """
     listed: dict[str, list[Entry]] = {}
 

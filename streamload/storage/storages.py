@@ -23,13 +23,13 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 class Storages:
     """Finds the storage of a url; obstore and fsspec are imported when the first url needs them.
 
-    It can be pickled: its arguments are, and connections are made again.
+    It can be pickled, without its connections.
 
     Args:
         storage_options: options by their names, for all protocols or in a dict for each protocol.
-        filesystem: an fsspec filesystem to read everything with: its own paths, and urls of its own protocol, as its
-            own methods take them. All other urls are refused, `file://` too unless it is the filesystem's.
-        retries: how requests are retried, by all who read and write with these storages.
+        filesystem: an fsspec filesystem to read everything with: its own paths, and urls of its own protocol. All other
+            urls are refused.
+        retries: how requests are retried.
 
     Raises:
         TypeError: `storage_options` is not a dict with strings as keys, or `filesystem` not a filesystem.
@@ -59,12 +59,12 @@ class Storages:
         self._by_protocol: dict[str, Storage] = {}
 
     def for_url(self, url: str) -> Storage:
-        """Return the storage that a url belongs to.
+        """Return the storage of a url.
 
         Raises:
             TypeError: an option's value is of the wrong kind.
-            ValueError: no storage has this protocol, or `filesystem` has another one; an option is not known; or it is
-                a `file://` url of another host.
+            ValueError: the protocol is not known, or not that of `filesystem`; an option is not known; or it is a
+                `file://` url of another host.
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
@@ -78,12 +78,7 @@ class Storages:
         return self._by_protocol[protocol]
 
     def check(self, urls: Iterable[str]) -> None:
-        """Refuse options that make no sense for these urls, before anything is requested.
-
-        Raises:
-            TypeError: the value of an option is of the wrong kind.
-            ValueError: an option is not known, or its value cannot be right.
-        """
+        """Raise TypeError or ValueError for options that do not fit urls."""
         for protocol in dict.fromkeys(map(protocol_of, urls)) if self._filesystem is None else ():
             options = self._options_of(protocol)
             if options and protocol in FAMILY:
@@ -95,7 +90,7 @@ class Storages:
         """Return True if a url is a file that is opened by its path; none is with a `filesystem`.
 
         Raises:
-            ValueError: it is a url with one slash too few, and no such path.
+            ValueError: it is a url with one slash too few.
         """
         if self._filesystem is not None:
             return False
@@ -106,18 +101,18 @@ class Storages:
         return True
 
     def costs_requests(self, url: str) -> bool:
-        """Return True if reading the url costs requests to a server, so that its index is trusted, not checked."""
+        """Return True if reading a url costs requests, so that its index is trusted."""
         return not self.is_local(url)
 
     def is_process_local(self, url: str) -> bool:
-        """Return True if only this process can read the url: `memory://`, or by a class of the script itself."""
+        """Return True if only this process can read a url: `memory://`, or by a class of the script itself."""
         if self._filesystem is not None:
             read_by = layers(self._filesystem)
             return any(_IN_MEMORY & protocols_of(layer) or type(layer).__module__ == "__main__" for layer in read_by)
         return protocol_of(url) in _IN_MEMORY
 
     def copy(self) -> Storages:
-        """Return storages of the same kind without their connections, for another loop."""
+        """Return the same storages without their connections, for another loop."""
         return Storages(self._options, self._filesystem, self.retries)
 
     async def aclose(self) -> None:
@@ -148,7 +143,7 @@ class Storages:
         return FilesystemStorage(self._options_of(protocol), None, self.retries)
 
     def _options_of(self, protocol: str) -> dict[str, Any]:
-        """Return the options for all protocols, overridden by those in a dict of one of this protocol's names."""
+        """Return the options for all protocols, overridden by those of this protocol."""
         nested = {
             name
             for name, value in self._options.items()
@@ -168,7 +163,7 @@ def _protocols_of_fsspec() -> list[str]:
 
 
 def _refuse_other_protocol(filesystem: Any, url: str) -> None:
-    """Refuse a url of another protocol, which a filesystem would take for one of its paths."""
+    """Refuse a url that a filesystem would take for one of its paths."""
     name, known = protocol_of(url), protocols_of(filesystem)
     if name == "file" and not url.startswith("file:"):
         return  # a path

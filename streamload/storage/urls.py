@@ -18,7 +18,7 @@ from streamload.errors import without_secrets
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 MAX_URLS = 10_000_000
-"""More urls than this are probably a mistake, and refused before they fill the memory."""
+"""More urls are probably a mistake, and refused before they fill the memory."""
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
 CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
@@ -41,16 +41,9 @@ _INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")
 
 
 def expand_urls(urls: Urls) -> list[str]:
-    """Expand braces and `::` in a string, a path, or a list of them.
+    """Expand braces and `::` in a string, a path, or a list of them, in the order in which they are written.
 
-    Globs and folders stay as they are. A backslash before a brace
-    keeps that brace; in strings without braces a backslash is an ordinary character.
-
-    Args:
-        urls: one string or path, or a sequence of them.
-
-    Returns:
-        At least one url, in the order in which they are written. Repetitions are kept.
+    A backslash before a brace keeps that brace; in strings without braces a backslash is an ordinary character.
 
     Raises:
         TypeError: `urls` or one of its items is neither a string nor a path.
@@ -85,7 +78,7 @@ def expand_urls(urls: Urls) -> list[str]:
 
 
 def as_strings(urls: Urls) -> tuple[str, ...]:
-    """Return strings as they are written; raises what `expand_urls` raises for other types."""
+    """Return urls as strings; raises what `expand_urls` raises for other types."""
     return tuple(written for _, written in _strings(urls))
 
 
@@ -136,7 +129,7 @@ def _refuse_programs(argument: str, url: str) -> None:
 
 
 def _count(text: str, *, in_braces: bool = False) -> int:
-    """Return how many strings a pattern, or the inside of a pair of braces, stands for, without making them."""
+    """Return how many strings a pattern, or the inside of braces, stands for."""
     if in_braces and (numbers := _INT_RANGE.match(text)):
         first, last, step = numbers.groups()
         return abs(int(last) - int(first)) // max(1, int(step or 1)) + 1

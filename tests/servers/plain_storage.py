@@ -44,7 +44,8 @@ class PlainBody:
         self._url = url
         self._result = result
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    @property
+    async def pieces(self) -> AsyncIterator[bytes]:
         try:
             async for piece in self._result.stream(min_chunk_size=1):
                 yield piece

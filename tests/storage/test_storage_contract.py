@@ -125,7 +125,7 @@ async def read(
     place: Place, name: str, start: int, end: int | None, etag: str | None = None
 ) -> tuple[bytes, RangeBody]:
     body = await place.storage.open_range(place.url(name), start, end, etag=etag)
-    return b"".join([bytes(chunk) async for chunk in body.chunks()]), body
+    return b"".join([bytes(chunk) async for chunk in body.pieces]), body
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, None), (0, 1), (5, 700_001), (1_023_999, 1_024_000), (1_000_000, None)])
@@ -268,7 +268,7 @@ async def test_what_is_written_can_be_read_and_deleted(place: Place, tmp_path: P
 
 async def test_a_body_can_be_given_up(place: Place) -> None:
     body = await place.storage.open_range(place.url("b-1.tar"), 0, None, etag=None)
-    first = await anext(body.chunks())
+    first = await anext(body.pieces)
     await body.aclose()
     await body.aclose()
     assert 0 < len(first) <= len(CONTENT)

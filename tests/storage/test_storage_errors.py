@@ -54,7 +54,7 @@ async def read(
         storages, url = storages_of(kind, script)
         try:
             body = await storages.for_url(url).open_range(url, start, end, etag=etag)
-            return b"".join([bytes(chunk) async for chunk in body.chunks()])
+            return b"".join([bytes(chunk) async for chunk in body.pieces])
         finally:
             await storages.aclose()
 
