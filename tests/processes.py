@@ -39,6 +39,11 @@ def alive(pid: int) -> bool:
         return False
 
 
+def gone(pids: list[int]) -> bool:
+    """Whether none of these processes runs."""
+    return not any(map(alive, pids))
+
+
 def wait_until(condition: Callable[[], bool]) -> bool:
     """Whether it has come true."""
     deadline = time.monotonic() + _WAIT_S

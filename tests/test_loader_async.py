@@ -13,10 +13,10 @@ import pytest
 from closed_when_late import ClosedWhenLate
 from make_shards import write_numbers
 from matrix import exhaustive
-from transforms import raise_on_33, wait_a_little
+from transforms import wait_a_little
 
 from streamload import StreamLoader
-from streamload.errors import LoaderClosedError, TransformError
+from streamload.errors import LoaderClosedError
 from streamload.trainer.epoch_iterator import AsyncEpochIterator
 
 TOTAL = 60
@@ -121,26 +121,6 @@ async def test_others_have_a_turn_before_each_batch(source: str, workers: int) -
     assert len(seen) == len(set(seen)) == 6
 
 
-async def test_a_batch_that_was_not_waited_for_is_not_lost(source: str, gate: Path) -> None:
-    async with make(source, **held_up_from(10, gate)) as loader:
-        batches = aiter(loader)
-        got = (await anext(batches))[0].tolist()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await anext(batches)
-        waiting = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert loader.state_dict()["position"] == 10
-        cancelled_at_once = asyncio.create_task(anext(batches))  # type: ignore[arg-type]
-        cancelled_at_once.cancel()
-        await asyncio.gather(cancelled_at_once, return_exceptions=True)
-        gate.touch()
-        assert got + await read(batches) == list(range(TOTAL))
-
-
 async def test_cancelled_at_every_moment(source: str) -> None:
     async with make(source, transform=wait_a_little, prefetch_batches=1, batch_size=2) as loader:
         batches, got, cancelled = aiter(loader), [], 0
@@ -201,18 +181,6 @@ async def test_who_waits_is_woken_when_the_pass_is_ended_elsewhere(source: str, 
         gate.touch()
         if following is not None:
             assert await read(following) == list(range(TOTAL))
-
-
-@FEW
-async def test_errors_are_those_of_the_for_loop(source: str, workers: int) -> None:
-    async with make(source, workers, transform={"cls": raise_on_33}) as loader:
-        got = []
-        with pytest.raises(TransformError) as caught:
-            async for batch in loader:
-                got += batch[0].tolist()
-        assert got == list(range(30))
-        assert caught.value.key == "000033"
-        assert loader.state_dict()["position"] == 30
 
 
 @pytest.mark.exhaustive

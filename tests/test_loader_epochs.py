@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from make_shards import write_numbers
-from processes import children
+from processes import children, wait_until
 from transforms import Noting
 
 from streamload import StreamLoader
 
 COUNTS = [40, 30, 50]
 TOTAL = sum(COUNTS)
-TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -42,18 +40,11 @@ def epochs_apart(source: str, *epochs: int) -> list[list[int]]:
     return found
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_the_next_epoch_is_begun_before_it_is_requested(source: str, tmp_path: Path) -> None:
     noting = Noting(tmp_path / "made")
     with StreamLoader(source, **options(transform={"cls": noting}, prefetch_batches=4)) as loader:
         first = numbers(loader)
-        wait_until(lambda: noting.made() > TOTAL)
+        assert wait_until(lambda: noting.made() > TOTAL)
         assert [first, numbers(loader), numbers(loader)] == epochs_apart(source, 0, 1, 2)
 
 
@@ -61,7 +52,7 @@ def test_no_more_than_is_prefetched_is_made_ahead(source: str, tmp_path: Path) -
     noting = Noting(tmp_path / "made", pause_s=0.003)
     with StreamLoader(source, **options(transform={"cls": noting}, collate_fn=list, prefetch_batches=1)) as loader:
         list(loader)
-        wait_until(lambda: noting.made() > TOTAL)
+        assert wait_until(lambda: noting.made() > TOTAL)
         time.sleep(0.3)
         assert noting.made() <= TOTAL + 10 * 4, "two tasks for each worker and two more, of a batch each"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from late_cuda import LateCuda
 from make_shards import write_numbers
-from processes import alive, children, wait_until
+from processes import children, gone, wait_until
 from transforms import negative, slow
 
 from streamload import StreamLoader
@@ -54,10 +54,6 @@ def kill_feeder() -> list[int]:
         os.kill(feeder.pid, signal.SIGKILL)
         return pids
     return []
-
-
-def gone(pids: list[int]) -> bool:
-    return not any(map(alive, pids))
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.exhaustive)])

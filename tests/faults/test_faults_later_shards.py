@@ -25,15 +25,13 @@ def names(root: str) -> list[str]:
     return [f"{root}/part{number:03d}-000000.tar" for number in range(SHARDS)]
 
 
-def labels_before(kind: type[Exception], urls: list[str]) -> list[int]:
-    """What a pass gives before it ends with an error that names the bad shard."""
+def labels_before(kind: type[Exception], loader: StreamLoader) -> tuple[list[int], str | None]:
+    """What a pass gives before it ends with an error, and the shard that this names."""
     got: list[int] = []
-    loader = StreamLoader(urls, 5, fields=("cls",), num_workers=0)
-    with loader, pytest.raises(kind) as caught:
+    with pytest.raises(kind) as caught:
         for (labels,) in loader:
             got += labels.tolist()
-    assert getattr(caught.value, "url", None) == urls[BAD]
-    return got
+    return got, getattr(caught.value, "url", None)
 
 
 @pytest.mark.parametrize(("remote", "workers"), [(False, 0), (True, 2)])
@@ -47,29 +45,21 @@ def test_a_damaged_table(tmp_path: Path, workers: int, remote: bool) -> None:
     with contextlib.ExitStack() as stack:
         root = stack.enter_context(FaultServer(folder)).url if remote else str(folder)
         loader = stack.enter_context(StreamLoader(names(root), 5, fields=("cls",), num_workers=workers))
-        got: list[int] = []
-        with pytest.raises(DatasetIndexError):
-            for (labels,) in loader:
-                got += labels.tolist()
-    assert got == list(range(BAD * SAMPLES))
+        assert labels_before(DatasetIndexError, loader)[0] == list(range(BAD * SAMPLES))
 
 
 def test_a_damaged_shard(folder: Path) -> None:
-    damaged = Path(names(str(folder))[BAD])
-    content = damaged.read_bytes()
-    damaged.write_bytes(b"x" * 512 + content[512:])
-    assert labels_before(ShardFormatError, names(str(folder))) == list(range(BAD * SAMPLES))
+    urls = names(str(folder))
+    content = Path(urls[BAD]).read_bytes()
+    Path(urls[BAD]).write_bytes(b"x" * 512 + content[512:])
+    with StreamLoader(urls, 5, fields=("cls",), num_workers=0) as loader:
+        assert labels_before(ShardFormatError, loader) == (list(range(BAD * SAMPLES)), urls[BAD])
 
 
 @pytest.mark.parametrize("workers", [0, exhaustive((2,))])
 def test_a_shard_that_is_gone(folder: Path, workers: int) -> None:
     """It is scanned together with those before it, of which nothing is lost."""
     urls = names(str(folder))
-    got: list[int] = []
     with StreamLoader(urls, 5, fields=("cls",), num_workers=workers) as loader:
         Path(urls[BAD]).unlink()
-        with pytest.raises(ShardNotFoundError) as caught:
-            for (labels,) in loader:
-                got += labels.tolist()
-    assert caught.value.url == urls[BAD]
-    assert got == list(range(BAD * SAMPLES))
+        assert labels_before(ShardNotFoundError, loader) == (list(range(BAD * SAMPLES)), urls[BAD])

@@ -39,12 +39,6 @@ def test_the_users_handlers_have_it_and_stderr_has_not(
     assert capfd.readouterr().err == ""
 
 
-async def test_it_comes_in_an_event_loop_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with StreamLoader(with_an_index_of_another_tool(tmp_path), 1, num_workers=1) as loader:
-        assert len([batch async for batch in loader]) == 2
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-
-
 def test_who_silences_the_logger_is_obeyed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
