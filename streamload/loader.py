@@ -31,7 +31,7 @@ from streamload.trace import trace_json
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection
 from streamload.trainer.device import Cuda, device_for
-from streamload.trainer.epoch_iterator import AsyncEpochIterator, Cursor, EpochIterator, end_of_processes, one_thread
+from streamload.trainer.epoch_iterator import AsyncEpochIterator, Cursor, EpochIterator, end_of_process, one_thread
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.skipped_members import NothingLeft
@@ -441,7 +441,7 @@ class StreamLoader(NamedClasses):
         if running is not None:
             running.stop("the loader was closed")
         try:
-            await end_of_processes(self._link.request_end())
+            await end_of_process(self._link.request_end())
         finally:
             self.close()
 

@@ -7,6 +7,7 @@ import math
 import os
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -129,17 +130,50 @@ class Connection(Protocol):
         """End the feeder and its workers, and wait for them. Idempotent."""
 
 
-class Inbox:
-    """Messages of a feeder in order, and answers by the numbers of their calls."""
+class LocalConnection(ABC):
+    """The connection to a feeder on this machine: keeps its messages in order, and answers by their calls' numbers."""
 
     def __init__(self, progress: ScanProgress | None) -> None:
         self._progress = progress
         self._messages: deque[Any] = deque()
         self._answers: dict[int, Answer] = {}
         self._failed: Failed | None = None
+        self._owner = os.getpid()
 
-    def put(self, message: Any) -> None:
-        """Add what has come."""
+    @abstractmethod
+    def send(self, message: Any) -> None:
+        """See `Connection`."""
+
+    @abstractmethod
+    def receive_now(self) -> Any | None:
+        """See `Connection`."""
+
+    @abstractmethod
+    def _go_on(self, deadline_s: float | None) -> None:
+        """Do a task, or wait for a message. Raises TimeoutError if there is none in time."""
+
+    def receive(self, timeout_s: float | None) -> Any:
+        """Return the feeder's next message; waiting releases the GIL. Tasks for this process are done first."""
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        while (message := self.receive_now()) is None:
+            self._go_on(deadline_s)
+        return message
+
+    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
+        """Send a call, and wait for its answer."""
+        deadline_s = None if math.isinf(timeout_s) else monotonic() + timeout_s
+        self.send(call)
+        while (answer := self._answers.pop(call.number, None)) is None:
+            if self._failed is not None:  # nothing more will come
+                raise error_from(self._failed.failure)
+            self._go_on(deadline_s)
+        return answer
+
+    def put_back(self, messages: Iterable[Any]) -> None:
+        """Have messages received again, before any other."""
+        self._messages.extendleft(reversed(list(messages)))
+
+    def _put(self, message: Any) -> None:
         if self._progress is not None:
             self._progress.update(message)
         if isinstance(message, Answer):
@@ -149,35 +183,18 @@ class Inbox:
         if isinstance(message, Failed):
             self._failed = message
 
-    def put_back(self, messages: Iterable[Any]) -> None:
-        """Have messages taken again, before any other."""
-        self._messages.extendleft(reversed(list(messages)))
-
-    def take(self) -> Any | None:
-        """Take the next message; None if there is none."""
+    def _take(self) -> Any | None:
         with suppress(IndexError):
             return self._messages.popleft()
         return None
 
-    def take_answer(self, number: int) -> Answer | None:
-        """Take the answer to a call, if it is here.
-
-        Raises:
-            Exception: what the feeder has failed with: nothing more will come.
-        """
-        answer = self._answers.pop(number, None)
-        if answer is None and self._failed is not None:
-            raise error_from(self._failed.failure)
-        return answer
-
-    def clear(self) -> None:
-        """Drop all messages; nothing more is waited for."""
+    def _drop_messages(self) -> None:
         self._messages.clear()
         if self._progress is not None:
             self._progress.update(None)
 
 
-class FeederProcess:
+class FeederProcess(LocalConnection):
     """A feeder in a subprocess.
 
     It ends with this object at the latest: when it is closed or garbage-collected, when the interpreter exits, and by
@@ -193,9 +210,9 @@ class FeederProcess:
         cuda: Cuda | None,
         progress: ScanProgress | None = None,
     ) -> None:
+        super().__init__(progress)
         lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
         self._slots = SlotReader(lock, fence)
-        self._inbox = Inbox(progress)
         self.configured = False
         self._unsent: deque[Any] = deque()
         self._sending = Lock()
@@ -207,7 +224,6 @@ class FeederProcess:
         self._child = child = launch(_FEEDER, workers)
         self._channel = Channel(child.socket)
         self._receiving = Lock()
-        self._owner = os.getpid()
         self._end = weakref.finalize(self, _end, child, self._channel, self._receiving, self._slots, self._owner)
 
     def make_rows(self, job: Job) -> None:
@@ -234,25 +250,10 @@ class FeederProcess:
         self._unsent.append(AbandonEpoch(number))
         self._send_unsent()
 
-    def receive(self, timeout_s: float | None) -> Any:
-        """Return the feeder's next message; waiting releases the GIL. Tasks for this process are done first."""
-        deadline_s = None if timeout_s is None else monotonic() + timeout_s
-        while (message := self.receive_now()) is None:
-            if not self._work():
-                self._wait(deadline_s)
-        return message
-
-    def _work(self) -> bool:
-        """Do a task that the feeder has sent, if there is one."""
-        if self._worker is None:
-            return False
-        done = self._worker.step()
-        if done is not None:
+    def _go_on(self, deadline_s: float | None) -> None:
+        if self._worker is not None and (done := self._worker.step()) is not None:
             self.send(done)
-        return done is not None
-
-    def _wait(self, deadline_s: float | None) -> None:
-        """Put what arrives next into the inbox."""
+            return
         left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic())
         try:
             with self._receiving:
@@ -275,7 +276,7 @@ class FeederProcess:
 
     def receive_now(self) -> Any | None:
         """Return the feeder's next message if it is here already."""
-        while (message := self._inbox.take()) is None:
+        while (message := self._take()) is None:
             try:
                 with self._receiving:
                     arrived = self._channel.receive_now()
@@ -290,15 +291,6 @@ class FeederProcess:
             self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
             self._acknowledge_after = message.acknowledge_after
         return message
-
-    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
-        """Send a call, and wait for its answer."""
-        deadline_s = None if math.isinf(timeout_s) else monotonic() + timeout_s
-        self.send(call)
-        while (answer := self._inbox.take_answer(call.number)) is None:
-            if not self._work():
-                self._wait(deadline_s)
-        return answer
 
     def describe(self) -> str:
         """Say what the feeder itself is doing."""
@@ -324,7 +316,7 @@ class FeederProcess:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._inbox.put(message)
+        self._put(message)
 
     def fileno(self) -> int | None:
         """Return the socket's descriptor, unless this process makes the rows."""
@@ -346,10 +338,6 @@ class FeederProcess:
             return os.pidfd_open(self._child.pid)
         except OSError:  # an older kernel; `close` waits for it then
             return None
-
-    def put_back(self, messages: Iterable[Any]) -> None:
-        """Have messages received again, before any other."""
-        self._inbox.put_back(messages)
 
     def note_taken(self, batches: int) -> None:
         """Count batches that were taken: a message for each would cost more than all the rest."""
@@ -387,7 +375,7 @@ class FeederProcess:
     def close(self) -> None:
         """End the feeder and wait for it: at once if it is idle, after a moment's grace if user code runs."""
         self._end()
-        self._inbox.clear()
+        self._drop_messages()
         if self._worker is not None:
             self._worker.close()
 

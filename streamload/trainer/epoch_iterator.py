@@ -7,12 +7,12 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event, RLock, current_thread, main_thread
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, Self
 
 from streamload.decode.failure import Attempt, error_from
@@ -511,20 +511,19 @@ class AsyncEpochIterator(AsyncIterator[Any]):
         self._iterator.close()
 
 
-async def end_of_processes(ending: Sequence[int]) -> None:
-    """Wait until processes end that were requested to; after a moment's grace they are killed.
+async def end_of_process(ending: int | None) -> None:
+    """Wait until a process ends that was requested to; after a moment's grace it is killed.
 
     Args:
-        ending: descriptors of processes, readable when these have ended. They are closed.
+        ending: a descriptor of the process, readable when it has ended, which is closed here.
     """
-    deadline_s = monotonic() + _GRACE_S
+    if ending is None:
+        return
     try:
-        for descriptor in ending:
-            if not await _readable(descriptor, deadline_s - monotonic()):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # else closing would wait once more before it did
+        if not await _readable(ending, _GRACE_S):
+            signal.pidfd_send_signal(ending, signal.SIGKILL)  # else closing would wait once more before it did
     finally:
-        for descriptor in ending:
-            os.close(descriptor)
+        os.close(ending)
 
 
 async def _readable(descriptor: int, timeout_s: float, waiting: EpochIterator | None = None) -> bool:

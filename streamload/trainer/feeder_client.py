@@ -74,10 +74,9 @@ class FeederClient:
     Else a feeder's process is started with the first call, and again if it has ended.
 
     Attributes:
-        storages: the same.
+        storages: where everything lies.
         is_process_local: only this process can read some place.
         is_here: functions are called in this process.
-        start: the same.
         process: the feeder's process that was started last, which may be closed; None if there is none.
     """
 
@@ -91,32 +90,27 @@ class FeederClient:
         self._places = list(places)
         self.is_process_local = any(map(storages.is_process_local, self._places))
         self.is_here = self.is_process_local or is_all_local(self._places, storages)
-        self.start = start
+        self._start = start
         self._calls = Calls()
         self.process: FeederProcess | None = None
 
-    def connect(self) -> FeederProcess | Calls:
-        """Return what answers calls now; another process than before if that has ended.
+    def feeder(self) -> FeederProcess:
+        """Return the feeder's process; another one than before if that has ended.
 
         Raises:
             TypeError, ValueError: an option of the storages makes no sense.
         """
-        if self.is_here:
-            return self._calls
-        process = self.find_running()
-        if process is None:
+        if self.process is not None and self.process.death is not None:
+            _log.warning("%s; another one is started, and goes on in its place", self.process.death)
+            self.close()
+        if self.process is None or self.process.closed:
             self.storages.check(self._places)
-            process = self.process = self.start()
-        return process
+            self.process = self._start()
+        return self.process
 
-    def find_running(self) -> FeederProcess | None:
-        """Return the feeder's process, or None if another one has to be started; one that has died is cleared away."""
-        process = self.process
-        if process is not None and process.death is not None:
-            _log.warning("%s; another one is started, and goes on in its place", process.death)
-            process.close()
-            self.process = process = None
-        return None if process is None or process.closed else process
+    def connect(self) -> FeederProcess | Calls:
+        """Return what answers calls now. Raises what `feeder` raises."""
+        return self._calls if self.is_here else self.feeder()
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function, as `call_once`, and once more in another process if the feeder's dies."""

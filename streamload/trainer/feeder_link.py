@@ -90,7 +90,6 @@ class FeederLink:
         start_elsewhere: Callable[[Configure], Connection] | None = None,
     ) -> None:
         self._options = options
-        self._cuda = cuda
         self._start_elsewhere = start_elsewhere
         self._portions = portions
         self._sampling = sampling
@@ -270,11 +269,9 @@ class FeederLink:
         self._client.close()
         self._connection = None
 
-    def request_end(self) -> list[int]:
-        """Have the feeder end before it is closed; descriptors that turn readable when it has, for the caller."""
-        process = self._client.process
-        ending = None if process is None else process.request_end()
-        return [] if ending is None else [ending]
+    def request_end(self) -> int | None:
+        """Have the feeder end before it is closed; see `FeederProcess.request_end`."""
+        return None if self._client.process is None else self._client.process.request_end()
 
     def close(self) -> None:
         """End the feeder for good. Idempotent."""
@@ -319,10 +316,8 @@ class FeederLink:
             from streamload.trainer.in_process_feeder import InProcessFeeder  # with the scheduler and the decoders
 
             return InProcessFeeder(configure, self.listing, job, _progress())
-        process = self._client.find_running()
-        if process is None:
-            process = self._client.process = _start_process(self._options, self._cuda)
-        elif process is self._listed_by:
+        process = self._client.feeder()
+        if process is self._listed_by:
             configure = configure._replace(listing=None)
         if job is not None:
             process.make_rows(job)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable
 from typing import Any
 
 from streamload.decode.tasks import Job
 from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Acknowledge, Answer, Call, Configure
+from streamload.feeder.messages import Acknowledge, Configure
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.index.listing import Listing
@@ -20,7 +18,7 @@ from streamload.memory.unnamed import descriptor_limit, new_memory
 from streamload.order.share import EpochStart
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import decompressed
-from streamload.trainer.connection import Inbox
+from streamload.trainer.connection import LocalConnection
 from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_pool import CallerPool, CallerWorker
 
@@ -59,7 +57,7 @@ class CopiedShards(ResidentShards):
             raise
 
 
-class InProcessFeeder:
+class InProcessFeeder(LocalConnection):
     """A feeder in the caller's own thread, which works only while its next message is received. See `Connection`.
 
     Attributes:
@@ -69,8 +67,8 @@ class InProcessFeeder:
     death = None
 
     def __init__(self, configure: Configure, listing: Listing, job: Job, progress: ScanProgress) -> None:
+        super().__init__(progress)
         self._slots = slots = HeapSlots()
-        self._inbox = inbox = Inbox(progress)
         self._worker = worker = CallerWorker(job, slots)
 
         def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
@@ -79,19 +77,14 @@ class InProcessFeeder:
 
         shards = CopiedShards(listing, configure.fetching.storages)
         self._feeder = Feeder(
-            configure, listing, slots, lambda message, _: inbox.put(message), start_pool, shards=shards
+            configure, listing, slots, lambda message, _: self._put(message), start_pool, shards=shards
         )
-        self._owner = os.getpid()
         self._closed = False
 
     @property
     def closed(self) -> bool:
         """Whether it has been closed, or this is a fork."""
         return self._closed or os.getpid() != self._owner
-
-    def put_back(self, messages: Iterable[Any]) -> None:
-        """Have messages received again, before any other."""
-        self._inbox.put_back(messages)
 
     def send(self, message: Any) -> None:
         """Send the feeder a message."""
@@ -104,32 +97,19 @@ class InProcessFeeder:
     def abandon(self, number: int) -> None:
         """Do nothing: the next epoch's start abandons this one."""
 
-    def receive(self, _timeout_s: float | None, /) -> Any:
-        """Return the feeder's next message, after as much work as that takes; it never waits."""
-        while (message := self._inbox.take()) is None:
-            self._work()
-        return message
-
-    def call(self, call: Call, _timeout_s: float = math.inf) -> Answer:
-        """Answer a call, after as much work as that takes; batches that are finished meanwhile are kept."""
-        self.send(call)
-        while (answer := self._inbox.take_answer(call.number)) is None:
-            self._work()
-        return answer
-
     def describe(self) -> str:
         """Nothing: the caller itself does its work."""
         return ""
 
-    def _work(self) -> None:
+    def receive_now(self) -> Any | None:
+        """Return the feeder's next message, if it has been sent already."""
+        return self._take()
+
+    def _go_on(self, _deadline_s: float | None) -> None:
         done = self._worker.step()
         if done is None:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
         self._feeder.handle(done)
-
-    def receive_now(self) -> Any | None:
-        """The feeder's next message, if it has been said already."""
-        return self._inbox.take()
 
     def fileno(self) -> None:
         """Return None: `receive` does the work."""
@@ -147,4 +127,4 @@ class InProcessFeeder:
         self._closed = True
         self._feeder.close()
         self._worker.close()
-        self._inbox.clear()
+        self._drop_messages()
