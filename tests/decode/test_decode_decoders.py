@@ -21,11 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streamload.decode.decoders import (
-    applies_to,
-    decoder_for,
-    decompress_gzip,
-)
+from streamload.decode.decoders import applies_to, decoder_for, decompress_gzip
 
 
 def written(write: Callable[[io.BytesIO], Any]) -> bytes:
@@ -170,13 +166,8 @@ def test_npz_refuses_a_name_that_occurs_twice() -> None:
 
 @pytest.mark.parametrize("field", ["cls", "cls2", "index", "inx", "id", "label.cls"])
 def test_integers(field: str) -> None:
-    assert [decode(field, text) for text in (b"7", b"-12", b" 3\n", b"007", b"9223372036854775807")] == [
-        7,
-        -12,
-        3,
-        7,
-        2**63 - 1,
-    ]
+    texts = {b"7": 7, b"-12": -12, b" 3\n": 3, b"007": 7, b"9223372036854775807": 2**63 - 1}
+    assert {text: decode(field, text) for text in texts} == texts
 
 
 @pytest.mark.parametrize("text", [b"", b"-", b"1.5", b"1_000", b"cat", b"9223372036854775808", b"9" * 10_000, b"\xff"])
@@ -336,7 +327,7 @@ def test_torch_files_of_every_kind_still_load() -> None:
         assert [each.dtype for each in got["narrow"]] == [each.dtype for each in values["narrow"]]
 
 
-@pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "bin", "unknown", "x.pkl", "gz"])
+@pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "ten", "class", "bin", "mp4", "unknown", "x.pkl", "gz"])
 def test_pickles_and_unknown_kinds_stay_bytes(field: str, tmp_path: Any) -> None:
     data = pickle.dumps(Touch(str(tmp_path / "executed")))
     raw = gzip.compress(data) if field == "gz" else data

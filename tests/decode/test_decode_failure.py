@@ -40,21 +40,6 @@ class LoadsAsSomethingElse(Exception):
         return (dict, ())
 
 
-class LoadsOnlyHere(Exception):
-    """As an exception of a module that the trainer's process does not find."""
-
-    loads = True
-
-    def __reduce__(self) -> Any:
-        return (_load_only_here, ())
-
-
-def _load_only_here() -> LoadsOnlyHere:
-    if not LoadsOnlyHere.loads:
-        raise ImportError("no such module here")
-    return LoadsOnlyHere()
-
-
 def raised(error: BaseException) -> BaseException:
     """The error with a traceback."""
     try:
@@ -140,23 +125,10 @@ def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
     assert not hasattr(came, "__notes__")
 
 
-def row_failure(**changes: Any) -> RowFailure:
-    plain: dict[str, Any] = {
-        "kind": "DecodeError",
-        "message": "cannot decode",
-        "field": "jpg",
-        "fatal": False,
-        "cause": None,
-        "shard": 0,
-        "sample": 0,
-        "offset": 1536,
-    }
-    return RowFailure(**{**plain, **changes})
-
-
 def test_the_cause_of_a_samples_error_is_what_was_raised_with_its_place_as_a_note() -> None:
-    error = sample_error(row_failure(cause=failure_of(raised(ValueError("bits")))), "/a.tar", "k")
-    cause = error.__cause__
+    sent = failure_of(raised(ValueError("bits")))
+    failure = RowFailure("DecodeError", "cannot decode", "jpg", fatal=False, cause=sent, shard=0, sample=0, offset=1536)
+    cause = sample_error(failure, "/a.tar", "k").__cause__
     assert isinstance(cause, ValueError)
     assert cause.__notes__[-1] == "It was raised for shard '/a.tar', sample 'k', offset 1536."
 

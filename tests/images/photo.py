@@ -1,9 +1,36 @@
-"""A picture that compresses and resizes as a photograph does."""
+"""Pictures and their files: a photograph, files by Pillow, PNG made by hand."""
 
 from __future__ import annotations
 
+import io
+import struct
+import zlib
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def encoded(pixels: NDArray[Any], file_format: str = "JPEG", mode: str | None = None, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image = Image.fromarray(pixels)
+    (image if mode in (None, image.mode) else image.convert(mode)).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def png_file(height: int, width: int, bits: int, colour_type: int, rows: bytes = b"") -> bytes:
+    """A PNG of any kind, also of those that no library writes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def photo(height: int, width: int) -> NDArray[np.uint8]:

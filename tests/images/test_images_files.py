@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from photo import encoded, png_file
 from PIL import Image
 
 from streamload.images import Resize
@@ -20,13 +20,6 @@ from streamload.images.jpeg import decode_jpeg, jpeg_header, smallest_scale
 ROWS, COLUMNS = np.mgrid[0:37, 0:53]
 PICTURE = np.stack([ROWS * 6, COLUMNS * 4, (ROWS * COLUMNS) % 256], axis=2).astype(np.uint8)
 TEXTURE = np.random.default_rng(5).integers(0, 256, (40, 48, 3), dtype=np.uint8)
-
-
-def encoded(pixels: NDArray[Any], file_format: str, mode: str = "RGB", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image = Image.fromarray(pixels)
-    (image if mode == image.mode else image.convert(mode)).save(file, file_format, **options)
-    return file.getvalue()
 
 
 def decode(data: bytes, **options: Any) -> NDArray[np.uint8]:
@@ -217,11 +210,7 @@ def test_one_limit_of_pixels_holds_for_all_formats(monkeypatch: pytest.MonkeyPat
 
 
 def png_of_size(height: int, width: int) -> bytes:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return png_file(height, width, 8, 2)
 
 
 def jpeg_of_size(height: int, width: int) -> bytes:
@@ -231,13 +220,8 @@ def jpeg_of_size(height: int, width: int) -> bytes:
 
 
 def webp_of_size(height: int, width: int) -> bytes:
-    body = (
-        b"VP8X"
-        + struct.pack("<I", 10)
-        + bytes(4)
-        + (width - 1).to_bytes(3, "little")
-        + (height - 1).to_bytes(3, "little")
-    )
+    sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    body = b"VP8X" + struct.pack("<I", 10) + bytes(4) + sides
     return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from photo import rng
 
 from streamload.images import (
     CenterCrop,
@@ -26,10 +27,6 @@ from streamload.images import (
 
 FILL = 65535
 MEAN, STD = [0.5] * 3, [0.25] * 3
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 def numbered(height: int, width: int) -> NDArray[np.uint16]:

@@ -11,6 +11,7 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from photo import encoded
 from PIL import Image
 
 from streamload.images import RandomResizedCrop, Resize
@@ -27,12 +28,6 @@ def with_subsampling(pixels: NDArray[np.uint8], name: str) -> bytes:
     if name == "Gray":
         return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels[:, :, :1]), 90, "GRAY", "Gray")
     return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), 90, "RGB", name)
-
-
-def by_pillow(pixels: NDArray[np.uint8], **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", **options)
-    return file.getvalue()
 
 
 def top_of(data: bytes, rows: int | None, eighths: int = 8) -> NDArray[np.uint8]:
@@ -85,8 +80,8 @@ def with_a_scan_for_each_colour(pixels: NDArray[np.uint8]) -> bytes:
 
 
 UNCUTTABLE = {
-    "progressive": by_pillow(TEXTURE, progressive=True),
-    "restart marks": by_pillow(TEXTURE, restart_marker_blocks=5),
+    "progressive": encoded(TEXTURE, progressive=True),
+    "restart marks": encoded(TEXTURE, restart_marker_blocks=5),
     "a scan for each colour": with_a_scan_for_each_colour(TEXTURE),
 }
 
@@ -105,14 +100,14 @@ def test_files_that_cannot_be_cut_short_are_decoded_whole(kind: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"restart_marker_blocks": 4}, {"progressive": True}])
 @pytest.mark.parametrize("rows", [10, 100])
 def test_a_cut_file_is_an_error_however_few_rows_are_wanted(options: dict[str, Any], rows: int) -> None:
-    data = by_pillow(TEXTURE, quality=95, **options)
+    data = encoded(TEXTURE, quality=95, **options)
     for size in range(700, len(data) - 2, len(data) // 60):
         with pytest.raises(ValueError, match="damaged or cut off"):
             top_of(data[:size], rows)
 
 
 def test_damage_above_the_end_of_the_crop_is_an_error_also_with_an_end_mark() -> None:
-    data = by_pillow(TEXTURE, quality=95)
+    data = encoded(TEXTURE, quality=95)
     for size in range(len(data) // 5, len(data) // 3, 97):
         with pytest.raises(ValueError, match="damaged or cut off"):
             top_of(data[:size] + b"\xff\xd9", 110)
@@ -133,7 +128,7 @@ def test_a_crop_of_the_file_is_bit_for_bit_a_crop_of_the_picture(subsampling: st
 
 def test_thin_pictures_are_scaled_as_wide_ones_are() -> None:
     slope = np.repeat(np.linspace(0, 255, 800)[:, None, None], 9, axis=1).repeat(3, axis=2).astype(np.uint8)
-    data = memoryview(by_pillow(slope, quality=98, subsampling=0))
+    data = memoryview(encoded(slope, quality=98, subsampling=0))
     header = jpeg_header(data)
     assert header is not None
     assert smallest_scale(header, 60, 1) == 2
@@ -143,9 +138,7 @@ def test_thin_pictures_are_scaled_as_wide_ones_are() -> None:
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
 def test_a_picture_is_decoded_into_an_array_of_its_size(file_format: str) -> None:
-    file = io.BytesIO()
-    Image.fromarray(SMOOTH).save(file, file_format)
-    data = memoryview(file.getvalue())
+    data = memoryview(encoded(SMOOTH, file_format))
     expected = decode_image(data)
     slot = np.zeros((3, *SMOOTH.shape), np.uint8)
     row = slot[1]
@@ -169,5 +162,5 @@ def test_a_jpeg_of_the_right_size_is_not_copied(monkeypatch: pytest.MonkeyPatch)
         return decode(*args, buffer=buffer, **kwargs)
 
     monkeypatch.setattr("simplejpeg.decode_jpeg", noting)
-    decode_image(memoryview(by_pillow(SMOOTH)), out=row)
+    decode_image(memoryview(encoded(SMOOTH)), out=row)
     assert np.shares_memory(buffers[0], row)

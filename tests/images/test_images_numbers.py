@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import struct
-import zlib
 from typing import Any
 
 import cv2
@@ -15,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from photo import encoded, png_file, rng
 from PIL import Image
-from test_images_depth import NARROW, TOO_DEEP, WIDE, by_pillow
+from test_images_depth import NARROW, TOO_DEEP, WIDE
 
 from streamload import images
 from streamload.images import (
@@ -32,10 +31,6 @@ from streamload.images import (
 )
 
 SIDES = st.integers(1, 40)
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 # operations
@@ -172,18 +167,10 @@ def test_a_palette_gives_the_numbers_and_not_the_colours(options: dict[str, Any]
 def test_numbers_of_few_bits_are_not_stretched(bits: int) -> None:
     numbers = rng(bits).integers(0, 1 << bits, (5, 16), np.uint8)
     packed = np.packbits(np.unpackbits(numbers.reshape(-1, 1), axis=1)[:, -bits:]).reshape(5, -1)
-    for data in (png_of_grey(numbers.shape, bits, packed), pgm_of(numbers, (1 << bits) - 1)):
+    rows = b"".join(b"\0" + row.tobytes() for row in packed)
+    for data in (png_file(5, 16, bits, 0, rows), pgm_of(numbers, (1 << bits) - 1)):
         np.testing.assert_array_equal(images.palette(data), numbers)
         np.testing.assert_array_equal(images.unchanged(data), numbers)
-
-
-def png_of_grey(shape: tuple[int, ...], bits: int, packed: NDArray[np.uint8]) -> bytes:
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", shape[1], shape[0], bits, 0, 0, 0, 0)
-    rows = b"".join(b"\0" + row.tobytes() for row in packed)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def pgm_of(numbers: NDArray[np.uint8], most: int) -> bytes:
@@ -217,23 +204,23 @@ def test_all_16_bits_are_there(name: str, expected: Any) -> None:
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_8_bits_keep_their_channels(channels: int) -> None:
     pixels = NARROW[:, :, 0] if channels == 1 else NARROW[:, :, :channels]
-    np.testing.assert_array_equal(images.unchanged(by_pillow(np.ascontiguousarray(pixels), "PNG")), pixels)
+    np.testing.assert_array_equal(images.unchanged(encoded(np.ascontiguousarray(pixels), "PNG")), pixels)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_tiffs_of_32_bits_are_read(dtype: Any) -> None:
     values = (rng().random((6, 7)) * 1000).astype(dtype)
-    got = images.unchanged(by_pillow(values, "TIFF"))
+    got = images.unchanged(encoded(values, "TIFF"))
     np.testing.assert_array_equal(got, values)
     assert got.dtype == dtype
 
 
 def test_grey_is_pillows() -> None:
     for pixels in (NARROW[:, :, :3], NARROW[:, :, 0], NARROW):
-        data = by_pillow(np.ascontiguousarray(pixels), "PNG")
+        data = encoded(np.ascontiguousarray(pixels), "PNG")
         expected = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).convert("L"))
         np.testing.assert_array_equal(images.grey(data), expected)
-    jpeg = by_pillow(NOISE, "JPEG")
+    jpeg = encoded(NOISE, "JPEG")
     np.testing.assert_array_equal(images.grey(jpeg), np.asarray(Image.open(io.BytesIO(jpeg)).convert("L")))
 
 
@@ -244,7 +231,7 @@ def test_what_does_not_suit_a_decoder_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"16 bits a channel.*images\.unchanged"):
         images.grey(TOO_DEEP[name])
     with pytest.raises(ValueError, match=r"no palette.*uint8 of shape \(9, 11, 3\)"):
-        images.palette(by_pillow(np.ascontiguousarray(NARROW[:, :, :3]), "PNG"))
+        images.palette(encoded(np.ascontiguousarray(NARROW[:, :, :3]), "PNG"))
 
 
 @pytest.mark.parametrize("decoder", [images.palette, images.unchanged, images.grey])

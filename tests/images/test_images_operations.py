@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from photo import photo
+from photo import encoded, photo, rng
 from PIL import Image
 
 from streamload import images
@@ -31,16 +31,6 @@ from streamload.images.geometry import draw_crop
 
 PHOTO = photo(90, 120)
 NOISE = np.random.default_rng(3).integers(0, 256, (50, 70, 3), dtype=np.uint8)
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
-def encoded(pixels: NDArray[np.uint8], file_format: str = "JPEG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, file_format, **options)
-    return file.getvalue()
 
 
 def decoded(data: bytes) -> NDArray[np.uint8]:
@@ -62,10 +52,6 @@ def test_shrinking_neither_brightens_nor_shifts(scale: float) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
     mirrored = resize(np.ascontiguousarray(noise[::-1, ::-1]))[::-1, ::-1]
     assert np.abs(resize(noise).astype(int) - mirrored).max() <= 1
-
-
-def test_beyond_the_largest_scale_it_is_pillows() -> None:
-    np.testing.assert_array_equal(Resize((5, 5))(NOISE), by_pillow(NOISE, (5, 5), "bilinear"))
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "box", "bicubic", "lanczos"])
@@ -225,14 +211,6 @@ def test_without_scaling_the_encoded_way_is_exact(file_format: str) -> None:
             got = UserFunction(operation).from_encoded(memoryview(data), rng(seed))
             np.testing.assert_array_equal(got, operation(decoded(data), rng=rng(seed)))
     np.testing.assert_array_equal(Resize(80).from_encoded(memoryview(data)), Resize(80)(decoded(data)))
-
-
-def test_encoded_and_decoded_way_draw_the_same_numbers() -> None:
-    data = encoded(photo(331, 453))
-    one, other = rng(9), rng(9)
-    RandomResizedCrop(20).from_encoded(memoryview(data), one)
-    RandomResizedCrop(20)(decoded(data), rng=other)
-    assert one.random() == other.random()
 
 
 def test_the_same_state_gives_the_same_bytes() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import io
 import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from photo import encoded
 
 from streamload.decode.user_code import UserFunction
 from streamload.images import (
@@ -105,9 +104,7 @@ def test_what_does_not_fit_is_left_alone(operation: Any) -> None:
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize("size", [40, 80, (20, 30)])
 def test_from_the_encoded_file_too(file_format: str, size: Any) -> None:
-    file = io.BytesIO()
-    Image.fromarray(NOISE).save(file, file_format)
-    data = memoryview(file.getvalue())
+    data = memoryview(encoded(NOISE, file_format))
     operations: list[Any] = [
         RandomResizedCrop(size),
         Resize(size),

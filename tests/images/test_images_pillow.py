@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from typing import NamedTuple
 
@@ -140,24 +139,3 @@ def test_boxes_of_broken_pixels_are_pillows_own(box: Box) -> None:
     for pixels, _ in KINDS.values():
         off = difference(cut(pixels, Window(box, (64, 48)), "bilinear"), by_pillow(pixels, (64, 48), box))
         assert not inner(off, box, (64, 48)).any()
-
-
-def test_a_constant_picture_stays_what_it_is() -> None:
-    for level in (0, 1, 127, 200, 254, 255):
-        for ratio in RATIOS:
-            assert (Resize(size_at(ratio))(np.full((HEIGHT, WIDTH, 3), level, np.uint8)) == level).all()
-
-
-def test_from_a_jpeg_file_the_whole_way_is_pillows() -> None:
-    """Decoding and cropping beside Pillow's decoding and its `resize(box=)`."""
-    pixels, tolerance = KINDS["photograph"]
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=90)
-    with Image.open(file) as opened:
-        decoded = np.asarray(opened)
-    pieces = []
-    for seed in range(20):
-        got = RandomResizedCrop(224).from_encoded(memoryview(file.getvalue()), np.random.default_rng(seed))
-        box = draw_crop(HEIGHT, WIDTH, (0.08, 1.0), (3 / 4, 4 / 3), np.random.default_rng(seed))
-        pieces.append(difference(got, by_pillow(decoded, (224, 224), box)))
-    assert_within(np.stack(pieces), tolerance)

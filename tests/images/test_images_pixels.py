@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from photo import photo
+from photo import photo, rng
 
 from streamload.images import (
     CenterCrop,
@@ -22,10 +22,6 @@ from streamload.images import (
 )
 
 PHOTO = photo(90, 120)
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 @pytest.mark.parametrize("size", [20, (90, 120), (7, 119), 91, (200, 50), (93, 123), (89, 121)])
