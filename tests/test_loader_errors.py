@@ -166,8 +166,7 @@ def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking:
         assert caught.value.key == lacking
         assert caught.value.message == (
             f"it has no field 'txt', which sample '{having}' of its batch has; name the fields that all samples have "
-            "in fields= (those of this batch have 'cls', 'json'), make the samples alike in transform=, or give a "
-            "collate_fn="
+            "in fields=, make the samples alike in transform=, or give a collate_fn="
         )
     with StreamLoader(tmp_path / "s", 3, collate_fn=lambda rows: [set(row) for row in rows], **options) as loader:
         assert [("txt" in row) for row in next(iter(loader))] == [key != lacking for key in "abc"]

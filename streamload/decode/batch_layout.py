@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -65,19 +64,7 @@ class SequenceNode(NamedTuple):
     children: tuple[Node, ...]
 
 
-class RaggedLeaf(NamedTuple):
-    """A list or tuple of arrays that differ only in their shapes; they are the values of a column.
-
-    Attributes:
-        array: what the arrays have in common; its number and shape are unused.
-    """
-
-    column: int
-    kind: type
-    array: ArrayLeaf
-
-
-Node = ArrayLeaf | ValueLeaf | RaggedLeaf | MappingNode | SequenceNode
+Node = ArrayLeaf | ValueLeaf | MappingNode | SequenceNode
 
 
 @dataclass(frozen=True)
@@ -122,14 +109,20 @@ class _Builder:
         self._column_of: dict[type, int] = {}
 
     def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
-        leaf = _array_leaf(len(self.leaves), value, tensor=tensor, torch_dtype=torch_dtype)
+        stored, inverse = value, None
+        if not value.flags.c_contiguous and value.ndim > 1:
+            # The axes from slowest to fastest in memory; of use if the array is dense in this order.
+            axes = np.argsort([-stride for stride in value.strides], kind="stable")
+            if value.transpose(axes).flags.c_contiguous:
+                stored, inverse = value.transpose(axes), tuple(np.argsort(axes).tolist())
+        leaf = ArrayLeaf(len(self.leaves), value.dtype.str, stored.shape, inverse, torch_dtype, tensor)
         self.leaves.append(leaf)
         self.arrays.append(value)
         return leaf
 
-    def column(self, values: list[Any]) -> int:
-        """Add a column and return its number."""
-        self.columns.append(values)
+    def column(self) -> int:
+        """Add an empty column and return its number."""
+        self.columns.append([])
         return len(self.columns) - 1
 
     def value(self, value: Any) -> ValueLeaf:
@@ -137,20 +130,9 @@ class _Builder:
         kind = type(value) if type(value) in (bytes, str) else object
         number = self._column_of.get(kind)
         if number is None:
-            number = self._column_of[kind] = self.column([])
+            number = self._column_of[kind] = self.column()
         self.columns[number].append(value)
         return ValueLeaf(number, len(self.columns[number]) - 1)
-
-
-def _array_leaf(number: int, value: NDArray[Any], *, tensor: bool, torch_dtype: str | None) -> ArrayLeaf:
-    if not value.flags.c_contiguous and value.ndim > 1:
-        # The axes from slowest to fastest in memory; of use if the array is dense in this order.
-        axes = np.argsort([-stride for stride in value.strides], kind="stable")
-        stored = value.transpose(axes)
-        if stored.flags.c_contiguous:
-            inverse = tuple(np.argsort(axes).tolist())
-            return ArrayLeaf(number, value.dtype.str, stored.shape, inverse, torch_dtype, tensor)
-    return ArrayLeaf(number, value.dtype.str, value.shape, None, torch_dtype, tensor)
 
 
 def is_tensor(value: Any) -> bool:
@@ -214,7 +196,7 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
         dtype = np.bool_ if isinstance(row, bool) else np.int64 if isinstance(row, int) else np.float64
         return builder.array(np.empty((), dtype))
     if isinstance(row, str | bytes):
-        return ValueLeaf(builder.column([]))
+        return ValueLeaf(builder.column())
     if kind in (dict, OrderedDict):
         return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
     if kind in (tuple, list) or is_named_tuple(kind):
@@ -229,8 +211,8 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
 def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[Any]]]:
     """Return the layout of a batch that a `collate_fn` has made, its arrays and its columns of values.
 
-    Dense arrays and tensors in plain dicts, lists, tuples and named tuples become arrays of the slot. Those in one list
-    that differ only in shape are a column of values, and so is everything else.
+    Dense arrays and tensors in plain dicts, lists, tuples and named tuples become arrays of the slot, all other values
+    are stored in columns.
     """
     builder = _Builder()
     tree = _describe_whole(batch, builder)
@@ -245,29 +227,9 @@ def _describe_whole(value: Any, builder: _Builder) -> Node:
         return builder.array(array, tensor=kind is not np.ndarray, torch_dtype=torch_dtype)
     if kind is dict:
         return MappingNode(kind, tuple(value), tuple(_describe_whole(item, builder) for item in value.values()))
-    if kind in (list, tuple) and (ragged := _describe_ragged(value, builder)) is not None:
-        return ragged
     if kind in (list, tuple) or is_named_tuple(kind):
         return SequenceNode(kind, tuple(_describe_whole(item, builder) for item in value))
     return builder.value(value)
-
-
-def _describe_ragged(items: Sequence[Any], builder: _Builder) -> RaggedLeaf | None:
-    """Describe dense arrays or tensors that differ, and only in their shapes; else return None."""
-    stored: list[NDArray[Any]] = []
-    common: ArrayLeaf | None = None
-    for item in items:
-        dense = _as_dense(item)
-        if dense is None:
-            return None
-        leaf = _array_leaf(0, dense[0], tensor=type(item) is not np.ndarray, torch_dtype=dense[1])
-        if common is not None and (len(leaf.shape) != len(common.shape) or leaf._replace(shape=common.shape) != common):
-            return None
-        common = common or leaf
-        stored.append(dense[0].transpose(np.argsort(leaf.axes)) if leaf.axes else dense[0])
-    if common is None or all(array.shape == common.shape for array in stored):
-        return None
-    return RaggedLeaf(builder.column(stored), type(items), common)
 
 
 def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:

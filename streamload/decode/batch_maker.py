@@ -36,8 +36,8 @@ from streamload.decode.collate import (
 )
 from streamload.decode.columns import Rows, UnreadableError
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
-from streamload.decode.field_reader import OpenShards, Progress
-from streamload.decode.rows import MadeRows, RowMaker
+from streamload.decode.field_reader import OpenShards, Progress, Work
+from streamload.decode.rows import RowMaker
 from streamload.decode.seeding import UnseededError
 from streamload.decode.tasks import (
     BatchDone,
@@ -134,10 +134,10 @@ def _find_missing_key(
             lacks, has = (number, 0) if key in one else (0, number)
             which = f"number {has}" if names is None else f"sample {names[has]!r}"
             is_field = key in fields and not place
-            advice = _wanted_fields(rows) if is_field else "make them alike in transform="
             message = (
                 f"it has no {'field' if is_field else 'key'} {key!r}{_in(place)}, which {which} of its batch has; "
-                f"{advice}, or give a collate_fn="
+                f"{'name the fields that all samples have in fields=, ' if is_field else ''}make the samples alike in "
+                "transform=, or give a collate_fn="
             )
             return lacks, str(key) if is_field else None, message
     return None
@@ -151,13 +151,6 @@ def _common_places(one: Any, other: Any, place: str = "", levels: int = _LEVELS)
         for key, value in _items(one).items():
             if key in theirs:
                 yield from _common_places(value, theirs[key], f"{place}[{key!r}]", levels - 1)
-
-
-def _wanted_fields(rows: Rows) -> str:
-    common = [key for key in rows.row_alike(0) if all(key in rows.row_alike(number) for number in range(rows.count))]
-    fields = ", ".join(repr(key) for key in common if key not in ("__key__", "__url__"))
-    existing = f" (those of this batch have {fields})" if fields else ""
-    return f"name the fields that all samples have in fields={existing}, make the samples alike in transform="
 
 
 def _in(place: str) -> str:
@@ -319,7 +312,8 @@ class TaskRunner:
             for stage in ("decode_s/", "transform_s/")
         )
         costs = clock.costs(decode=decode_s, transform=transform_s, collate=collate_s, named=named)
-        return RowsDone(task.number, tuple(done), len(task.table), made.payload_bytes, costs)
+        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in made.columns)
+        return RowsDone(task.number, tuple(done), len(task.table), payload_bytes, costs)
 
     def _random(self, epoch: int) -> SampleRandomness:
         if self._randomness is None or self._randomness[0] != epoch:
@@ -347,7 +341,7 @@ class TaskRunner:
             known = self._layouts[capacity] = layout, dump_values(layout)
         return known
 
-    def _batch(self, task: RowTask, batch: BatchSlot, start: int, made: MadeRows, placed: Layout | None) -> BatchDone:
+    def _batch(self, task: RowTask, batch: BatchSlot, start: int, made: Work, placed: Layout | None) -> BatchDone:
         """Collate a batch, whose rows begin at row `start` of the task and may lie in place already."""
         end, failed = start + batch.rows, made.failures
         failures = tuple([failed[row] for row in range(start, end) if row in failed]) if failed else ()

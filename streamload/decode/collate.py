@@ -21,7 +21,6 @@ from streamload.decode.batch_layout import (
     Layout,
     MappingNode,
     Node,
-    RaggedLeaf,
     SequenceNode,
     ValueLeaf,
     as_array,
@@ -31,11 +30,10 @@ from streamload.decode.batch_layout import (
     slot_views,
 )
 from streamload.decode.columns import PlacedRows, Rows, StoredBytes, StoredRows, copied_together
-from streamload.decode.tasks import StoredColumn, ValueKind
+from streamload.decode.tasks import StoredColumn
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
 
-_LENGTH_BYTES = 8
 # Values that are smaller on average are copied all at once: that takes fewer calls.
 _SMALL_BYTES = 512
 
@@ -62,60 +60,36 @@ def store_values(
 
 
 class _Column:
-    """A column to be written: offsets, shapes of arrays, and the data of all values.
+    """A column to be written: offsets, and the data of all values.
 
-    Values that are neither bytes nor arrays of one dtype become a single one, the pickle of their list.
+    Values that are not bytes become a single one, the pickle of their list.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        kind: ValueKind = "bytes"
-        dtype, self._shapes = "", list[tuple[int, ...]]()
+        self._is_pickle = False
         self._write: Callable[[memoryview, Sequence[int]], None]
-        kinds = set() if isinstance(values, StoredBytes) else set(map(type, values))
         if isinstance(values, StoredBytes):
             sizes, self._write = list(values.sizes), values.read_to
-        elif kinds == {bytes}:
-            sizes, self._write = [*map(len, values)], partial(_copy, values)
-        elif kinds == {np.ndarray} and _are_alike(values):
-            kind, dtype, self._shapes = "array", values[0].dtype.str, [value.shape for value in values]
-            sizes = [round_up(value.nbytes, ALIGNMENT_BYTES) for value in values]
-            self._write = partial(_copy_arrays, values)
         else:
-            pickled = dump_values(list(values))
-            kind, sizes, self._write = "pickle", [len(pickled)], partial(_copy, [pickled])
-        self._offsets = list(accumulate(sizes, initial=0))
-        self._stored = StoredColumn(kind, 0, len(sizes), dtype, len(self._shapes[0]) if self._shapes else 0)
-        self.size_bytes = round_up(_data_start(self._stored) + self._offsets[-1], ALIGNMENT_BYTES)
+            if set(map(type, values)) != {bytes}:
+                values, self._is_pickle = [dump_values(list(values))], True
+            sizes, self._write = [*map(len, values)], partial(_copy, values)
+        self._offsets = np.fromiter(accumulate(sizes, initial=0), np.int64)
+        data_bytes = int(self._offsets[-1])
+        self.size_bytes = round_up(self._offsets.nbytes, ALIGNMENT_BYTES) + round_up(data_bytes, ALIGNMENT_BYTES)
 
     def write(self, memory: Bytes, start: int) -> StoredColumn:
-        stored = self._stored._replace(start=start)
-        offsets, shapes = _head(stored, memory)
+        column = StoredColumn(start, len(self._offsets) - 1, self._is_pickle)
+        offsets, data = _views(column, memory)
         offsets[:] = self._offsets
-        if stored.ndim:
-            shapes[:] = self._shapes
-        self._write(_data(stored, memory, self._offsets[-1]), self._offsets)
-        return stored
+        self._write(data[: offsets[-1]], offsets.tolist())
+        return column
 
 
-def _data_start(column: StoredColumn) -> int:
-    lengths = column.length + 1 + column.length * column.ndim
-    return column.start + round_up(lengths * _LENGTH_BYTES, ALIGNMENT_BYTES)
-
-
-def _head(column: StoredColumn, memory: Bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the offsets and the shapes of a column, in the slot."""
+def _views(column: StoredColumn, memory: Bytes) -> tuple[NDArray[np.int64], memoryview]:
+    """Return the offsets of a column in a slot, and the memory from its data on."""
     offsets: NDArray[np.int64] = np.ndarray((column.length + 1,), np.int64, memory, column.start)
-    return offsets, np.ndarray((column.length, column.ndim), np.int64, memory, column.start + offsets.nbytes)
-
-
-def _data(column: StoredColumn, memory: Bytes, size_bytes: int) -> memoryview:
-    start = _data_start(column)
-    return memoryview(memory.data)[start : start + size_bytes]
-
-
-def _are_alike(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Return True for numbers of one dtype in one number of dimensions."""
-    return arrays[0].dtype.kind in "biufc" and len({(array.dtype, array.ndim) for array in arrays}) == 1
+    return offsets, memoryview(memory.data)[column.start + round_up(offsets.nbytes, ALIGNMENT_BYTES) :]
 
 
 def _copy(values: Sequence[bytes], data: memoryview, offsets: Sequence[int]) -> None:
@@ -126,27 +100,16 @@ def _copy(values: Sequence[bytes], data: memoryview, offsets: Sequence[int]) -> 
         data[start:end] = value
 
 
-def _copy_arrays(values: Sequence[NDArray[Any]], data: memoryview, offsets: Sequence[int]) -> None:
-    for value, start in zip(values, offsets, strict=False):
-        np.ndarray(value.shape, value.dtype, data, start)[...] = value
-
-
 def load_values(columns: Sequence[StoredColumn], memory: Bytes) -> list[list[Any]]:
-    """Return the columns of values in a slot; arrays view its memory, other values are copied to the heap."""
+    """Copy the columns of values in a slot to the heap."""
     return [_load(column, memory) for column in columns]
 
 
 def _load(column: StoredColumn, memory: Bytes) -> list[Any]:
-    head, shapes = _head(column, memory)
+    head, data = _views(column, memory)
     offsets = head.tolist()
-    if column.kind == "array":
-        start = _data_start(column)
-        return [
-            np.ndarray(shape, column.dtype, memory, start + offset)
-            for shape, offset in zip(shapes.tolist(), offsets, strict=False)
-        ]
-    data = _data(column, memory, offsets[-1])
-    if column.kind == "pickle":
+    data = data[: offsets[-1]]
+    if column.is_pickle:
         values: list[Any] = pickle.loads(data)
         return values
     whole = bytes(data) if len(data) < _SMALL_BYTES * column.length else data
@@ -290,9 +253,6 @@ def _build(node: Node, arrays: Sequence[Any], columns: Sequence[Sequence[Any]], 
         return _finish(node, arrays[node.number])
     if isinstance(node, ValueLeaf):
         return columns[node.column] if node.row is None else columns[node.column][node.row]
-    if isinstance(node, RaggedLeaf):
-        axes, items = node.array.axes, columns[node.column]
-        return node.kind(_finish(node.array, item.transpose(axes) if axes else item) for item in items)
     children = [_build(child, arrays, columns, of_rows=of_rows) for child in node.children]
     if isinstance(node, MappingNode):
         mapping = dict(zip(node.keys, children, strict=True))

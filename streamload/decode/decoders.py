@@ -127,25 +127,8 @@ class _Claims:
             )
 
 
-class _Made:
-    """The result of calling a stand-in."""
-
-    def __init__(self, claims: _Claims) -> None:
-        self._claims = claims
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and state and isinstance(state[0], _Storage):  # torch calls `set_` with it
-            storage, start, shape, strides = state
-            self._claims.add_tensor(storage, start, shape, strides, storage.element_bytes)
-
-    def _accept(self, *_: Any) -> None:
-        """Do nothing, for any class: torch itself refuses those that it does not know."""
-
-    __setitem__ = append = extend = _accept
-
-
 class _StandIn:
-    """Replaces a class or function that a pickle names."""
+    """Replaces a class or function that a pickle names, and the result of calling it."""
 
     def __init__(self, name: str, claims: _Claims) -> None:
         self.name = name
@@ -165,7 +148,17 @@ class _StandIn:
             isinstance(argument, int | tuple) for argument in arguments
         ):
             raise ValueError(f"it makes a {self.name} of a mere size, {arguments!r:.80}")
-        return _Made(self._claims)
+        return _StandIn("", self._claims)
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and state and isinstance(state[0], _Storage):  # torch calls `set_` with it
+            storage, start, shape, strides = state
+            self._claims.add_tensor(storage, start, shape, strides, storage.element_bytes)
+
+    def _accept(self, *_: Any) -> None:
+        """Do nothing, for any class: torch itself refuses those that it does not know."""
+
+    __setitem__ = append = extend = _accept
 
 
 class _DryRun(_Unpickler):
@@ -232,14 +225,30 @@ def decoder_for(
         TypeError: `decode` is something else, or holds something that is not callable.
         ValueError: two of its keys name the same field.
     """
-    if isinstance(decode, bool):
-        return _built_in(field, {}, limit_bytes) if decode else bytes
-    if not isinstance(decode, Mapping):
-        raise TypeError(f"decode must be True, False or a mapping from extension to function, not {decode!r}")
-    for name, function in decode.items():
-        if not isinstance(name, str) or not callable(function):
-            raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
-    return _built_in(field, by_field("decode", decode), limit_bytes)
+    if decode is False:
+        return bytes
+    users: Mapping[str, Decoder] = {}
+    if decode is not True:
+        if not isinstance(decode, Mapping):
+            raise TypeError(f"decode must be True, False or a mapping from extension to function, not {decode!r}")
+        for name, function in decode.items():
+            if not isinstance(name, str) or not callable(function):
+                raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
+        users = by_field("decode", decode)
+    field = normal_name(field)
+    extension = _last_extension(field)
+    for name in (field, extension):
+        if name in users:
+            return users[name]
+    if extension == "gz":
+        inner_field = field.rpartition(".")[0]
+        inner = decoder_for(inner_field, decode, limit_bytes)
+        if decodes_as_built_in(inner_field, decode):
+            return lambda data: inner(decompress_gzip(data, limit_bytes))
+        return lambda data: inner(bytes(decompress_gzip(data, limit_bytes)))
+    if extension in _EXPANDING:
+        return partial(_EXPANDING[extension], limit_bytes=limit_bytes)
+    return _BY_EXTENSION.get(extension, bytes)
 
 
 def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
@@ -273,23 +282,6 @@ def is_array(field: str) -> bool:
 
 def _last_extension(field: str) -> str:
     return field.rpartition(".")[2]
-
-
-def _built_in(field: str, users: Mapping[str, Callable[[bytes], Any]], limit_bytes: int) -> Decoder:
-    field = normal_name(field)
-    extension = _last_extension(field)
-    for name in (field, extension):
-        if name in users:
-            return users[name]
-    if extension == "gz":
-        inner_field = field.rpartition(".")[0]
-        inner = _built_in(inner_field, users, limit_bytes)
-        if not decodes_as_built_in(inner_field, users):
-            return lambda data: inner(bytes(decompress_gzip(data, limit_bytes)))
-        return lambda data: inner(decompress_gzip(data, limit_bytes))
-    if extension in _EXPANDING:
-        return partial(_EXPANDING[extension], limit_bytes=limit_bytes)
-    return _BY_EXTENSION.get(extension, bytes)
 
 
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:

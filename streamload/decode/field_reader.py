@@ -13,7 +13,7 @@ import os
 import weakref
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import gt
 from typing import Any
@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES, NpyLayout, npy_layout
-from streamload.decode.columns import PlacedBlocks, PlacedRows, StoredBytes, StoredRows, windows
+from streamload.decode.array_files import NpyLayout, npy_layout
+from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredBytes, StoredRows, windows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
-from streamload.decode.tasks import Column, RowFailure, RowTable, ShardOpened, by_shard
+from streamload.decode.tasks import Column, Job, RowFailure, RowTable, ShardOpened, by_shard
 from streamload.memory.mapped import Bytes, gather, map_memory, read_fully
 from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.table import MISSING
@@ -176,7 +176,7 @@ class RowError(Exception):
 
 @dataclass(slots=True)
 class Work:
-    """Rows while they are being made.
+    """Rows while they are being made, and as the user's functions have left them.
 
     Attributes:
         table: the rows, and where their fields lie.
@@ -184,8 +184,9 @@ class Work:
         random: gives each row its randomness.
         keys: the rows' keys, if samples hold them.
         progress: is set to each row's number before the row is touched.
-        failures: of the rows that have failed so far, by row.
+        failures: by row.
         named_s: seconds by stage and name, as in "decode_s/jpg".
+        rows: the values at the end; those of a row that failed are undefined.
         columns: of the table.
         row_shards: the number of each row's shard.
         rows_per_shard: how many rows a shard has on average.
@@ -198,6 +199,7 @@ class Work:
     progress: Progress = field(default_factory=lambda: [-1])
     failures: dict[int, RowFailure] = field(default_factory=dict)
     named_s: dict[str, float] = field(default_factory=dict)
+    rows: Rows = field(init=False)
     columns: tuple[Column, ...] = field(init=False)
     row_shards: list[int] = field(init=False)
     rows_per_shard: float = field(init=False)
@@ -250,25 +252,16 @@ class _Target(enum.Enum):
 class FieldReader:
     """Decodes fields.
 
+    A sample that lacks an optional field has None in its place, or `ABSENT` if all fields are read.
+
     Args:
-        decode: as for `decoder_for`.
-        optional: the fields that a sample may lack, which then gets None; None for any, and then it gets `ABSENT`.
-        limit_bytes: as for `decoder_for`.
+        job: what the user wants of a sample.
         single: user code sees the values one by one, so they must be exactly what the decoder returns.
     """
 
-    def __init__(
-        self,
-        decode: bool | Mapping[str, Callable[[bytes], Any]],
-        *,
-        optional: Collection[str] | None,
-        limit_bytes: int = DECOMPRESSED_LIMIT_BYTES,
-        single: bool = False,
-    ) -> None:
-        self._decode = decode
-        self._limit_bytes = limit_bytes
-        self._optional = optional
-        self.absent = ABSENT if optional is None else None
+    def __init__(self, job: Job, *, single: bool) -> None:
+        self._job = job
+        self.absent = ABSENT if job.fields is None else None
         self._single = single
         self._decoders: dict[str, Decoder] = {}
         self._reused = memoryview(b"")
@@ -278,12 +271,12 @@ class FieldReader:
         """Return the decoder of a field."""
         decoder = self._decoders.get(name)
         if decoder is None:
-            decoder = self._decoders[name] = decoder_for(name, self._decode, self._limit_bytes)
+            decoder = self._decoders[name] = decoder_for(name, self._job.decode, self._job.expansion_limit_bytes)
         return decoder
 
     def is_built_in(self, column: Column) -> bool:
         """Return True if the library's own decoders decode this field."""
-        return all(decodes_as_built_in(name, self._decode) for name in column.alternatives)
+        return all(decodes_as_built_in(name, self._job.decode) for name in column.alternatives)
 
     def keeps_nothing(self, name: str) -> bool:
         """Return True if a field's decoder keeps no reference to the bytes, as that of images."""
@@ -291,7 +284,7 @@ class FieldReader:
 
     def is_absent(self, column: Column, row: int) -> bool:
         """Return True if the sample lacks a field that is optional."""
-        is_optional = self._optional is None or column.name in self._optional
+        is_optional = self._job.fields is None or column.name in self._job.optional_fields
         return is_optional and int(column.offsets[row]) == MISSING
 
     def encoded(self, work: Work, column: Column, row: int, name: str) -> Encoded:
@@ -341,7 +334,7 @@ class FieldReader:
         target = self._targets.get(name)
         if target is None:
             target = _Target.BYTES
-            if decodes_as_built_in(name, self._decode):
+            if decodes_as_built_in(name, self._job.decode):
                 target = _Target.REUSED if is_image(name) else _Target.BYTEARRAY if is_array(name) else target
             self._targets[name] = target
         return target
@@ -393,23 +386,15 @@ class FieldReader:
         if self._target(name) is _Target.BYTES and (alike := _alike(column, work)) is not None:
             return _read_alike(work, decoder, *alike, values)
         mapped = _mapped(work, column)
-        if mapped is None:
+        convert = bytearray if self._target(name) is _Target.BYTEARRAY else bytes
 
-            def read(rows: Iterator[int]) -> None:
+        def read(rows: Iterator[int]) -> None:
+            if mapped is None:
                 for row in rows:
                     values[row] = decoder(self.encoded(work, column, row, name))
-
-        elif self._target(name) is _Target.BYTEARRAY:
-
-            def read(rows: Iterator[int]) -> None:
+            else:
                 for row, memory, start, end in zip(rows, *mapped, strict=False):
-                    values[row] = decoder(bytearray(memory[start:end]))
-
-        else:
-
-            def read(rows: Iterator[int]) -> None:
-                for row, memory, start, end in zip(rows, *mapped, strict=False):
-                    values[row] = decoder(memory[start:end].tobytes())
+                    values[row] = decoder(convert(memory[start:end]))
 
         return read
 
@@ -468,14 +453,20 @@ def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[
     return map(memory.__getitem__, shards), iter(column.offsets.tolist()), iter(ends)
 
 
-def _gathered(column: Column, work: Work) -> Iterator[tuple[int, NDArray[np.intp], Bytes, NDArray[np.int64]] | None]:
-    """Yield for each shard its number, its rows, bytes that hold their fields, and where each begins in them.
+def _gathered(
+    column: Column, work: Work
+) -> list[tuple[int, NDArray[np.intp], NDArray[np.uint8], NDArray[np.int64]]] | None:
+    """Return for each shard its number, its rows, bytes that hold their fields, and where each begins in them.
 
-    None stands for a shard whose fields have to be read one by one, with their errors.
+    None if fields have to be read one by one, with their errors.
     """
+    gathered = []
     for shard, rows in by_shard(work.table.shards if column.shards is None else column.shards):
         found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
-        yield None if found is None else (shard, rows, *found)
+        if found is None:
+            return None
+        gathered.append((shard, rows, *found))
+    return gathered
 
 
 def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
@@ -483,17 +474,14 @@ def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
     if work.rows_per_shard < _ARRAYS_PER_SHARD or _kind(column.alternatives[0]) is not Kind.ARRAY:
         return None
     size = int(column.sizes[0])
-    if (column.sizes != size).any():
+    if (column.sizes != size).any() or (gathered := _gathered(column, work)) is None:
         return None
     layout: NpyLayout | None = None
     memory: dict[int, memoryview] = {}
     starts = np.empty(work.count, np.int64)
-    for gathered in _gathered(column, work):
-        if gathered is None:
-            return None
-        shard, rows, data, places = gathered
+    for shard, rows, data, places in gathered:
         layout_here = _shared_npy_layout(data, places, size)
-        if layout_here is None or (layout is not None and layout_here != layout):
+        if layout_here is None or layout not in (None, layout_here):
             return None
         layout = layout_here
         memory[shard] = memoryview(data.data)
@@ -508,13 +496,10 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     name = column.alternatives[0]
     if work.rows_per_shard < _INTEGERS_PER_SHARD or _kind(name) is not Kind.INTEGER:
         return None
-    if int(column.sizes.max()) > _INT64_DIGITS:
+    if int(column.sizes.max()) > _INT64_DIGITS or (gathered := _gathered(column, work)) is None:
         return None
     out = np.empty(work.count, np.int64)
-    for gathered in _gathered(column, work):
-        if gathered is None:
-            return None
-        _, rows, data, places = gathered
+    for _, rows, data, places in gathered:
         part = decode_integers(name, data, places, column.sizes[rows])
         if part is None:
             return None
@@ -532,12 +517,11 @@ def _alike(column: Column, work: Work) -> tuple[NDArray[np.uint8], int] | None:
     size = int(column.sizes[0])
     if not 0 < size <= _GATHERED_BYTES or (column.sizes != size).any():
         return None
+    if (gathered := _gathered(column, work)) is None:
+        return None
     out = np.empty(work.count * size, np.uint8)
     fields = out.view(f"V{size}")
-    for gathered in _gathered(column, work):
-        if gathered is None:
-            return None
-        _, rows, data, places = gathered
+    for _, rows, data, places in gathered:
         fields[rows] = windows(memoryview(data.data), fields.dtype)[places]
     return out, size
 

@@ -140,14 +140,6 @@ class _Found:
         self.tried: dict[int, tuple[Any, bool]] = {}
         self.global_generators = names_of_generators()
 
-    def record_function(self, function: FunctionType) -> None:
-        """Record the names in a function, and the modules that it imports when it is called."""
-        names, imports = _names_in(function.__code__)
-        self.names |= names
-        packages = accumulate((function.__globals__.get("__package__") or "").split("."), "{}.{}".format)
-        for prefix in ("", *(f"{package}." for package in packages)):
-            self.modules |= {f"{prefix}{name}".removesuffix(".") for name in imports} & self.own
-
 
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles the user's functions and classes by value, for a process that imports their modules.
@@ -180,7 +172,11 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not is_by_value:
             return reduced
         if isinstance(value, FunctionType):
-            found.record_function(value)
+            names, imports = _names_in(value.__code__)
+            found.names |= names
+            packages = accumulate((value.__globals__.get("__package__") or "").split("."), "{}.{}".format)
+            for prefix in ("", *(f"{package}." for package in packages)):
+                found.modules |= {f"{prefix}{name}".removesuffix(".") for name in imports} & found.own
         if value.__module__ not in found.own or not _is_importable(value):
             return reduced
         has_own_rules = isinstance(value, type) and type(value) not in (type, ABCMeta)  # enums, ctypes structures

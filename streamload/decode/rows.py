@@ -73,23 +73,6 @@ class _Transformed:
         return [function for functions in self.functions for function in functions.values()]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MadeRows:
-    """Rows as the user's functions have left them, before they are collated.
-
-    Attributes:
-        rows: the values; those of a row that failed are undefined.
-        failures: by row.
-        named_s: seconds by stage and name, as in "decode_s/jpg".
-        payload_bytes: of the fields, as they are stored.
-    """
-
-    rows: Rows
-    failures: dict[int, RowFailure]
-    named_s: dict[str, float]
-    payload_bytes: int
-
-
 class RowMaker:
     """Makes rows from bytes, in any process on any machine: it knows neither batches nor slots.
 
@@ -115,12 +98,7 @@ class RowMaker:
         on_samples = [each.on_sample for each in self._transforms if each.on_sample is not None]
         self._any_on_sample = bool(on_samples)
         self._single = one_by_one or self._any_on_sample or job.collate_fn is not None
-        self._reader = FieldReader(
-            job.decode,
-            optional=None if job.fields is None else job.optional_fields,
-            limit_bytes=job.expansion_limit_bytes,
-            single=self._single,
-        )
+        self._reader = FieldReader(job, single=self._single)
         may_draw = any(function.uses_global_generators for function in of_fields + on_samples)
         needed = not one_by_one and (job.collate_fn is not None or may_draw)
         self.seeds = GlobalSeeds(needed=needed, restore=in_callers_process)
@@ -139,7 +117,7 @@ class RowMaker:
         progress: Progress | None = None,
         places: Places | None = None,
         may_stay_stored: bool = True,
-    ) -> MadeRows:
+    ) -> Work:
         """Read, decode and transform rows. Errors are in the answer.
 
         Only interrupts are raised, and in the caller's process exits.
@@ -157,10 +135,9 @@ class RowMaker:
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in (untried or {}).items():
             work.failures[row] = self._row_failure(work, row, "SampleError", reason)
-        rows = self._rows(work, places, may_stay_stored=may_stay_stored)
+        work.rows = self._rows(work, places, may_stay_stored=may_stay_stored)
         work.progress[0] = -1
-        payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in work.columns)
-        return MadeRows(rows, work.failures, work.named_s, payload_bytes)
+        return work
 
     def _rows(self, work: Work, places: Places | None, *, may_stay_stored: bool) -> Rows:
         columns: list[Any] = []

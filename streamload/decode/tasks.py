@@ -57,18 +57,18 @@ class Column:
     Attributes:
         name: as the user requested it, such as "jpg;png".
         alternatives: the fields that it may be, such as ("jpg", "png").
-        which: int64[rows], which alternative each row has; None if all have the first.
         offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the fields.
         sizes: int64[rows], bytes.
+        which: int64[rows], which alternative each row has; None if all have the first.
         crc32: int64[rows] to verify the bytes against, or None.
         shards: int64[rows], the shard of the field; None if it is the row's own.
     """
 
     name: str
     alternatives: tuple[str, ...]
-    which: NDArray[np.int64] | None
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    which: NDArray[np.int64] | None = None
     crc32: NDArray[np.int64] | None = None
     shards: NDArray[np.int64] | None = None
 
@@ -113,18 +113,19 @@ class RowTable:
 
     def columns(self) -> tuple[Column, ...]:
         """Return the columns, as views."""
-        columns, at = [], 3
-        for kind in self.kinds:
-            offsets, sizes = self.values[:, at], self.values[:, at + 1]
-            at += 2
-            which = self.values[:, at] if kind.has_which else None
-            at += kind.has_which
-            crc32 = self.values[:, at] if kind.has_crc32 else None
-            at += kind.has_crc32
-            shards = self.values[:, at] if kind.has_shard else None
-            at += kind.has_shard
-            columns.append(Column(kind.name, kind.alternatives, which, offsets, sizes, crc32, shards))
-        return tuple(columns)
+        views = iter(self.values.T[3:])
+        return tuple(
+            Column(
+                kind.name,
+                kind.alternatives,
+                offsets=next(views),
+                sizes=next(views),
+                which=next(views) if kind.has_which else None,
+                crc32=next(views) if kind.has_crc32 else None,
+                shards=next(views) if kind.has_shard else None,
+            )
+            for kind in self.kinds
+        )
 
     def places(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
         """Return the shards, the offsets and the sizes of each column, int64[rows]."""
@@ -377,25 +378,18 @@ class RowFailure(NamedTuple):
         return self.shard if self.sidecar is None else self.sidecar
 
 
-ValueKind = Literal["bytes", "array", "pickle"]
-
-
 class StoredColumn(NamedTuple):
     """How a column of values lies in a slot.
 
     Attributes:
-        kind: "bytes"; "array"; or "pickle", a single value that holds the whole list.
         start: its first byte in the slot.
         length: the number of values.
-        dtype: of arrays, as NumPy writes it.
-        ndim: of arrays.
+        is_pickle: there is a single value, the pickle of a list.
     """
 
-    kind: ValueKind
     start: int
     length: int
-    dtype: str = ""
-    ndim: int = 0
+    is_pickle: bool
 
 
 class BatchDone(NamedTuple):
