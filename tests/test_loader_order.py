@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,9 +128,3 @@ def test_no_workers_leave_the_callers_generators_alone(indexed: str) -> None:
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     numbers(indexed, num_workers=0, fields=None, transform=lambda sample: (random.random() + np.random.rand(),))
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
-
-
-def test_shards_given_twice_are_refused(indexed: str) -> None:
-    shard = str(next(Path(indexed).glob("*.tar")))
-    with pytest.raises(ValueError, match="twice"):
-        StreamLoader([shard, shard])

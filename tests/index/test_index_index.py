@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import random
@@ -85,14 +84,10 @@ def change(**columns: Any) -> Callable[[ShardTable], ShardTable]:
     [
         change(member_offset=np.array([512, 1536, 1 << 40], np.int64)),
         change(member_offset=np.array([-1, 1536, 2560], np.int64)),
-        change(member_size=np.array([2, 2, -1], np.int64)),
         change(member_size=np.array([2, 2, (1 << 63) - 1], np.int64)),
         change(member_size=np.array([2, 2], np.int64)),
         change(member_field=np.array([0, 0, 1], np.uint16)),
-        change(member_field=np.array([0, 0], np.uint16)),
         change(sample_start=np.array([0, 1, 2], np.int64)),
-        change(sample_start=np.array([1, 1, 2, 3], np.int64)),
-        change(sample_start=np.array([0, 2, 1, 3], np.int64)),
         change(sample_start=np.array([0, 0, 1, 3], np.int64)),
         change(sample_start=np.array([0, 3], np.int64)),
         change(key_start=np.array([0, 5, 10, 99], np.int64)),
@@ -101,7 +96,6 @@ def change(**columns: Any) -> Callable[[ShardTable], ShardTable]:
         change(member_crc32=np.array([1], np.uint32)),
         change(labels=np.array([1], np.int64)),
         change(shard_bytes=100),
-        change(shard_bytes=1 << 49),
         change(shard_bytes=(1 << 64) - 1),
         change(sample_start=np.array([0, WRAPS, 2 * WRAPS - (1 << 64), 3], np.int64)),
         change(key_start=np.array([0, WRAPS, 2 * WRAPS - (1 << 64), 15], np.int64)),
@@ -237,19 +231,14 @@ def _set(*path: str | int, value: Any) -> Callable[[Any], None]:
     [
         (_set("kind", value="wids"), "not a streamload index"),
         (_set("format", value=3), "format 3"),
-        (_set("format", value=None), "format None"),
         (_set("format", value=[]), r"format \[\]"),
         (_set("fields", value="cls"), "damaged"),
         (_set("fields", 0, value=3), "damaged"),
         (_set("tables", value={}), "damaged"),
-        (_set("tables", 0, value=None), "damaged"),
         (_set("tables", 0, "file", value="../../secret"), "damaged"),
-        (_set("tables", 0, "file", value="a.tar.npz"), "damaged"),
-        (_set("tables", 0, "shards", value=1), "damaged"),
         (_set("tables", 0, "shards", value=3), "damaged"),
         (_set("tables", 0, "shards", value=1 << 63), "damaged"),
         (_set("shards", value=[]), "damaged"),
-        (_set("shards", "name", value="ab"), "damaged"),
         (_set("shards", "name", value=["a.tar"]), "damaged"),
         (_set("shards", "name", 0, value="b.tar"), "damaged"),
         (_set("shards", "name", 0, value=4), "damaged"),
@@ -257,17 +246,12 @@ def _set(*path: str | int, value: Any) -> Callable[[Any], None]:
         (_set("shards", "bytes", value=[512]), "damaged"),
         (_set("shards", "bytes", 0, value=-1), "damaged"),
         (_set("shards", "bytes", 0, value=1.5), "damaged"),
-        (_set("shards", "bytes", 0, value=1 << 63), "damaged"),
-        (_set("shards", "samples", 0, value=1 << 63), "damaged"),
         (_set("shards", "samples", 0, value=1 << 49), "damaged"),
-        (_set("shards", "samples", 0, value=None), "damaged"),
         (_set("shards", "samples", 0, value=True), "damaged"),
         (_set("shards", "table_bytes", 0, value=1 << 49), "damaged"),
-        (_set("shards", "table_bytes", 0, value=None), "damaged"),
         (_set("shards", "table_crc32", 0, value=1 << 32), "damaged"),
         (_set("shards", "mtime_ns", value=[1 << 63, 1]), "damaged"),
         (_set("shards", "mtime_ns", value=["now", 1]), "damaged"),
-        (_set("shards", "mtime_ns", value=[1]), "damaged"),
         (_set("shards", "etag", value=[1, None]), "damaged"),
     ],
 )
@@ -289,18 +273,6 @@ def test_what_is_no_list_is_refused_as_an_index(content: bytes, tmp_path: Path) 
         read_index(tmp_path)
     with pytest.raises(DatasetIndexError, match="holds no index.json"):
         read_index(tmp_path / "absent")
-
-
-def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_index(str(tmp_path), [entry_of("a.tar", 1)])
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StorageError, match=r"Too many open files; .*ulimit -n") as caught:
-        read_index(tmp_path)
-    assert "streamload index" not in caught.value.message
 
 
 def test_pipes_in_place_of_files_are_not_waited_for(tmp_path: Path) -> None:

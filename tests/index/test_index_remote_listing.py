@@ -299,12 +299,6 @@ def test_memory_is_of_one_process(tmp_path: Path) -> None:
     assert not Storages(filesystem=fsspec.filesystem("file")).is_process_local("/a.tar")
 
 
-@pytest.mark.parametrize("url", ["nonsense://a/b.tar", "pipe:cat a.tar", "cmd://x.tar"])
-def test_what_no_storage_knows_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="no storage is called|run a program"):
-        list_shards(url)
-
-
 def test_a_filesystem_of_the_users_takes_its_paths_and_its_own_urls(tmp_path: Path) -> None:
     memory, local = fsspec.filesystem("memory"), fsspec.filesystem("file")
     memory.pipe_file("/taken/a.tar", b"12345")

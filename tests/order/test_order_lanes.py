@@ -54,18 +54,6 @@ def test_stream_started_anywhere_is_the_tail_of_the_whole(draws, window):
         assert outputs(draws, window, 300, first) == whole[first:]
 
 
-def test_no_sample_moves_further_than_the_window():
-    moved = np.array(outputs(hashed_draws, 50, 2000)) - np.arange(2000)
-    assert abs(moved).max() <= 50
-    assert moved.max() > 20
-    assert moved.min() < -20
-
-
-@pytest.mark.parametrize("window", [0, 1])
-def test_smallest_windows_keep_the_order(window):
-    assert outputs(hashed_draws, window, 100) == list(range(100))
-
-
 @settings(deadline=None)
 @given(st.data())
 def test_numbers_may_be_skipped(data):

@@ -59,15 +59,6 @@ def test_every_sample_comes_exactly_once_beside_those_that_fill_up(options, coun
 
 
 @settings(deadline=None)
-@given(oracle.option_sets(drop_last=True), oracle.shard_counts, world_sizes)
-def test_drop_last_gives_whole_batches_only(options, counts, world_size):
-    n_batches = sum(counts) // (options.batch_size * world_size)
-    for rank in range(world_size):
-        batches = oracle.plan_batches(oracle.rank_plan(options, counts, rank, world_size))
-        assert [len(rows) for _, rows in batches] == [options.batch_size] * n_batches
-
-
-@settings(deadline=None)
 @given(
     oracle.option_sets(), oracle.option_sets(pad=False, drop_last=False), oracle.shard_counts, world_sizes, world_sizes
 )
@@ -98,33 +89,6 @@ def test_this_order_never_changes():
     block = plan.take(20)
     assert (block.shard.tolist(), block.sample.tolist()) == (GOLDEN_SHARDS, GOLDEN_SAMPLES)
     assert shards_in_order(OPTIONS, 5, 3).tolist() == [3, 1, 4, 2, 0]
-
-
-def test_epochs_and_seeds_differ_and_repeat():
-    def rows(seed, epoch):
-        options = dataclasses.replace(OPTIONS, seed=seed)
-        return rows_of(oracle.plan_batches(oracle.rank_plan(options, [40] * 5, 0, 1, epoch=epoch)))
-
-    assert rows(0, 0) == rows(0, 0)
-    assert rows(0, 0) != rows(0, 1)
-    assert rows(0, 0) != rows(1, 0)
-
-
-def test_without_shuffle_one_rank_reads_as_listed():
-    options = dataclasses.replace(OPTIONS, shuffle=False, lanes=1)
-    batches = oracle.plan_batches(oracle.rank_plan(options, [3, 0, 5], 0, 1))
-    assert rows_of(batches) == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4)]
-
-
-def test_a_window_mixes_shards():
-    options = dataclasses.replace(OPTIONS, window=1000, lanes=1, batch_size=64)
-    blocks = oracle.plan_batches(oracle.rank_plan(options, [100] * 40, 0, 1))
-    assert len({shard for shard, _ in blocks[20][1]}) > 7
-
-
-def test_ends_count_up_to_the_number_of_samples():
-    ends = [end for end, _ in oracle.plan_batches(oracle.rank_plan(OPTIONS, [10, 13], 1, 2))]
-    assert ends == [8, 16, 23]
 
 
 def test_world_size_that_divides_the_lanes_reads_whole_lanes():
@@ -158,14 +122,6 @@ def test_a_rank_of_many_touches_only_its_own_lane_in_a_billion_samples(monkeypat
         position = {shard: i for i, shard in enumerate(shards_in_order(options, 100_000, 0).tolist())}
         lane_start, lane_end = 517 * 10**9 // 1024, 518 * 10**9 // 1024
         assert all(lane_start < (position[s] + 1) * 10_000 and position[s] * 10_000 < lane_end for s in shards)
-
-
-def test_a_short_last_batch_reads_the_start_by_streams_of_its_own():
-    options = dataclasses.replace(OPTIONS, lanes=1, window=50)
-    batches = oracle.plan_batches(oracle.rank_plan(options, [301], 8, 9))
-    assert batches == oracle.rank_batches(options, oracle.epoch_order(options, [301], 0), 8, 9)
-    first = oracle.plan_batches(oracle.rank_plan(options, [301], 0, 1))[0][1]
-    assert batches[-1][1][-1] in first + oracle.plan_batches(oracle.rank_plan(options, [301], 0, 1))[1][1]
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 8])

@@ -1,9 +1,6 @@
 import dataclasses
 
-import order_oracle as oracle
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
 from streamload.order.layout import ShardCounts, ShardSequence
@@ -12,27 +9,6 @@ from streamload.order.plan import RankPlan
 from streamload.order.runs import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
-
-
-@settings(deadline=None)
-@given(oracle.option_sets(lanes=1), oracle.shard_counts, st.integers(1, 4), st.data())
-def test_a_shard_is_requested_only_if_the_next_batch_needs_it(options, counts, world_size, data):
-    rank = data.draw(st.integers(0, world_size - 1))
-    known = ShardCounts(len(counts))
-    plan = RankPlan(options, known, 0, rank, world_size)
-    order, keys = oracle.keys_on_one_lane(options, counts)
-    size, position = options.batch_size * world_size, 0
-    while True:
-        for shard in iter(lambda: (plan.missing(1) or [None])[0], None):
-            known_end = sum(counts[s] for s in order[: order.index(shard)])
-            finalized = sum(keyed <= known_end for keyed in keys[:known_end]) if options.shuffle else known_end
-            last = position + (rank + 1) * options.batch_size
-            assert known_end < position + size or finalized < last
-            known.set(shard, counts[shard])
-        block = plan.take(1)
-        if block is None:
-            return
-        position = int(block.ends[-1])
 
 
 def test_the_first_batch_waits_for_few_shards():

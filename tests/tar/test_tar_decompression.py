@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from backports import zstd
 from compressed_shards import URL, by_program, compressed, decompressed, mixed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,10 +166,6 @@ def _dense(compression: Compression) -> bytes:
             return bz2.compress(zeros)
 
 
-def test_the_dense_zstd_frame_is_one() -> None:
-    assert zstd.decompress(_zstd_runs(3)) == bytes(3 * (128 << 10))
-
-
 @pytest.mark.parametrize("compression", ALL)
 def test_no_piece_is_large_however_dense_the_input(compression: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
     piece_bytes = 4 << 10
@@ -195,15 +190,6 @@ def test_a_bomb_is_refused_before_it_has_gone_off(compression: Compression) -> N
     assert RATIO_FREE_BYTES < decompressor.decompressed_bytes <= RATIO_FREE_BYTES + (1 << 20)
 
 
-def test_gzip_is_held_to_the_ratio_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compresses by 1032 at most."""
-    monkeypatch.setattr(decompression, "MOST_RATIO", 900)
-    monkeypatch.setattr(decompression, "RATIO_FREE_BYTES", 1 << 20)
-    decompressor = Decompressor(Compression.GZIP, URL)
-    with pytest.raises(ShardFormatError, match="over 900 times"):
-        list(decompressor.feed(_dense(Compression.GZIP)))
-
-
 @pytest.mark.parametrize("compression", ALL)
 def test_a_small_archive_may_be_as_dense_as_it_likes(compression: Compression) -> None:
     assert decompressed(compression, _dense(compression)) == bytes(DENSE_BYTES)
@@ -212,10 +198,8 @@ def test_a_small_archive_may_be_as_dense_as_it_likes(compression: Compression) -
 # -- driven by a loop ----------------------------------------------------------------------------------------------
 
 
-async def _chunks(data: bytes, size: int, log: list[str] | None = None) -> AsyncIterator[bytes]:
+async def _chunks(data: bytes, size: int) -> AsyncIterator[bytes]:
     for start in range(0, len(data), size):
-        if log is not None:
-            log.append("chunk")
         yield data[start : start + size]
 
 

@@ -82,6 +82,12 @@ def packed_by(program: str, tar_format: str, tmp_path: Path, names: list[str]) -
     return shard
 
 
+def skip_without_gnu_tar() -> None:
+    version = subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False, timeout=60)
+    if "GNU tar" not in version.stdout:
+        pytest.skip("tar is not GNU tar here")
+
+
 def check_packed(program: str, tar_format: str, longest: int, tmp_path: Path) -> None:
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
@@ -97,9 +103,7 @@ def check_packed(program: str, tar_format: str, longest: int, tmp_path: Path) ->
     ("tar_format", "longest"), [("gnu", 1000), ("oldgnu", 1000), ("posix", 1000), ("ustar", 200), ("v7", 90)]
 )
 def test_gnu_tar(tar_format: str, longest: int, tmp_path: Path) -> None:
-    version = subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False, timeout=60)
-    if "GNU tar" not in version.stdout:
-        pytest.skip("tar is not GNU tar here")
+    skip_without_gnu_tar()
     check_packed("tar", tar_format, longest, tmp_path)
 
 
@@ -198,9 +202,7 @@ def test_what_all_other_readers_read_alike_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tar_format", ["gnu", "oldgnu", "posix"])
 @pytest.mark.parametrize("option", ["--label=a label", "--blocking-factor=21", "--listed-incremental=snapshot"])
 def test_gnu_tars_other_archives(tar_format: str, option: str, tmp_path: Path) -> None:
-    version = subprocess.run(["tar", "--version"], capture_output=True, text=True, check=False, timeout=60)
-    if "GNU tar" not in version.stdout:
-        pytest.skip("tar is not GNU tar here")
+    skip_without_gnu_tar()
     (tmp_path / "files").mkdir()
     for number in range(3):
         (tmp_path / "files" / f"{number}.bin").write_bytes(b"%d" % number * 700)

@@ -49,6 +49,7 @@ NO_SHARDS = [
     ("a.tar", zipped(), "a zip archive, not a tar archive"),
     ("a.tar", tar("w:gz"), "this is gzip data, not a plain tar archive"),
     ("a.tar", tar("w:xz"), "this is xz data, not a plain tar archive"),
+    ("a.tar", b"\x28\xb5\x2f\xfd" + bytes(600), "this is zstd data, not a plain tar archive"),
     ("a.tar.gz", tar(), "this is a plain tar archive, not a compressed one; name it .tar"),
     ("a.tar.bz2", tar(), "this is a plain tar archive"),
     ("a.tar.gz", tar("w:bz2"), "this is bzip2 data, which is not what its name says"),
