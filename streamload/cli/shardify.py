@@ -15,7 +15,6 @@ from streamload.index.columns import MOST_CLASSES_BYTES, parse_class_names
 from streamload.pack.output import UsageError
 from streamload.pack.planning import parse_split
 from streamload.pack.resizing import Resizing
-from streamload.pack.run import Start
 from streamload.pack.source_to_shards import as_lines, source_to_shards
 from streamload.pack.sources.source import SourceOptions
 from streamload.pack.tasks import Target
@@ -159,15 +158,17 @@ def shardify(
             keep_columns=keep_columns,
             split_column=split_column,
         ),
-        _target(
-            source,
-            dest,
-            storage_option,
-            max_bytes=max_bytes,
+        Target(
+            _folder(source, dest, storage_option),
+            Storages(dict(storage_option or ())),
+            max_bytes=_max_bytes(max_bytes),
             max_count=max_count,
             skip_bad=skip_bad,
+            resume=resume,
+            overwrite=overwrite,
+            workers=workers,
+            ray=ray,
         ),
-        Start(resume, overwrite, workers, ray),
         shuffle=shuffle,
         seed=seed,
         fractions=None if split is None else parse_split(split),
@@ -196,31 +197,31 @@ def _classes(path: str, storage_options: Sequence[Any] | None) -> tuple[str, ...
     return parse_class_names(content, path)
 
 
-def _target(source: str, dest: str, storage_options: Sequence[Any] | None, *, max_bytes: str, **limits: Any) -> Target:
-    """Return where shards are written. Raises UsageError if nothing can be written there."""
+def _folder(source: str, dest: str, storage_options: Sequence[Any] | None) -> str:
+    """Return the destination without a slash at the end. Raise UsageError if nothing can be written there."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
-    given = dict(storage_options or ())
-    storages = Storages(given)
     try:
-        folder = destination_in(dest.rstrip("/") or "/", storages)
+        folder = destination_in(dest.rstrip("/") or "/", Storages(dict(storage_options or ())))
     except (ValueError, StorageError) as exc:
         raise UsageError(f"DEST: {exc}") from exc
-    try:
-        limits["max_bytes"] = parse_bytes("--max-bytes", max_bytes)
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
     if folder.path is None:
-        return Target(folder.folder, storages, **limits)
-    if given:
+        return folder.folder
+    if storage_options:
         raise UsageError("--storage-option is for a remote DEST, and this one is a local folder")
-    dest = folder.folder
-    real_source, real_dest = os.path.realpath(source), os.path.realpath(dest)
+    real_source, real_dest = os.path.realpath(source), os.path.realpath(folder.path)
     if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
         raise UsageError(
-            f"DEST {dest!r} lies in SOURCE {source!r}, where the shards would look like a class; choose another"
+            f"DEST {folder.path!r} lies in SOURCE {source!r}, where the shards would look like a class; choose another"
         )
-    return Target(dest, storages, **limits)
+    return folder.path
+
+
+def _max_bytes(text: str) -> int:
+    try:
+        return parse_bytes("--max-bytes", text)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from streamload.errors import StorageError, StreamloadError
 from streamload.pack.planning import Span, estimated_spans, measured_positions
 from streamload.pack.processes import Report
 from streamload.pack.ray_pool import pickled_by_value
-from streamload.pack.run import Pool, Start, pack_into
+from streamload.pack.run import Pool, pack_into
 from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, measure, shard_name
 from streamload.storage.storages import Storages
 from streamload.write.destination import size_of
@@ -47,11 +47,10 @@ def pack(
     """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
 
     Every reader refuses the destination until everything is packed. Equal samples give equal bytes for any number of
-    workers. After a kill, the same call with `resume=True` goes on to the same bytes, if the function is deterministic:
-    shards are kept if their inputs and the function's own source are unchanged. What the function calls, holds or reads
-    is not compared.
+    workers. After a kill, the same call with `resume=True` goes on to the same bytes: shards are kept if their inputs
+    and the function's own source are unchanged; anything else that the function uses is not compared.
 
-    Some inputs (one in sixteen, at most 128) are packed once more at the start, to estimate how many fill a shard.
+    Some inputs (one in sixteen, at most 128) are packed twice, to estimate how many fill a shard.
 
     Args:
         function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
@@ -65,9 +64,8 @@ def pack(
         overwrite: first remove existing shards, or an interrupted run.
         storage_options: as for `StreamLoader`.
         filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
-        ray: pack on the nodes of a Ray cluster: its address, or "auto" for that of this machine. The inputs, and the
-            destination if it is a folder, are on a file system that all nodes have at the same path. `workers` is then
-            the number of tasks in flight.
+        ray: the address of a Ray cluster to pack on, or "auto" for that of this machine. Inputs, and a local
+            destination, must be on a file system that all nodes share. `workers` is the number of tasks in flight.
 
     Raises:
         StreamloadError: the function fails or returns a wrong sample, with the number of the input; or a process died.
@@ -78,17 +76,23 @@ def pack(
     check_counts(workers=workers, max_count=max_count)
     listed = list(inputs)
     storages = Storages(storage_options, filesystem)
-    most_bytes = parse_bytes("max_bytes", max_bytes)
-    target = Target(os.fspath(destination).rstrip("/") or "/", storages, max_bytes=most_bytes, max_count=max_count)
-    start = Start(resume, overwrite, workers, ray)
-    pack_calls(function, listed, target, start, versions=list(map(_file_of, listed)), code=code_of(function))
+    target = Target(
+        os.fspath(destination).rstrip("/") or "/",
+        storages,
+        max_bytes=parse_bytes("max_bytes", max_bytes),
+        max_count=max_count,
+        resume=resume,
+        overwrite=overwrite,
+        workers=workers,
+        ray=ray,
+    )
+    pack_calls(function, listed, target, versions=list(map(_file_of, listed)), code=code_of(function))
 
 
 def pack_calls(
     function: Callable[[Any], Any],
     inputs: Sequence[Any],
     target: Target,
-    start: Start,
     *,
     versions: Sequence[object],
     code: object,
@@ -105,10 +109,9 @@ def pack_calls(
         function: as for `pack`.
         inputs: as for `pack`.
         target: where and how shards are written.
-        start: how the run begins.
         versions: for each input, anything that changes with its content.
         code: identifies the function and its options.
-        spans: the inputs of each task; None to estimate them from the sizes of some samples.
+        spans: the inputs of each task; None to estimate them from some samples.
         names: the names of the tasks' shards; None to number them.
         may_be_empty: make a shard also of a span without samples.
         are_keys_unique: refuse keys that repeat in another shard.
@@ -116,15 +119,14 @@ def pack_calls(
         unit: the inputs, for the progress.
     """
     pickled = [pickle.dumps(value) for value in inputs]
-    function_bytes = pickled_by_value(function) if start.ray is not None else cloudpickle.dumps(function)
+    function_bytes = pickled_by_value(function) if target.ray is not None else cloudpickle.dumps(function)
     code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
 
     def plan(pool: Pool) -> list[Task]:
         cut = spans
         if cut is None:
-            assert target.max_bytes is not None
             some = [PackCalls(function_bytes, (pickled[n],), n) for n in measured_positions(len(pickled))]
-            measured = list(pool.results(partial(measure, work, target.max_bytes) for work in some))
+            measured = list(pool.results(partial(measure, work) for work in some))
             cut = estimated_spans(len(pickled), measured, target.max_bytes, target.max_count)
         tasks = []
         for number, (first, end) in enumerate(cut):
@@ -145,7 +147,7 @@ def pack_calls(
                     raise ValueError(f"two samples have the key {key!r}; give each one of its own")
                 seen.add(key)
 
-    pack_into(target, start, plan, check, label=label, unit=unit)
+    pack_into(target, plan, check, label=label, unit=unit)
 
 
 @dataclass(frozen=True, slots=True)

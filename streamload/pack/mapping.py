@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ from streamload.index.listing import Listing
 from streamload.pack.calling import code_of, pack_calls, samples_in
 from streamload.pack.output import UsageError
 from streamload.pack.planning import shard_spans
-from streamload.pack.run import Start
 from streamload.pack.tasks import ANY_NAMES, Target
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
@@ -109,16 +109,15 @@ def map_shards(
 ) -> None:
     """Write a dataset of the results of a function for another dataset's samples, in their order and with their keys.
 
-    Each shard becomes one new shard of the same name (numbered, if shards of different folders share a name), unless
-    `max_bytes` or `max_count` cuts them anew: consecutive shards are merged as far as they fit, and a larger one is
-    cut. What `pack` promises holds: the same bytes for any number of workers and after a kill and `resume=True`, and
-    every reader refuses the destination until everything is done.
+    Each shard becomes one of the same name (numbered, if shards of different folders share a name), unless `max_bytes`
+    or `max_count` cuts them anew: consecutive shards are merged as far as they fit, and a larger one is cut. The bytes,
+    resuming, and incomplete destinations are as for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; returns the new sample (with
-            the same key unless it has one), yields several, which then need keys of their own, or returns None to leave
-            it out. With `batch_size` it takes a list of samples, and returns or yields the new ones; if there are as
-            many, they have the same keys unless they have others.
+            the same key unless it has one), yields several, which need keys of their own, or returns None to leave it
+            out. With `batch_size` it takes a list of samples, and returns or yields the new ones; as many samples have
+            the same keys unless they have others.
         urls: the shards, as for `StreamLoader`.
         destination: a folder or a url; not that of the shards.
         sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: a shard for each shard, and for
@@ -132,7 +131,7 @@ def map_shards(
         resume: go on with an interrupted run.
         overwrite: first remove existing shards, or an interrupted run.
         storage_options: for the shards and the destination.
-        filesystem: an fsspec filesystem to read and write with, as for `StreamLoader`.
+        filesystem: an fsspec filesystem to read and write with.
         ray: as for `pack`: a task on the nodes of a Ray cluster for each shard.
 
     Raises:
@@ -153,10 +152,13 @@ def map_shards(
     if chosen is not None and counts is not None:
         in_each = np.split(chosen, np.cumsum(counts)[:-1])
         shards = [SourceShard(url, np.flatnonzero(part)) for (url, _), part in zip(shards, in_each, strict=True)]
-    names = spans = None
+    if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
+        workers = 1
+    target = Target(dest, storages, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
+    names = None
     if is_cut:
         most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
-        target = Target(dest, storages, max_bytes=most_bytes, max_count=max_count)
+        target = replace(target, max_bytes=most_bytes, max_count=max_count)
         if counts is None:
             counts = [0] * len(shards)
         sizes = [
@@ -165,7 +167,7 @@ def map_shards(
         ]
         spans = shard_spans(sizes, most_bytes, max_count)
     else:
-        target = Target(dest, storages, ANY_NAMES)
+        target = replace(target, naming=ANY_NAMES)
         spans = [(number, number + 1) for number in range(len(shards))]
         kept = [without_compression(shard.name) for shard in listing.shards]
         if len(set(kept)) == len(kept) and all(is_plain_name(name) and ANY_NAMES.matches(name) for name in kept):
@@ -173,13 +175,10 @@ def map_shards(
     decoders: Any = decode
     if isinstance(decode, Mapping):
         decoders = sorted((field, code_of(each)) for field, each in decode.items())
-    if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
-        workers = 1
     pack_calls(
         partial(_mapped, function, sidecar=sidecar, batch_size=batch_size, decode=decode, storages=storages),
         shards,
         target,
-        Start(resume, overwrite, workers, ray),
         versions=[(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards],
         code=[code_of(function), sidecar, batch_size, decoders],
         spans=spans,

@@ -47,13 +47,7 @@ def shown_time(seconds: float) -> str:
 
 
 class Progress:
-    """Reports progress on standard error; a context manager, which restores the terminal.
-
-    Args:
-        label: the activity, such as "packing".
-        total: number of items.
-        unit: the items, in the plural.
-    """
+    """Reports progress on standard error; a context manager, which restores the terminal."""
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit

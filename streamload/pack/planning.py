@@ -60,12 +60,9 @@ def sample_bytes(sample: SourceSample, sizes: Sequence[int]) -> int:
 
 
 def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
-    """Cut consecutive items into shards, each as full as allowed.
+    """Cut consecutive items, with their bytes and numbers of samples, into shards, each as full as allowed.
 
-    Args:
-        sizes: bytes and number of samples of each item.
-        max_bytes: maximum size of a shard with its end-of-archive marker; a larger item gets a span of its own.
-        max_count: maximum number of samples in a shard.
+    `max_bytes` includes the end-of-archive marker; a larger item gets a span of its own.
     """
     spans: list[Span] = []
     start = end = filled = samples = 0
@@ -85,7 +82,7 @@ def measured_positions(count: int) -> list[int]:
 
 
 def estimated_spans(
-    count: int, measured: Sequence[tuple[int, int]], max_bytes: int, max_count: int | None
+    count: int, measured: Sequence[tuple[int, int]], max_bytes: int | None, max_count: int | None
 ) -> list[Span]:
     """Cut items into equal spans that fill a shard to about nine tenths, from bytes and samples of some items.
 
@@ -93,7 +90,7 @@ def estimated_spans(
     """
     each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
     all_bytes, samples = (sum(column) for column in zip(*measured, strict=True)) if measured else (0, 0)
-    if all_bytes:
+    if all_bytes and max_bytes is not None:
         each = min(each, int(_FILLED * max_bytes * len(measured) / all_bytes))
     if max_count is not None:
         each = min(each, max_count * len(measured) // samples if samples else max_count)
@@ -151,13 +148,13 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
         return chosen
     all_labels = np.array([_NO_LABEL if label is None else label for label in labels], np.int64)
     by_class = np.argsort(all_labels, kind="stable")
-    found, starts = np.unique(all_labels[by_class], return_index=True)
-    for label, members in zip(found.tolist(), np.split(by_class, starts[1:]), strict=True):
+    classes, starts = np.unique(all_labels[by_class], return_index=True)
+    for label, members in zip(classes.tolist(), np.split(by_class, starts[1:]), strict=True):
         shuffled = members[_permutation(len(members), seed, label % 2**64, _SPLIT)]
-        taken = 0
+        start = 0
         for name, share in zip(fractions, _shares(len(members), list(fractions.values())), strict=True):
-            chosen[name] += shuffled[taken : taken + share].tolist()
-            taken += share
+            chosen[name] += shuffled[start : start + share].tolist()
+            start += share
     return {name: sorted(positions) for name, positions in chosen.items()}
 
 

@@ -34,12 +34,7 @@ _CANCEL_TIMEOUT_S = 10.0
 
 
 class RayPool:
-    """Runs tasks on the nodes of a cluster, each with one processor.
-
-    Args:
-        cluster: the connection.
-        at_once: maximum number of tasks in flight; None is four for each processor of the cluster.
-    """
+    """Runs tasks on the nodes of a cluster, each with one processor; by default four for each processor at once."""
 
     def __init__(self, cluster: RayCluster, at_once: int | None) -> None:
         self._cluster = cluster

@@ -26,10 +26,6 @@ class Resizing:
     A resized image becomes a JPEG with 4:2:0 subsampling, grey if the image is grey: transparency is dropped, an
     animation keeps its first frame, CMYK becomes RGB, the EXIF orientation is applied. Metadata and colour profiles,
     which loaders ignore, are dropped.
-
-    Attributes:
-        size: the shorter side in pixels.
-        quality: JPEG quality, 1 to 100.
     """
 
     size: int

@@ -1,7 +1,7 @@
 """One run into a destination: mark it, do the tasks that are not done yet, and write the index last.
 
-Readers refuse the remains of a killed run, because they are marked. Until a run is complete, `run.json` beside the
-shards names all shards that may be there, and each finished task has a record.
+Readers refuse a marked folder. Until a run is complete, `run.json` beside the shards names all shards that may be
+there, and each finished task has a record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 
 from streamload.errors import ShardNotFoundError, StorageError, StreamloadError, without_secrets
@@ -40,26 +39,8 @@ _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How a run begins, and its workers.
-
-    Attributes:
-        resume: go on with an interrupted run.
-        overwrite: remove existing shards, or an interrupted run.
-        workers: number of processes, or of Ray tasks in flight; None chooses.
-        ray: the address of a Ray cluster, or None for this machine.
-    """
-
-    resume: bool = False
-    overwrite: bool = False
-    workers: int | None = None
-    ray: str | None = None
-
-
 def pack_into(
     target: Target,
-    start: Start,
     plan: Callable[[Pool], Sequence[Task]],
     check: Callable[[Sequence[Record]], None],
     *,
@@ -68,11 +49,12 @@ def pack_into(
     splits: Sequence[str] = ("",),
     classes: Sequence[str] | None = None,
 ) -> list[Record] | None:
-    """Do the tasks of a plan that are not done yet, and complete the destination.
+    """Do the tasks of a plan that are not done yet, and complete the destination; return the records in order.
+
+    Returns None if the destination is complete already.
 
     Args:
         target: where and how shards are written.
-        start: how the run begins.
         plan: makes the tasks, in the order of their shards; independent of the number of workers.
         check: called with all records before the index is written; may raise to end the run.
         label: the activity, for the progress.
@@ -80,23 +62,22 @@ def pack_into(
         splits: the folders in the destination, or "" for the destination itself.
         classes: the names of the classes, or None.
 
-    Returns:
-        The records in the order of the tasks; None if the destination is complete already.
-
     Raises:
         UsageError: there are shards or an unfinished run already, or another run is at work.
         StreamloadError, OSError, ValueError: a task failed. Finished shards are kept for a run with `resume`.
     """
-    run = _Run(target, splits, start)
+    run = _Run(target, splits)
     with run.locked():
         if not run.may_begin():
             return None
         try:
             alone = target.storages.is_process_local(target.dest)
-            if start.ray is not None and alone:
-                raise UsageError(f"only this process can write to {target.dest!r}; leave out ray, or choose another")
-            count = 1 if alone or start.ray is not None else start.workers or available_processors()
-            with open_pool(start.ray, start.workers) as cluster, Processes(count) as processes:
+            if target.ray is not None and alone:
+                raise UsageError(
+                    f"only this process can write to {target.dest!r}; leave out ray, or name another folder"
+                )
+            count = 1 if alone or target.ray is not None else target.workers or available_processors()
+            with open_pool(target.ray, target.workers) as cluster, Processes(count) as processes:
                 pool: Pool = processes if cluster is None else cluster
                 tasks = plan(pool)
                 run.begin(tasks)
@@ -122,8 +103,8 @@ class _Run:
         records: the records of finished tasks, by their digests.
     """
 
-    def __init__(self, target: Target, splits: Sequence[str], start: Start) -> None:
-        self._target, self._start = target, start
+    def __init__(self, target: Target, splits: Sequence[str]) -> None:
+        self._target = target
         self._root = target.folder("")
         self._folders = {split: target.folder(split) for split in splits}
         self._storage = self._root.storage
@@ -139,7 +120,7 @@ class _Run:
         if self._path is None:
             yield
             return
-        made = [] if os.path.isdir(self._path) else [self._path]
+        created = [] if os.path.isdir(self._path) else [self._path]
         lock = -1
         try:
             os.makedirs(self._packing, 0o700, exist_ok=True)
@@ -154,22 +135,21 @@ class _Run:
         finally:
             if lock >= 0:
                 os.close(lock)
-            for folder in [*(each.folder for split, each in self._folders.items() if split), self._packing, *made]:
+            for folder in [*(each.folder for split, each in self._folders.items() if split), self._packing, *created]:
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
         """Return False if a run that is to be resumed is complete already.
 
-        Raises:
-            UsageError: there are shards or an unfinished run, and neither option says what to do with them; or shards
-                that no index and no run names.
+        Raises UsageError for shards or an unfinished run without an option for them, and for shards without an entry
+        in an index or a run.
         """
-        start, naming = self._start, self._target.naming
+        target, naming = self._target, self._target.naming
         unfinished = self._read_run_file()
         if unfinished is None:
             self._remove_records()  # of a complete run that was killed before it removed them
-        elif not (start.resume or start.overwrite):
+        elif not (target.resume or target.overwrite):
             raise UsageError(
                 f"{self._target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
                 f"{_OVERWRITE}"
@@ -178,15 +158,15 @@ class _Run:
         for split, folder in self._folders.items():
             existing = folder.existing(naming)
             if existing and unfinished is None:
-                there = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
-                if start.overwrite:
+                state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
+                if target.overwrite:
                     index = IndexLookup(None, self._target.storages).of_folder(folder.folder)
                     self._names[split] = set() if index is None else {shard.name for shard in index.shards}
-                elif start.resume:
-                    say(f"note: there is no unfinished run to resume, and {there}; to pack again, add {_OVERWRITE}")
+                elif target.resume:
+                    say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
                     return False
                 else:
-                    raise UsageError(f"{there}; replace them with {_OVERWRITE}, or choose another destination")
+                    raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
             if foreign := [name for name in existing if not self._is_ours(split, name)]:
                 raise UsageError(
                     f"{folder.folder!r} holds {foreign[0]!r}, which no index and no run of packing names; move it "
@@ -194,7 +174,7 @@ class _Run:
                 )
         if unfinished is None:
             self._refuse_other_splits()
-            if start.resume:
+            if target.resume:
                 say("note: there is no unfinished run to resume; packing from the start")
         return True
 
@@ -254,7 +234,7 @@ class _Run:
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
         """Return the records of tasks whose shards are unchanged."""
-        names = self._record_names() if self._start.resume else set()
+        names = self._record_names() if self._target.resume else set()
         if not names:
             return {}
 

@@ -17,7 +17,7 @@ from streamload.pack.output import UsageError, say, shown_bytes, shown_time
 from streamload.pack.planning import estimated_spans, measured_positions, planned_parts, sample_bytes, shard_spans
 from streamload.pack.processes import Report
 from streamload.pack.resizing import Resizing
-from streamload.pack.run import Pool, Start, pack_into
+from streamload.pack.run import Pool, pack_into
 from streamload.pack.sources.arrays import OpenArrays, row_content
 from streamload.pack.sources.kinds import open_source
 from streamload.pack.sources.loading import file_versions, load, meaning_of
@@ -26,7 +26,6 @@ from streamload.pack.sources.source import (
     COLUMNS_FIELD,
     ArrayRow,
     Source,
-    SourceError,
     SourceOptions,
     SourceSample,
     is_image,
@@ -48,7 +47,6 @@ def source_to_shards(
     source: str,
     options: SourceOptions,
     target: Target,
-    start: Start,
     *,
     shuffle: bool,
     seed: int,
@@ -65,10 +63,7 @@ def source_to_shards(
         StreamloadError, OSError: something cannot be read or written.
     """
     began = time.monotonic()
-    try:
-        opened = open_source(source, options)
-    except SourceError as exc:
-        raise UsageError(str(exc)) from exc
+    opened = open_source(source, options)
     if resizing is not None:
         _refuse_resizing(opened.samples)
     if fractions is not None and opened.parts is not None:
@@ -76,14 +71,13 @@ def source_to_shards(
             f"{source!r} is divided into {', '.join(opened.parts)} already; leave out --split, or give one of them"
         )
     if opened.in_memory:
-        start = replace(start, workers=1)
+        target = replace(target, workers=1)
     for note in opened.notes:
         say(f"note: {note}")
     versions = file_versions(opened)
     parts = planned_parts(opened, fractions, shuffle=shuffle, seed=seed)
     records = pack_into(
         target,
-        start,
         partial(_plan, opened, target, parts=parts, resizing=resizing, versions=versions),
         partial(_check, len(versions), target.skip_bad),
         label="packing",
@@ -146,7 +140,7 @@ def _plan(
             spans = shard_spans(((size, 1) for size in stored), max_bytes, max_count)
         else:
             some = [PackFiles((samples[n],), (sizes[n],), resizing) for n in measured_positions(len(samples))]
-            measured = list(pool.results(partial(measure, work, max_bytes) for work in some))
+            measured = list(pool.results(partial(measure, work) for work in some))
             spans = estimated_spans(len(samples), measured, max_bytes, max_count)
         for place, (first, end) in enumerate(spans):
             work = PackFiles(tuple(samples[first:end]), tuple(sizes[first:end]), resizing)
@@ -174,13 +168,7 @@ def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PackFiles:
-    """The work of packing files, or rows of arrays.
-
-    Attributes:
-        samples: in order.
-        sizes: the expected sizes of each sample's members; `ANY_SIZE` takes any.
-        resizing: how to resize images, or None.
-    """
+    """The work of packing files, or rows of arrays; sizes are those expected of each sample's members."""
 
     samples: tuple[SourceSample, ...]
     sizes: tuple[tuple[int, ...], ...]

@@ -1,7 +1,7 @@
-"""A task of packing: it makes one finished shard (further ones if it does not fit) and a record of them.
+"""A task of packing makes one finished shard (further ones if it does not fit) and a record of them.
 
-Tasks run in this process, in other processes or on other machines, possibly more than once. A task depends on its
-inputs and the options alone, so shards do not depend on the number of workers.
+Tasks run in this process, in others or on other machines, possibly more than once. They depend on their inputs and the
+options alone, so shards do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -42,7 +42,7 @@ def further_name(name: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how shards are written. Picklable.
+    """Where and how shards are written, and by which workers. Picklable.
 
     Attributes:
         dest: a folder or a url without a slash at the end.
@@ -51,6 +51,10 @@ class Target:
         max_bytes: maximum size of a shard, or None.
         max_count: maximum number of samples in a shard, or None.
         skip_bad: leave out faulty samples.
+        resume: go on with an interrupted run.
+        overwrite: first remove existing shards, or an interrupted run.
+        workers: processes, or Ray tasks in flight; None chooses.
+        ray: the address of a Ray cluster, or None.
     """
 
     dest: str
@@ -59,6 +63,10 @@ class Target:
     max_bytes: int | None = None
     max_count: int | None = None
     skip_bad: bool = False
+    resume: bool = False
+    overwrite: bool = False
+    workers: int | None = None
+    ray: str | None = None
 
     def folder(self, split: str) -> Destination:
         """Return the folder of a split; "" is the destination itself."""
@@ -169,20 +177,8 @@ def do(target: Target, task: Task, report: Report) -> Record:
     return Record(task.digest, task.split, shards, faults)
 
 
-class _EnoughError(BaseException):
-    """Enough was measured. Not an Exception, which a user's function might catch."""
-
-
-def measure(work: Work, most_bytes: int, _: Report) -> tuple[int, int]:
-    """Return the bytes and the number of samples that the work would write, stopping beyond `most_bytes`."""
-    measured = [0, 0]
-
-    def add(_: str, members: Sequence[Member], __: int | None) -> None:
-        measured[0] += size_of(members)
-        measured[1] += 1
-        if measured[0] > most_bytes:
-            raise _EnoughError
-
-    with suppress(_EnoughError):
-        work(add, lambda *_: None)
-    return measured[0], measured[1]
+def measure(work: Work, _: Report) -> tuple[int, int]:
+    """Return the bytes and the number of samples that the work would write."""
+    sizes: list[int] = []
+    work(lambda _, members, __: sizes.append(size_of(members)), lambda *_: None)
+    return sum(sizes), len(sizes)

@@ -36,7 +36,7 @@ class Destination:
         self.storage = storage
         self._durable = durable
         self._index = IndexFolder(storage, f"{self.folder}/{INDEX_FOLDER}")
-        self._made: list[str] = []
+        self._created: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
         """Return the existing shards with such names, sorted; one listing."""
@@ -64,7 +64,7 @@ class Destination:
             return _UploadedShard(name, self.storage, f"{self.folder}/{name}")
         missing = os.path.abspath(self.path)
         while not os.path.isdir(missing):
-            self._made.append(missing)
+            self._created.append(missing)
             missing = os.path.dirname(missing)
         os.makedirs(self.path, exist_ok=True)
         return ShardFile(os.path.join(self.path, name), durable=self._durable)
@@ -79,9 +79,9 @@ class Destination:
 
     def close(self) -> None:
         """Remove the created folders that are empty. Idempotent."""
-        made, self._made = self._made, []
+        created, self._created = self._created, []
         with suppress(OSError):  # not empty
-            for folder in made:
+            for folder in created:
                 os.rmdir(folder)
 
 

@@ -1,6 +1,6 @@
 """A shard under construction: a hidden file that gets its name only when it is complete and on the disk.
 
-The table of the shard is built while members are appended, so the index needs no second pass over the bytes.
+Its table is built while members are appended, so the index needs no second pass over the bytes.
 """
 
 from __future__ import annotations
@@ -115,8 +115,7 @@ class GrowingShard:
 class ShardFile(GrowingShard):
     """A shard in a local folder, at `<folder>/.<name>.<random>.partial` until `publish()`.
 
-    No listing takes the hidden name for a shard. The writer holds a lock on the file, which the kernel releases when
-    the writer dies.
+    No listing takes the hidden name for a shard. Its lock is released by the kernel when the writer dies.
     """
 
     def __init__(self, path: str, *, durable: bool = True) -> None:

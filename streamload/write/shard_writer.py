@@ -235,24 +235,20 @@ def check_counts(**numbers: int | None) -> None:
 
 def _checked_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Return the columns as arrays of one length."""
-    if not columns:
-        raise ValueError("write_arrays needs at least one array, as in write_arrays(x=X, y=y)")
     arrays = {name: np.asarray(column) for name, column in columns.items()}
     for name, array in arrays.items():
-        if array.ndim == 0 or array.dtype == object:
-            shape = f"an array of shape {array.shape} and type {array.dtype}"
-            raise TypeError(f"column {name!r} must be an array of numbers with one row per sample, not {shape}")
-    label = arrays.get(LABEL_FIELD)
-    if label is not None and (label.ndim != 1 or label.dtype.kind not in "iu"):
-        raise TypeError(
-            f"column {LABEL_FIELD!r} is the label, one integer per sample, not {label.dtype} of shape {label.shape}; "
-            "give it another name, such as y"
+        no_label = name == LABEL_FIELD and (array.ndim != 1 or array.dtype.kind not in "iu")
+        if no_label or array.ndim == 0 or array.dtype == object:
+            raise TypeError(
+                f"column {name!r} is {array.dtype} of shape {array.shape}; it must be an array of numbers with one row "
+                f"per sample, and the label {LABEL_FIELD!r} one integer per sample"
+            )
+    if len({len(array) for array in arrays.values()}) != 1 or len({*map(str.lower, arrays)}) < len(arrays):
+        rows = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
+        raise ValueError(
+            "write_arrays needs arrays with the same number of rows, and names that differ not only in case, as in "
+            f"write_arrays(x=X, y=y); these are ({rows})"
         )
-    if len({name.lower() for name in arrays}) < len(arrays):
-        raise ValueError(f"columns {sorted(arrays)} differ only in case, and fields are lower-case; rename them")
-    if len({len(array) for array in arrays.values()}) > 1:
-        lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
-        raise ValueError(f"the arrays differ in length ({lengths} rows); give each the same number of rows")
     return arrays
 
 

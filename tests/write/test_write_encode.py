@@ -31,15 +31,10 @@ def test_bytes_pass_everywhere(field: str, value: object) -> None:
     [
         ("txt", "é", "é".encode()),
         ("txt", 12, b"12"),
-        ("csv", "a,b", b"a,b"),
-        ("count", 3, b"3"),
-        ("jsn", [1], b"[1]"),
-        ("cls", -3, b"-3"),
         ("cls", np.int64(7), b"7"),
         ("cls2", "7", b"7"),
         ("index", np.uint8(255), b"255"),
         ("id", -(2**63), b"-9223372036854775808"),
-        ("inx", 0, b"0"),
         ("json", '{"finished": 1}', b'{"finished": 1}'),
         ("json", {"b": [1, None, "é"], "a": True}, '{"b":[1,null,"é"],"a":true}'.encode()),
         ("meta.json", 1.5, b"1.5"),
@@ -82,37 +77,24 @@ def test_a_large_jpeg_stays_close_to_its_pixels() -> None:
         assert np.abs(np.asarray(image).astype(int) - smooth).max() <= 3
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("cls", True),
-        ("cls", np.True_),
-        ("cls", 1.5),
-        ("cls", "cat"),
-        ("cls", None),
-        ("txt", 1.5),
-        ("txt", True),
-        ("jpg", "path.jpg"),
-        ("png", PIXELS.astype(np.float32)),
-        ("png", np.zeros((3, 4, 2), np.uint8)),
-        ("png", np.zeros((0, 4, 3), np.uint8)),
-        ("png", PIXELS.tolist()),
-        ("npy", [1, 2]),
-        ("npy", np.array([object()])),
-        ("npz", PIXELS),
-        ("npz", {"a": [1]}),
-        ("npz", {"a": np.array([None])}),
-        ("pt", PIXELS),
-        ("json", {"a": object()}),
-        ("json", {"a": np.int64(1)}),
-        ("msgpack", object()),
-        ("cbor", object()),
-        ("pkl", {"a": 1}),
-        ("mp4", PIXELS),
-        ("mp4", "text"),
-        ("unheard-of", 1),
-    ],
-)
+REFUSED: dict[str, list[object]] = {
+    "cls": [True, np.True_, 1.5, "cat", None],
+    "txt": [1.5, True],
+    "jpg": ["path.jpg"],
+    "png": [PIXELS.astype(np.float32), np.zeros((3, 4, 2), np.uint8), np.zeros((0, 4, 3), np.uint8), PIXELS.tolist()],
+    "npy": [[1, 2], np.array([object()])],
+    "npz": [PIXELS, {"a": [1]}, {"a": np.array([None])}],
+    "pt": [PIXELS],
+    "json": [{"a": object()}, {"a": np.int64(1)}],
+    "msgpack": [object()],
+    "cbor": [object()],
+    "pkl": [{"a": 1}],
+    "mp4": [PIXELS, "text"],
+    "unheard-of": [1],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field in REFUSED for value in REFUSED[field]])
 def test_refuses_by_naming_field_and_type(field: str, value: object) -> None:
     with pytest.raises(
         TypeError, match=rf"field '{field}' got a value of type .*\.{type(value).__name__}, but \.{field} takes"

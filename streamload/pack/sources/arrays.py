@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
 from streamload.errors import StreamloadError
-from streamload.pack.sources.source import ArrayRow, Source, SourceError, SourceOptions, field_named
+from streamload.pack.output import UsageError
+from streamload.pack.sources.source import ArrayRow, Source, SourceOptions, field_named
 from streamload.pack.sources.table import Table, samples_of_table
 from streamload.write.encode import encode_field
 
@@ -37,25 +38,22 @@ OpenArrays = dict[tuple[str, str], tuple[bytes, NDArray[Any]]]
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
     """Return the rows of the arrays in a file, of equal number; keys are row numbers of nine digits.
 
-    Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`.
-
-    Raises:
-        SourceError: the file is damaged, or its arrays are not rows of samples.
-        OSError: it cannot be read.
+    Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`. Raises OSError,
+    and UsageError for damage or other content.
     """
     arrays = _arrays_in(path)
     for name, array in arrays.items():
         if not array.shape:
-            raise SourceError(f"{path!r}: the array {name!r} is a single value and has no rows; leave it out")
+            raise UsageError(f"{path!r}: the array {name!r} is a single value and has no rows; leave it out")
     count = min(map(len, arrays.values()))
     if max(map(len, arrays.values())) != count:
         lengths = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
-        raise SourceError(
+        raise UsageError(
             f"{path!r}: its arrays differ in their number of rows ({lengths}); save those that belong together in a "
             "file of their own, such as one for each split"
         )
     if not count:
-        raise SourceError(f"{path!r} holds no row; there is nothing to pack")
+        raise UsageError(f"{path!r} holds no row; there is nothing to pack")
     label = options.label_column
     if label is None:
         integers = [name for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iu"]
@@ -80,9 +78,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
 def row_content(row: ArrayRow, arrays: OpenArrays) -> bytes:
     """Return the npy file of a row, from arrays that stay open while `arrays` exists.
 
-    Raises:
-        StreamloadError: the file of arrays is damaged, or changed since its rows were listed.
-        OSError: it cannot be read.
+    Raises StreamloadError if the file is damaged, or changed since its rows were listed; and OSError.
     """
     try:
         if (row.path, row.array) not in arrays:
@@ -90,7 +86,7 @@ def row_content(row: ArrayRow, arrays: OpenArrays) -> bytes:
             arrays[row.path, row.array] = _first_row(array)[: -array[0].nbytes or None], array
         head, array = arrays[row.path, row.array]
         content: bytes = head + array[row.row].tobytes()
-    except (SourceError, LookupError) as exc:
+    except (UsageError, LookupError) as exc:
         raise StreamloadError(f"{row.path!r} changed while it was packed, or is damaged: {exc}") from exc
     if len(content) != row.size:
         raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
@@ -104,12 +100,12 @@ def _first_row(array: NDArray[Any]) -> bytes:
 def _field(path: str, name: str) -> str:
     field = None if "/" in name else field_named(f"{name}.npy" if name else "npy")
     if field is None:
-        raise SourceError(f"{path!r}: the array {name!r} cannot be a field of samples; rename it")
+        raise UsageError(f"{path!r}: the array {name!r} cannot be a field of samples; rename it")
     return field
 
 
 def _arrays_in(path: str) -> dict[str, NDArray[Any]]:
-    """Map the arrays in a file by name, "" for a `.npy`. Raises SourceError, OSError."""
+    """Map the arrays in a file by name, "" for a `.npy`. Raises UsageError, OSError."""
     lower = path.lower()
     try:
         if lower.endswith(".npz"):
@@ -122,9 +118,9 @@ def _arrays_in(path: str) -> dict[str, NDArray[Any]]:
         else:
             arrays = _tensors(path)
     except _DAMAGED as exc:
-        raise SourceError(f"{path!r} cannot be read as arrays: {exc}") from exc
+        raise UsageError(f"{path!r} cannot be read as arrays: {exc}") from exc
     if not arrays:
-        raise SourceError(f"{path!r} holds no array; there is nothing to pack")
+        raise UsageError(f"{path!r} holds no array; there is nothing to pack")
     return arrays
 
 
@@ -140,7 +136,7 @@ def _member(path: str, file: io.BufferedReader, archive: zipfile.ZipFile, entry:
         with archive.open(entry) as member:
             layout = npy_layout(memoryview(member.read(_LONGEST_HEADER)))
     except ValueError as exc:
-        raise SourceError(f"{path!r}: the array {name!r} cannot be used: {exc}") from exc
+        raise UsageError(f"{path!r}: the array {name!r} cannot be used: {exc}") from exc
     if entry.compress_type != zipfile.ZIP_STORED:
         return _decompressed(path, entry.filename)
     file.seek(entry.header_offset + _LENGTHS_AT)
@@ -162,7 +158,7 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as exc:  # damaged files make torch raise nearly anything
-        raise SourceError(
+        raise UsageError(
             f"{path!r} cannot be read without running code from it; save tensors alone ({type(exc).__name__})"
         ) from exc
     if isinstance(content, torch.Tensor):
@@ -170,8 +166,8 @@ def _tensors(path: str) -> dict[str, NDArray[Any]]:
     elif isinstance(content, list | tuple):
         content = dict(zip(("x", "y") if len(content) == 2 else map(str, range(len(content))), content, strict=True))
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise SourceError(f"{path!r} does not hold tensors alone; save a tensor, a dict, or a tuple such as (x, y)")
+        raise UsageError(f"{path!r} does not hold tensors alone; save a tensor, a dict, or a tuple such as (x, y)")
     try:
         return {str(name): tensor.detach().numpy() for name, tensor in content.items()}
     except (TypeError, RuntimeError) as exc:
-        raise SourceError(f"{path!r}: {exc}; convert the tensor before saving it, as with .float()") from exc
+        raise UsageError(f"{path!r}: {exc}; convert the tensor before saving it, as with .float()") from exc

@@ -1,8 +1,8 @@
 """A folder of files: class folders, files that share a stem, folders that pair by stem, and splits of all of these.
 
-Class folders are those of torchvision's `ImageFolder`: the classes are the folders directly in the source, sorted, with
-files of one kind at any depth. Files that share a stem are a sample as in WebDataset: the key is the path up to the
-first dot of the name, the field is the rest, and `.cls` is the label.
+Classes are those of torchvision's `ImageFolder`: the folders directly in the source, sorted. Files that share a stem
+are a sample as in WebDataset: the key is the path up to the first dot of the name, the field is the rest, and `.cls` is
+the label.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from streamload.pack.output import UsageError
 from streamload.pack.sources.loading import read_regular
 from streamload.pack.sources.source import (
     Source,
-    SourceError,
     SourceFile,
     SourceSample,
     extension_of,
@@ -45,7 +45,6 @@ class Tree:
     """The paths below a folder, relative to it.
 
     Attributes:
-        root: the folder.
         files: the files that may be samples, sorted.
         folders: all folders, also empty ones.
         ignored: hidden files and folders, and those of operating systems, such as `Thumbs.db`.
@@ -116,7 +115,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
     """Return the samples of a folder, by splits if it has these; only the files of labels are opened.
 
     Files that share a stem are a sample if `by_stem`; with False, folders are classes; None decides by the files.
-    Raises SourceError for ambiguous files, and OSError.
+    Raises UsageError for ambiguous files, and OSError.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     known = classes or tuple(
@@ -130,7 +129,7 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
         parts[split.rstrip("/")] = range(len(samples), len(samples) + len(listed_samples))
         samples += listed_samples
     if not samples:
-        raise SourceError(f"{tree.root!r} holds no file to pack; give a folder of class folders, or of files")
+        raise UsageError(f"{tree.root!r} holds no file to pack; give a folder of class folders, or of files")
     packed = tuple(folder for split, roots in layout.items() for folder, _ in roots or [(split, "")])
     if outside := [path for path in tree.files if not path.startswith(packed)]:
         notes.append(f"left out {counted(len(outside), 'file')} outside of these folders, such as {outside[0]!r}")
@@ -207,7 +206,7 @@ def _pairs(paths: list[str], folder: str, names: list[str]) -> list[str]:
     first = inputs[0] if inputs else names[next((n for n, of_folder in enumerate(kinds) if "image" in of_folder), 0)]
     others = [name for name in names if name != first and 2 * len(stems[name] & stems[first]) >= len(stems[name]) > 0]
     if are_named and not set(others) & set(targets):
-        raise SourceError(
+        raise UsageError(
             f"{first!r} and {targets[0]!r} look like parts of the same samples, but the names of their files differ: "
             f"{files[first][:1]}, {files[targets[0]][:1]}; rename them, list both in a .csv, or give --no-stems"
         )
@@ -229,25 +228,25 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
     names, loose = tree.inside(split)
     where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
     if data := [path for path in loose if is_data(path)]:
-        raise SourceError(
+        raise UsageError(
             f"files such as {data[0]!r} lie directly in {where} and belong to no class; put them into class folders, "
             "give their labels with --labels FILE, or pack them without labels with --stems"
         )
     if not names:
         hint = f"; give a table or arrays, such as {loose[0]!r}, by their own path" if loose else ""
         hint = f"; it holds links, such as {tree.links[0]!r}: add --follow-symlinks" if tree.links else hint
-        raise SourceError(f"{where} holds no class folder; it needs one folder of files for each class{hint}")
+        raise UsageError(f"{where} holds no class folder; it needs one folder of files for each class{hint}")
     numbers = dict(zip(names, numbers_of_classes(names, classes, lambda _: f"a class folder in {where}"), strict=True))
     paths = [path for path in tree.below(split) if "/" in path[len(split) :]]
     paths.sort(key=lambda path: (path[len(split) :].partition("/")[0], path))  # a/x before a.b/x
     kinds = list(map(kind_of, paths))
     usual = max(counts := Counter(kinds), key=lambda kind: counts[kind], default="")
-    taken: set[str] = set()
+    keys: set[str] = set()
     samples = []
     for path, kind in zip(paths, kinds, strict=True):
         extension, inside = extension_of(path), path[len(split) :]
         member = SourceFile(os.path.join(tree.root, path), field_named(extension) if kind == usual else None)
-        key = unique_key(inside.removesuffix(f".{extension}"), taken)
+        key = unique_key(inside.removesuffix(f".{extension}"), keys)
         samples.append(SourceSample(key, (member,), numbers[inside.partition("/")[0]]))
     filled = {sample.label for sample in samples}
     if empty := [name for name in names if numbers[name] not in filled]:
@@ -274,23 +273,23 @@ def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
                 continue
             field = field_named(prefix + extension)
             if field is None:
-                raise SourceError(f"{path!r}: {extension!r} cannot be a field of a sample; rename or remove the file")
+                raise UsageError(f"{path!r}: {extension!r} cannot be a field of a sample; rename or remove the file")
             fields = members.setdefault(stem[len(folder) :], {})
             if field in fields:
-                raise SourceError(
+                raise UsageError(
                     f"{fields[field]!r} and {path!r} would both be the field {field!r} of one sample; rename or remove "
                     "one of them"
                 )
             fields[field] = path
     if strays:
         notes.append(f"skipped {counted(len(strays), 'file')} without an extension, such as {strays[0]!r}")
-    taken: set[str] = set()
+    keys: set[str] = set()
     samples = []
     for stem, fields in members.items():
         label = fields.pop(LABEL_FIELD, None)
         files = [SourceFile(os.path.join(tree.root, path), field, decodable=False) for field, path in fields.items()]
         number = None if label is None else _label_in(os.path.join(tree.root, label))
-        samples.append(SourceSample(unique_key(stem, taken), tuple(files), number))
+        samples.append(SourceSample(unique_key(stem, keys), tuple(files), number))
     return samples
 
 
@@ -298,7 +297,7 @@ def _label_in(path: str) -> int:
     content = read_regular(path) or b""
     label = label_of([(LABEL_FIELD, b"", content)])
     if label is None:
-        raise SourceError(
+        raise UsageError(
             f"{path!r} holds {content[:40]!r}, and a label is an integer; if it is a name, call the file .txt"
         )
     return label

@@ -8,9 +8,10 @@ from collections import Counter
 from dataclasses import fields, replace
 from typing import Any
 
+from streamload.pack.output import UsageError
 from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, rows_of_arrays
 from streamload.pack.sources.folders import Tree, samples_of_folder, walk
-from streamload.pack.sources.source import Source, SourceError, SourceOptions, extension_of, is_data
+from streamload.pack.sources.source import Source, SourceOptions, extension_of, is_data
 from streamload.pack.sources.table import (
     TABLE_EXTENSIONS,
     Table,
@@ -26,12 +27,12 @@ _COLUMNS = {"path_column", "text_column", "label_column", "labels_as_names", "ke
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
-    """List a source of any kind. Raises OSError; and SourceError also for an option that has no effect on it."""
+    """List a source of any kind. Raises OSError; and UsageError also for an option that has no effect on it."""
     for path in filter(None, (source, options.labels)):
         if not os.path.exists(path):
             folder, name = os.path.split(path.rstrip("/"))
             names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-            raise SourceError(f"{path!r} does not exist; {close_matches(name, names, folder or '.')}")
+            raise UsageError(f"{path!r} does not exist; {close_matches(name, names, folder or '.')}")
     if not os.path.isdir(source):
         if source.lower().endswith(TABLE_EXTENSIONS):
             _refuse_others(options, "a table", {*_COLUMNS, "classes"})
@@ -39,7 +40,7 @@ def open_source(source: str, options: SourceOptions) -> Source:
         if source.lower().endswith(ARRAYS_EXTENSIONS):
             _refuse_others(options, "a file of arrays", {"label_column", "labels_as_names", "classes"})
             return rows_of_arrays(source, options)
-        raise SourceError(
+        raise UsageError(
             f"{source!r} is a file; give the folder that holds one folder for each class, a .csv, .tsv, .jsonl or "
             ".parquet with a sample in each row, or a .npz, .npy or .pt of rows"
         )
@@ -62,17 +63,14 @@ def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> Non
     """Refuse options that have no effect on a source of this kind."""
     changed = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
     if useless := [f"--{name.replace('_', '-')}" for name in changed if name not in accepted]:
-        raise SourceError(f"{' and '.join(useless)} would have no effect on {kind}, which SOURCE is; leave it out")
+        raise UsageError(f"{' and '.join(useless)} would have no effect on {kind}, which SOURCE is; leave it out")
 
 
 def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     """Return the files of a folder that have a label; an ID is a file's path without its extension.
 
-    Labels are JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels.
-
-    Raises:
-        SourceError: a file has no label, two files have the same ID, an ID has no file, or the mapping is malformed.
-        OSError: something cannot be read.
+    Labels are JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels. Raises OSError, and
+    UsageError if IDs, files and labels do not agree.
     """
     table = open_table(labels) if labels.lower().endswith(TABLE_EXTENSIONS) else _json_table(labels)
     id_column, label_column = id_columns(table, options)
@@ -85,7 +83,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     for path in candidates:
         name = path if path in known else path.removesuffix(f".{extension_of(path)}")
         if name in by_id:
-            raise SourceError(f"{by_id[name]!r} and {path!r} have one ID, {name!r}; remove or rename one of them")
+            raise UsageError(f"{by_id[name]!r} and {path!r} have one ID, {name!r}; remove or rename one of them")
         by_id[name] = path
     for noun, complaint, names in (
         ("file", f"without a label in {labels!r}", by_id.keys() - known),
@@ -93,7 +91,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
         ("ID", f"in two rows of {labels!r}", {name for name, count in Counter(ids).items() if count > 1}),
     ):
         if names:
-            raise SourceError(f"{counted(len(names), noun)} {complaint}: {listed(list(map(repr, sorted(names))))}")
+            raise UsageError(f"{counted(len(names), noun)} {complaint}: {listed(list(map(repr, sorted(names))))}")
 
     paths = [by_id[name] for name in ids]
     original = table.column
@@ -111,7 +109,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
 
 def _json_table(path: str) -> Table:
     if path.lower().endswith((".pt", ".pth", ".pkl", ".pickle")):
-        raise SourceError(
+        raise UsageError(
             f"{path!r} is a pickle, which can run any code when it is loaded; write it as JSON, with "
             "json.dump(mapping, open(..., 'w')), and give that as --labels"
         )
@@ -119,9 +117,9 @@ def _json_table(path: str) -> Table:
         with open(path, encoding="utf-8-sig") as file:
             mapping = json.load(file)
     except (ValueError, RecursionError) as exc:
-        raise SourceError(f'{path!r} is not JSON ({exc}); --labels takes {{"ID": label, ...}}') from exc
+        raise UsageError(f'{path!r} is not JSON ({exc}); --labels takes {{"ID": label, ...}}') from exc
     if not isinstance(mapping, dict) or not mapping:
-        raise SourceError(f'{path!r} holds no mapping; --labels takes {{"ID": label, ...}}, or a table')
+        raise UsageError(f'{path!r} holds no mapping; --labels takes {{"ID": label, ...}}, or a table')
     ids, labels = list(mapping), list(mapping.values())
     columns: dict[str, list[Any]] = {"id": ids, "label": labels}
     head = {"id": ids[0], "label": labels[0]}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from streamload.pack.output import UsageError
 from streamload.text import counted
 
 IMAGE_FIELDS = dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpg") | {
@@ -30,12 +31,6 @@ _LABEL_LIMIT = 1 << 63
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.0+)?")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _NO_NAME = re.compile(r"[^a-z0-9_-]+")
-_NAME = r"[^_./\x00-\x1f\x7f\ud800-\udfff][^./\x00-\x1f\x7f\ud800-\udfff]*"
-_PLAIN = re.compile(f"{_NAME}(?:/{_NAME})*")
-
-
-class SourceError(Exception):
-    """The source cannot be packed as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ class SourceFile(NamedTuple):
     Attributes:
         path: its path, or the place of the value in its table.
         field: its field, or None if it cannot be packed.
-        decodable: report images that loaders refuse by default, beside damaged ones.
+        decodable: also report images that loaders refuse by default.
         content: the value; None for a file.
     """
 
@@ -78,15 +73,7 @@ class SourceFile(NamedTuple):
 
 
 class ArrayRow(NamedTuple):
-    """A row of an array that is a member of a sample, stored as npy.
-
-    Attributes:
-        path: the file of the array.
-        field: its field.
-        array: the name of the array in its file, or "".
-        row: its number.
-        size: bytes of its npy file.
-    """
+    """A row of an array that is a member of a sample, stored as npy of `size` bytes."""
 
     path: str
     field: str
@@ -98,11 +85,8 @@ class ArrayRow(NamedTuple):
 class SourceSample(NamedTuple):
     """A sample, whose files are read when it is packed.
 
-    Attributes:
-        key: its unique key.
-        members: files and rows of arrays.
-        label: the number of its class, or None; stored as the field `cls` after the members.
-        values: further fields and their content, stored after the label.
+    The number of its class is stored as the field `cls` after the members, then come `values`: further fields and their
+    content.
     """
 
     key: str
@@ -169,30 +153,28 @@ def is_data(path: str) -> bool:
     return kind_of(path) in ("image", "sound", *ARRAY_FIELDS)
 
 
-def unique_key(stem: str, taken: set[str]) -> str:
-    """Return a valid key for a path without its extension that differs from all `taken`, and add it to these."""
-    key = stem
-    if not _PLAIN.fullmatch(stem):
-        folders = [piece for piece in _UNSAFE.sub("_", stem).split("/") if piece not in ("", ".", "..")]
-        folders.append((folders.pop() if folders else "_").replace(".", "_"))
-        key = "/".join(
-            f"x{name}" if name.startswith("__") and n in (0, len(folders) - 1) else name
-            for n, name in enumerate(folders)
-        )
+def unique_key(stem: str, used: set[str]) -> str:
+    """Return a valid key for a path without its extension that differs from all `used`, and add it to these."""
+    names = [name for name in _UNSAFE.sub("_", stem).split("/") if name not in ("", ".", "..")] or ["_"]
+    names[-1] = names[-1].replace(".", "_")
+    for place in (0, -1):
+        if names[place].startswith("__"):
+            names[place] = f"x{names[place]}"
+    key = "/".join(names)
     number, candidate = 1, key
-    while candidate in taken:
+    while candidate in used:
         number += 1
         candidate = f"{key}-{number}"
-    taken.add(candidate)
+    used.add(candidate)
     return candidate
 
 
 def numbers_of_classes(names: Sequence[str], classes: Sequence[str], where: Callable[[int], str]) -> list[int]:
-    """Return the position of each name in `classes`. Raise SourceError for an unknown name, with its place."""
+    """Return the position of each name in `classes`. Raise UsageError for an unknown name, with its place."""
     number_of = {name: number for number, name in enumerate(classes)}
     for position, name in enumerate(names):
         if name not in number_of:
-            raise SourceError(
+            raise UsageError(
                 f"{where(position)} is {name!r}, which --classes does not have ({counted(len(classes), 'class')}); "
                 "correct it, or give a classes.json that has all classes, such as that of all data packed together"
             )
@@ -209,28 +191,27 @@ def numbered_labels(
     """Return labels as numbers, and the names of the classes if labels are names.
 
     Whole numbers, also `1.0`, stay as they are. Anything else, such as `01`, is a name; names are numbered in sorted
-    order, as in an ImageFolder. `where` describes the place of a label by its position; with `classes`, all labels are
-    names.
+    order, as in an ImageFolder. With `classes` all labels are names. `where` describes the place of a label.
 
     Raises:
-        SourceError: a label is missing, not text or a number, or an unknown name; an integer has more than 64 bits; or
-            most labels are integers and some are not.
+        UsageError: a label is missing, not text or a number, unknown, too large, or most labels are integers and this
+            one is not.
     """
     numbers = [whole_number(label) for label in labels]
     for position, label in enumerate(labels):
         if isinstance(label, bool) or not isinstance(label, str | int | float) or label == "":
-            raise SourceError(
+            raise UsageError(
                 f"{where(position)} is {reprlib.repr(label)}; a label is a whole number or the name of a class"
             )
     if not as_names and classes is None:
         if all(number is not None for number in numbers):
             whole = [number for number in numbers if number is not None]
             if large := [number for number in whole if not -_LABEL_LIMIT <= number < _LABEL_LIMIT]:
-                raise SourceError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
+                raise UsageError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
             return whole, None
         if 2 * sum(map(is_number, labels)) > len(labels):
             position = numbers.index(None)
-            raise SourceError(
+            raise UsageError(
                 f"{where(position)} is {labels[position]!r}, and most labels are numbers; correct it, or give "
                 "--labels-as-names if they are names of classes; rename a column of quantities, which is kept as json"
             )

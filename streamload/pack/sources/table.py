@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from streamload.pack.output import UsageError
 from streamload.pack.sources.source import (
     COLUMNS_FIELD,
     SPLIT_NAME,
     ArrayRow,
     Source,
-    SourceError,
     SourceFile,
     SourceOptions,
     SourceSample,
@@ -56,7 +56,6 @@ class Table(NamedTuple):
     """A table whose columns are read when they are needed.
 
     Attributes:
-        path: its path.
         names: the names of its columns.
         rows: number of rows.
         place: returns the place of a row, such as `line 3`.
@@ -85,11 +84,11 @@ def _usual(names: Sequence[str], usual: Sequence[str]) -> str | None:
 
 
 def id_columns(table: Table, options: SourceOptions) -> tuple[str, str]:
-    """Return the columns of IDs and of labels. Raises SourceError."""
+    """Return the columns of IDs and of labels. Raises UsageError."""
     ids = options.path_column[0] if options.path_column else _usual(table.names, _PATH_NAMES)
     label = options.label_column or _usual([name for name in table.names if name != ids], _LABEL_NAMES)
     if ids is None or label is None or not {ids, label} <= {*table.names}:
-        raise SourceError(
+        raise UsageError(
             f"{table.path!r} needs columns of IDs and of labels, of {listed(table.names)}; name them with "
             "--path-column and --label-column"
         )
@@ -97,7 +96,7 @@ def id_columns(table: Table, options: SourceOptions) -> tuple[str, str]:
 
 
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
-    """Return a sample for each row of a table; no file is opened. Raises SourceError, OSError.
+    """Return a sample for each row of a table; no file is opened. Raises UsageError, OSError.
 
     The field of a file is its extension, of a text `txt`, of all columns that are kept `json`. If an earlier column has
     the same field, the name of the column precedes it (`mask.png`). Relative paths begin at `root`, or at the table.
@@ -113,17 +112,17 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
             values, partial(table.where, column=label), as_names=options.labels_as_names, classes=options.classes
         )
     elif options.classes is not None or options.labels_as_names:
-        raise SourceError(f"{table.path!r} has no column of labels to number; name it with --label-column")
+        raise UsageError(f"{table.path!r} has no column of labels to number; name it with --label-column")
 
-    taken = {LABEL_FIELD} if label is not None else set()
-    taken |= {COLUMNS_FIELD} if rest else set()
+    used = {LABEL_FIELD} if label is not None else set()
+    used |= {COLUMNS_FIELD} if rest else set()
 
     def prefix(column: str, fields: set[str]) -> str:
         """Return the prefix that tells these fields from all others."""
-        before = "" if taken.isdisjoint(fields) else field_prefix(column)
-        if twice := taken.intersection(before + field for field in fields):
-            raise SourceError(f"{table.path!r}: two columns would be the field {min(twice)!r}; rename {column!r}")
-        taken.update(before + field for field in fields)
+        before = "" if used.isdisjoint(fields) else field_prefix(column)
+        if twice := used.intersection(before + field for field in fields):
+            raise UsageError(f"{table.path!r}: two columns would be the field {min(twice)!r}; rename {column!r}")
+        used.update(before + field for field in fields)
         return before
 
     files: list[list[SourceFile | ArrayRow | None]] = []
@@ -163,9 +162,9 @@ def _choose(
     named = [*options.path_column, *options.text_column, *(name for name in single if name is not None)]
     for name in named:
         if name not in table.names:
-            raise SourceError(f"{table.path!r} has no column {name!r}; its columns are {listed(table.names)}")
+            raise UsageError(f"{table.path!r} has no column {name!r}; its columns are {listed(table.names)}")
         if named.count(name) > 1:
-            raise SourceError(f"{table.path!r}: the column {name!r} is named twice; a column has one meaning")
+            raise UsageError(f"{table.path!r}: the column {name!r} is named twice; a column has one meaning")
     free = [name for name in table.names if name not in named]
     stored = [name for name in free if _is_stored(table.head[name])]
     files, texts, label, rest = [*options.path_column], [*options.text_column], options.label_column, []
@@ -189,7 +188,7 @@ def _choose(
     elif free:
         notes.append(f"left out: {_columns(free)}; --keep-columns stores other columns as json")
     if not (files or texts or rest):
-        raise SourceError(f"{table.path!r} holds labels alone; there is nothing else to pack")
+        raise UsageError(f"{table.path!r} holds labels alone; there is nothing else to pack")
     if options.split_column is None and (split := _usual(free, ("split",))):
         notes.append(f"{_columns([split])} may name splits: --split-column {split} packs each into a folder of its own")
     uses = [f"files are {_columns(files)}"] if files else ["no column holds paths or files"]
@@ -258,7 +257,7 @@ def _files(table: Table, name: str, root: str, *, may_lack: bool) -> list[Source
         elif may_lack and path in (None, ""):
             files.append(None)
         else:
-            raise SourceError(f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no path of a file")
+            raise UsageError(f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no path of a file")
     return files
 
 
@@ -273,7 +272,7 @@ def _texts(table: Table, name: str) -> list[bytes | None]:
     for row, value in enumerate(table.column(name)):
         text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
         if text is not None and not isinstance(text, str):
-            raise SourceError(
+            raise UsageError(
                 f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no text; --keep-columns stores lists "
                 "and the like as json"
             )
@@ -305,7 +304,7 @@ def _json(table: Table, row: int, columns: dict[str, list[Any]]) -> bytes:
             "utf-8", "surrogatepass"
         )
     except TypeError as exc:
-        raise SourceError(
+        raise UsageError(
             f"{table.where(row, listed(list(columns)))}: {exc}; leave the column out, or use pack"
         ) from exc
 
@@ -324,13 +323,13 @@ def _parts(table: Table, name: str) -> dict[str, list[int]]:
     for row, value in enumerate(table.column(name)):
         split = value.strip() if isinstance(value, str) else value
         if not isinstance(split, str) or not SPLIT_NAME.fullmatch(split):
-            raise SourceError(f"{table.where(row, name)} is {value!r}, which cannot be the name of a split")
+            raise UsageError(f"{table.where(row, name)} is {value!r}, which cannot be the name of a split")
         parts.setdefault(split, []).append(row)
     return parts
 
 
 def open_table(path: str) -> Table:
-    """Open a CSV, TSV, JSON lines or parquet file. Raises SourceError, OSError.
+    """Open a CSV, TSV, JSON lines or parquet file. Raises UsageError, OSError.
 
     A CSV whose first line contains the path of an existing file has no header; its columns are path, label, 3, 4, ...
     """
@@ -341,10 +340,10 @@ def open_table(path: str) -> Table:
         with open(path, encoding="utf-8-sig", newline="\n" if json_lines else "") as file:
             text = file.read()
     except UnicodeDecodeError as exc:
-        raise SourceError(f"{path!r} is not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8") from exc
+        raise UsageError(f"{path!r} is not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8") from exc
     rows = _json_lines(path, text) if json_lines else _separated_lines(path, text)
     if not rows:
-        raise SourceError(f"{path!r} holds no row; there is nothing to pack")
+        raise UsageError(f"{path!r} holds no row; there is nothing to pack")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     first = [row for _, row in rows[:_ROWS_TO_LOOK_AT]]
     head = {name: next((row[name] for row in first if row.get(name) not in (None, "")), None) for name in names}
@@ -363,7 +362,7 @@ def _open_parquet(path: str) -> Table:
     try:
         from pyarrow import parquet
     except ImportError as exc:
-        raise SourceError(f"{path!r}: to read parquet, install pyarrow: pip install 'streamload[parquet]'") from exc
+        raise UsageError(f"{path!r}: to read parquet, install pyarrow: pip install 'streamload[parquet]'") from exc
 
     def column(name: str) -> list[Any]:
         try:
@@ -371,17 +370,17 @@ def _open_parquet(path: str) -> Table:
                 values: list[Any] = file.read([name], use_threads=False).column(name).to_pylist()
                 return values
         except (ValueError, OSError, KeyError) as exc:  # what pyarrow raises for damage
-            raise SourceError(f"{path!r}: column {name!r} cannot be read: {exc}") from exc
+            raise UsageError(f"{path!r}: column {name!r} cannot be read: {exc}") from exc
 
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
             names, count = list(file.schema_arrow.names), file.metadata.num_rows
             _check_header(path, names)
             if not count:
-                raise SourceError(f"{path!r} holds no row; there is nothing to pack")
+                raise UsageError(f"{path!r} holds no row; there is nothing to pack")
             first = next(file.iter_batches(_ROWS_TO_LOOK_AT, use_threads=False)).to_pydict()
     except (ValueError, OSError) as exc:
-        raise SourceError(f"{path!r} cannot be read as parquet: {exc}") from exc
+        raise UsageError(f"{path!r} cannot be read as parquet: {exc}") from exc
     head = {name: next((value for value in first[name] if value not in (None, "")), None) for name in names}
     return Table(path, names, count, lambda row: f"row {row + 1}", head, column)
 
@@ -394,9 +393,9 @@ def _json_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(row)
         except (ValueError, RecursionError) as exc:
-            raise SourceError(f"{path!r}, line {line}: not JSON ({exc})") from exc
+            raise UsageError(f"{path!r}, line {line}: not JSON ({exc})") from exc
         if not isinstance(record, dict):
-            raise SourceError(f"{path!r}, line {line}: not a JSON object with columns")
+            raise UsageError(f"{path!r}, line {line}: not a JSON object with columns")
         rows.append((line, record))
     return rows
 
@@ -419,14 +418,14 @@ def _separated_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
                 header = ["path", "label", *map(str, range(3, len(cells) + 1))][: len(cells)]
             if len(cells) != len(header):
                 columns = counted(len(cells), "column")
-                raise SourceError(f"{path!r}, line {reader.line_num}: {columns}, and the first line has {len(header)}")
+                raise UsageError(f"{path!r}, line {reader.line_num}: {columns}, and the first line has {len(header)}")
             rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
     except csv.Error as exc:
-        raise SourceError(f"{path!r}, line {reader.line_num}: {exc}") from exc
+        raise UsageError(f"{path!r}, line {reader.line_num}: {exc}") from exc
     return rows
 
 
 def _check_header(path: str, header: Sequence[str]) -> None:
     if len(set(header)) != len(header):
         twice = next(name for name in header if header.count(name) > 1)
-        raise SourceError(f"{path!r} has two columns called {twice!r}; rename one of them")
+        raise UsageError(f"{path!r} has two columns called {twice!r}; rename one of them")
