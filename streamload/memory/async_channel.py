@@ -1,4 +1,4 @@
-"""A channel that an event loop serves; apart from the other one, so that workers need not import asyncio."""
+"""A channel for an event loop; in a module of its own, so that workers need not import asyncio."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ class AsyncChannel:
 
         Args:
             message: anything that pickles.
-            descriptors: to go with it.
-            close: they become the channel's, which closes them when they have been sent. Otherwise they stay the
-                caller's, who may close them at once: what waits to be sent are duplicates.
+            descriptors: sent as duplicates, so the caller may close them at once.
+            close: the channel closes them when they have been sent.
         """
         if self._closed:
             _close_all(descriptors if close else ())

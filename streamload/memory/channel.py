@@ -1,8 +1,7 @@
-"""Messages, and descriptors with them, over a Unix socket between two of our own processes.
+"""Messages with descriptors over a Unix socket between two of our own processes.
 
-A message is a pickle behind a header of twelve bytes (its length, and how many descriptors came with it). Pickles are
-safe here: both ends of the socket pair are processes that this library started; nothing from the data travels
-unparsed.
+A message is a pickle after a header of twelve bytes (its length, and its number of descriptors). Pickles are safe here:
+this library started both processes, and nothing from the data travels unparsed.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ Message = tuple[Any, list[int]]
 
 
 class Frames:
-    """Cuts what arrives, bytes and descriptors, into messages. It does no input or output."""
+    """Cuts bytes and descriptors into messages, without input or output."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
-        """Take in what was read."""
+        """Add what was read."""
         self._bytes += data
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -51,10 +50,10 @@ class Frames:
                 self._descriptors.extend(numbers)
 
     def take(self) -> Message | None:
-        """The next message that is complete, and the descriptors that came with it.
+        """Return the next complete message with its descriptors.
 
         Raises:
-            WorkerError: what it holds, or a module that it needs, exits when it is loaded.
+            WorkerError: its content, or a module that it needs, exits when it is loaded.
         """
         if len(self._bytes) < _HEADER.size:
             return None
@@ -74,17 +73,13 @@ class Frames:
         return message, [self._descriptors.popleft() for _ in range(count)]
 
     def close(self) -> None:
-        """Close descriptors that came with messages nobody took."""
+        """Close the descriptors of messages that were not taken."""
         while self._descriptors:
             os.close(self._descriptors.popleft())
 
 
 def refused_exit(error: SystemExit) -> WorkerError:
-    """The error in the place of an exit by what the program has sent: it would end a process without saying why.
-
-    Args:
-        error: as it was caught.
-    """
+    """Make the error for content of a message that exits, which would end a process without a reason."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
@@ -95,7 +90,7 @@ def refused_exit(error: SystemExit) -> WorkerError:
 
 
 def frame(message: Any, descriptors: Sequence[int]) -> bytes:
-    """A message as it goes over the socket."""
+    """Return a message as it goes over the socket."""
     if len(descriptors) > MAX_DESCRIPTORS:
         raise ValueError(f"{len(descriptors)} descriptors with one message; at most {MAX_DESCRIPTORS} may go")
     payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -103,10 +98,10 @@ def frame(message: Any, descriptors: Sequence[int]) -> bytes:
 
 
 def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    """Read what there is, at least a byte or a descriptor; nothing at the end of the stream.
+    """Read at least a byte or a descriptor; nothing at the end of the stream.
 
     Raises:
-        BlockingIOError: there is nothing, and it is not to wait.
+        BlockingIOError: there is nothing now, without `wait`.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | socket.MSG_DONTWAIT
     try:
@@ -117,86 +112,68 @@ def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tu
 
 
 class Channel:
-    """One end of a socket pair, used by a process that has nothing to do but wait for messages.
-
-    The socket belongs to the channel. Waiting releases the GIL, and a signal's handler runs while it waits.
-    """
+    """One end of a socket pair, for a process that waits for messages; it owns the socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._frames = Frames()
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send one message; descriptors stay open on this side.
-
-        Raises:
-            OSError: the other end is gone (BrokenPipeError, ConnectionResetError).
-        """
+        """Send one message; descriptors stay open on this side. Raises OSError if the other end is gone."""
         data = frame(message, descriptors)
         sent = socket.send_fds(self._socket, [data], list(descriptors)) if descriptors else 0
         if sent < len(data):
             self._socket.sendall(data[sent:])
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Send messages together: the other end is woken once.
-
-        Raises:
-            OSError: the other end is gone.
-        """
+        """Send messages together, so that the other end is woken once. Raises OSError if it is gone."""
         self._socket.sendall(b"".join(frame(message, ()) for message in messages))
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """Wait for the next message.
-
-        Returns:
-            The message, and the descriptors that came with it, which the caller closes.
+        """Wait for the next message, and return it with its descriptors, which the caller closes.
 
         Raises:
             EOFError: the other end is gone.
             TimeoutError: no whole message came within `timeout_s`.
-            WorkerError: what the message holds, or a module that it needs, exits when it is loaded.
-            OSError: this process has too many open files to take the descriptors that came.
+            WorkerError: its content, or a module that it needs, exits when it is loaded.
+            OSError: this process has too many open files for the descriptors.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (taken := self._frames.take()) is None:
             if deadline_s is not None:  # of the whole message: what comes in drops does not extend it
                 self._socket.settimeout(max(_LEAST_TIMEOUT_S, deadline_s - monotonic()))
             try:
-                data, ancillary = read_from(self._socket)
+                self._read(wait=True)
             finally:
                 if deadline_s is not None:
                     self._socket.settimeout(None)
-            self._frames.feed(data, ancillary)
-            if not data:
-                raise EOFError("the other end of the channel is gone")
         return taken
 
     def receive_now(self) -> Message | None:
-        """The next message if it is here as a whole, else None; it never waits.
-
-        Raises:
-            EOFError, OSError: as `receive`.
-        """
+        """Return the next message if it is here as a whole, else None; raises what `receive` raises."""
         while (taken := self._frames.take()) is None:
             try:
-                data, ancillary = read_from(self._socket, wait=False)
+                self._read(wait=False)
             except BlockingIOError:
                 return None
-            self._frames.feed(data, ancillary)
-            if not data:
-                raise EOFError("the other end of the channel is gone")
         return taken
 
+    def _read(self, *, wait: bool) -> None:
+        data, ancillary = read_from(self._socket, wait=wait)
+        self._frames.feed(data, ancillary)
+        if not data:
+            raise EOFError("the other end of the channel is gone")
+
     def fileno(self) -> int:
-        """The socket's descriptor: readable when there may be a message."""
+        """Return the socket's descriptor, which is readable when there may be a message."""
         return self._socket.fileno()
 
     def end_sending(self) -> None:
-        """Let the other end see the end of the stream."""
+        """End the stream for the other end."""
         with contextlib.suppress(OSError):  # it is gone itself
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the socket; the other end sees the end of the stream. Idempotent."""
+        """Close the socket. Idempotent."""
         self._frames.close()
         self._socket.close()

@@ -1,7 +1,7 @@
 """Map memory that several processes share; it is unmapped with its last view.
 
-The mapping is made with the C library's `mmap` and not with Python's module, because that one keeps a duplicate of
-the descriptor for as long as the mapping lives: a user who keeps two thousand batches would run out of descriptors.
+By the C library's `mmap`, since Python's keeps a duplicate of the descriptor while the mapping lives: a user who keeps
+two thousand batches would run out of descriptors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-"""Raw memory as NumPy sees it; every view of it keeps the mapping alive."""
+"""Raw memory; every view of it keeps the mapping alive."""
 
 _PROT_READ = 1
 _PROT_WRITE = 2
@@ -24,27 +24,15 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_longlong,
-]
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
-    """Map the first bytes of what a descriptor stands for, shared with everyone who maps the same.
-
-    Args:
-        descriptor: may be closed as soon as this returns.
-        size_bytes: how much to map; 0 gives an empty array.
-        writable: without it the array is read-only, for NumPy and for the processor.
+    """Map the first bytes of a descriptor, which may be closed then, as shared memory.
 
     Returns:
-        uint8[size_bytes]. The mapping is undone when the array and every view of it are gone.
+        uint8[size_bytes]. The mapping ends when the array and every view of it are gone.
 
     Raises:
         OSError: the descriptor cannot be mapped so.
@@ -73,11 +61,7 @@ _LEAD_BYTES = 64
 
 
 def read_fully(descriptor: int, target: memoryview, start: int) -> int:
-    """Fill `target` with the bytes of a place; returns how many, fewer where the file ends before.
-
-    Raises:
-        OSError: the storage cannot read them.
-    """
+    """Fill `target` with the bytes of a place; return how many, fewer if the file ends before."""
     done = 0
     while done < len(target):  # the kernel gives at most 2 GiB at once
         count = os.preadv(descriptor, [target[done:]], start + done)
@@ -90,19 +74,15 @@ def read_fully(descriptor: int, target: memoryview, start: int) -> int:
 def gather(
     descriptor: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[Bytes, NDArray[np.int64]] | None:
-    """Read n places of a file; neighbours are read together.
+    """Read n places of a file, at least one; neighbours are read together.
 
     Args:
         descriptor: of the file.
-        offsets: int64[n], where each place begins; n is 1 at least.
+        offsets: int64[n], where each place begins.
         sizes: int64[n], its bytes.
 
     Returns:
-        Memory of the caller's own, and where each place begins in it, int64[n]; None where the file ends before one
-        of them does.
-
-    Raises:
-        OSError: the storage cannot read them.
+        New memory, and where each place begins in it, int64[n]; None if the file ends before one of them does.
     """
     order = np.argsort(offsets, kind="stable")
     starts = offsets[order]
@@ -115,10 +95,8 @@ def gather(
     view, preadv = memoryview(memory.data), os.preadv
     for start, begin, end in zip(run_starts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         count = preadv(descriptor, [view[begin:end]], start)
-        if (
-            count < end - begin
-            and count + read_fully(descriptor, view[begin + count : end], start + count) < end - begin
-        ):
+        lacking = end - begin - count
+        if lacking and read_fully(descriptor, view[begin + count : end], start + count) < lacking:
             return None
     places = np.empty_like(offsets)
     places[order] = starts + np.repeat(edges[:-1] - run_starts, np.diff(np.append(first, len(starts))))

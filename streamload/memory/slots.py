@@ -1,7 +1,6 @@
 """Slots: the memory of one batch, made once, filled by workers, read by the trainer, and used again.
 
-`SlotPool` makes slots (in the feeder); `SlotReader` hands their memory to the user (in the trainer). A slot's life:
-taken from the pool, filled, announced, read, and freed when the last array or tensor that views it has died.
+`SlotPool` makes slots in the feeder; `SlotReader` leases their memory to the user in the trainer.
 """
 
 from __future__ import annotations
@@ -28,19 +27,18 @@ from streamload.memory.mapped import Bytes, map_memory
 from streamload.memory.unnamed import descriptor_limit, new_memory
 
 ALIGNMENT_BYTES = 64
-"""Of what is written to a slot."""
+"""Alignment of the values in a slot."""
 
 _PAGE_BYTES = 4096
-_NO_BOUND = 1 << 30
 
 
 def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
-    """The smallest multiple of `unit_bytes` that is at least `size_bytes` and at least one unit."""
+    """Return the least multiple of `unit_bytes` that is at least `size_bytes` and one unit."""
     return max(1, -(-size_bytes // unit_bytes)) * unit_bytes
 
 
 class MappedSlots:
-    """The slots that this process has been given a descriptor of."""
+    """The slots whose descriptors this process has."""
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
@@ -52,7 +50,7 @@ class MappedSlots:
         self._descriptors[slot] = descriptor
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory; it is mapped at the first use, and made larger where it is too small."""
+        """Return a slot's memory, made larger if it is too small."""
         memory = self._memory.get(slot)
         if memory is None or len(memory) < size_bytes:
             descriptor = self._descriptors[slot]
@@ -73,7 +71,7 @@ class MappedSlots:
 
 
 def _grown(descriptor: int, size_bytes: int) -> int:
-    """Make memory as large as that, unless it is larger; returns its size."""
+    """Make memory at least as large, and return its size."""
     current_bytes = os.fstat(descriptor).st_size
     if current_bytes < size_bytes:
         current_bytes = round_up(size_bytes)
@@ -82,17 +80,17 @@ def _grown(descriptor: int, size_bytes: int) -> int:
 
 
 class SlotPool:
-    """Makes slots and knows where each of them is. It never waits and it never overwrites what is being read.
+    """Makes slots and knows where each of them is. It never waits.
 
-    A slot's life: `take` (free or new; workers fill it), `announce` (its batch goes to the trainer), `note_taken` (the
-    loop has the batch), `note_released` (no view is left; free again). The pool owns one descriptor of it throughout;
-    workers get duplicates of their own, and the trainer one that it maps and closes: its descriptors are the user's.
+    A slot's life: `take` (workers fill it), `announce` (its batch goes to the trainer), `note_taken` (the loop has the
+    batch), `note_released` (no view is left; free again). The pool owns one descriptor of it; workers get duplicates,
+    and the trainer one that it maps and closes, since its descriptors are the user's.
 
-    A user who keeps batches keeps their slots: then the pool makes new ones, and after `MOST_KEPT_SLOTS` it gives the
-    oldest to the trainer for good, and holds no descriptor for them.
+    A user who keeps batches keeps their slots: the pool makes new ones, and after `MOST_KEPT_SLOTS` it gives the oldest
+    to the trainer for good.
 
     Args:
-        descriptors: how many the process may have open that fills slots; 0 where it may have as many as this one.
+        descriptors: how many the process that fills slots may have open; 0 for as many as this one.
 
     Attributes:
         most_in_flight: how many batches may have slots that the trainer has not taken.
@@ -113,7 +111,7 @@ class SlotPool:
         self._retired: list[int] = []
 
     def take(self) -> int:
-        """A free slot, or a new one of a single page: its worker makes it as large as it needs."""
+        """Return a free slot, or a new one of a page, which its worker makes larger."""
         if self._free:
             return self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
         slot = next(self._numbers)
@@ -122,15 +120,11 @@ class SlotPool:
         return slot
 
     def descriptor(self, slot: int) -> int:
-        """The slot's descriptor; it stays the pool's."""
+        """Return a slot's descriptor, which stays the pool's."""
         return self._descriptors[slot]
 
     def announce(self, slot: int, size_bytes: int) -> bool:
-        """Note that a batch of this size in this slot goes to the trainer.
-
-        Returns:
-            Whether the slot's descriptor must go with it: the trainer has not mapped the slot, or not enough of it.
-        """
+        """Note that a batch of a size goes to the trainer; return True if the slot's descriptor must go with it."""
         self._announced.append(slot)
         self._sizes[slot] = max(self._sizes[slot], round_up(size_bytes))
         if size_bytes <= self._mapped.get(slot, -1):
@@ -139,7 +133,7 @@ class SlotPool:
         return True
 
     def note_taken(self, batches: int) -> None:
-        """Note that the trainer has taken so many batches, in the order in which they were announced."""
+        """Note that the trainer has taken the next batches that were announced."""
         for _ in range(batches):
             slot = self._announced.popleft()
             self._kept[slot] = None
@@ -147,14 +141,14 @@ class SlotPool:
                 self.discard(next(iter(self._kept)))
 
     def note_released(self, slots: Sequence[int]) -> None:
-        """Note that no view of these is left in the trainer."""
+        """Note that no view of slots is left in the trainer."""
         for slot in slots:
             if slot in self._kept:  # one that was discarded meanwhile belongs to the trainer alone
                 del self._kept[slot]
                 self.put_back(slot)
 
     def put_back(self, slot: int) -> None:
-        """Note that a slot that was taken is not announced after all, and that nobody writes to it any more."""
+        """Free a slot that is not announced, or not read any more."""
         if self._may_stay_free(slot):
             self._free.append(slot)
         else:
@@ -168,7 +162,7 @@ class SlotPool:
         return count < self._most_free and (count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES)
 
     def discard(self, slot: int) -> None:
-        """Never use this slot again; its memory lives on with whoever maps it."""
+        """Never use a slot again; mappings of its memory stay."""
         self._kept.pop(slot, None)
         os.close(self._descriptors.pop(slot))
         del self._sizes[slot]
@@ -176,39 +170,36 @@ class SlotPool:
         self._retired.append(slot)
 
     def take_retired(self) -> list[int]:
-        """The slots discarded since the last call; the workers and the trainer are to drop them."""
+        """Return the slots discarded since the last call, for workers and trainer to drop."""
         retired, self._retired = self._retired, []
         return retired
 
     def close(self) -> None:
-        """Close every descriptor; memory that is still mapped elsewhere stays."""
+        """Close every descriptor."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
-        self._sizes.clear()
-        self._mapped.clear()
         self._free.clear()
-        self._announced.clear()
         self._kept.clear()
 
 
 class HeapSlots:
-    """Slots on the heap of the only process there is: maker, filler and reader in one. A slot is used once."""
+    """Slots on the heap of the only process, each used once."""
 
-    most_in_flight = _NO_BOUND
+    most_in_flight = 1 << 30
 
     def __init__(self) -> None:
         self._memory: dict[int, Bytes] = {}
-        self._made = 0
+        self._numbers = itertools.count()
 
     def take(self) -> int:
-        """A new slot, which has no size yet."""
-        slot, self._made = self._made, self._made + 1
+        """Return a new slot without a size."""
+        slot = next(self._numbers)
         self._memory[slot] = np.empty(0, np.uint8)
         return slot
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """The slot's memory, copied to a larger one if it was smaller."""
+        """Return a slot's memory, copied to a larger one if it is too small."""
         memory = self._memory[slot]
         if len(memory) < size_bytes:
             self._memory[slot] = np.empty(size_bytes, np.uint8)
@@ -216,29 +207,29 @@ class HeapSlots:
         return self._memory[slot]
 
     def lease(self, slot: int) -> Bytes:
-        """The slot's memory, which is the reader's from now on."""
+        """Return a slot's memory, and forget it."""
         return self._memory.pop(slot)
 
     def discard(self, slot: int) -> None:
-        """Never use this slot again."""
+        """Forget a slot."""
         self._memory.pop(slot, None)
 
     def announce(self, _slot: int, _size_bytes: int, /) -> bool:
-        """Nothing to keep or to map: `lease` hands the memory over."""
+        """Return False: there is no descriptor to send."""
         return False
 
     def note_taken(self, batches: int) -> None:
-        """Nothing to keep either."""
+        """Do nothing."""
 
     def note_released(self, slots: Sequence[int]) -> None:
-        """Nothing to do: the memory is freed with its last view."""
+        """Do nothing: memory is freed with its last view."""
 
     def take_retired(self) -> list[int]:
-        """None: there is no other process."""
+        """Return none: there is no other process."""
         return []
 
     def descriptor(self, slot: int) -> int:
-        """There is none."""
+        """Raise LookupError: there is none."""
         raise LookupError(f"slot {slot} is heap memory")
 
     def close(self) -> None:
@@ -247,20 +238,15 @@ class HeapSlots:
 
 
 Slots = SlotPool | HeapSlots
-"""Makes slots and knows where each of them is."""
-
 SlotMemory = MappedSlots | HeapSlots
-"""Where those who fill slots find their memory."""
 
 
 class SlotReader:
     """Leases the memory of announced slots, and notes when the last view of one has died.
 
-    It holds no descriptors: those of its process belong to the training program.
-
     Args:
-        on_map: called with every newly mapped memory when it is leased for the first time (to page-lock it).
-        fence: returns a function that returns True once everything is done that devices were told to read until now.
+        on_map: called with newly mapped memory when it is leased for the first time (to page-lock it).
+        fence: returns a function that returns True when all reads that devices have queued until now are done.
     """
 
     def __init__(
@@ -278,29 +264,27 @@ class SlotReader:
         self._collecting = Lock()
 
     def add(self, slot: int, descriptor: int) -> None:
-        """Map all of a slot that was not known yet, or has grown; the descriptor stays the caller's."""
+        """Map all of a slot that is new or has grown; the descriptor stays the caller's."""
         size_bytes = os.fstat(descriptor).st_size
         self._memory[slot] = map_memory(descriptor, size_bytes, writable=True)
         self._new.add(slot)
 
     def lease(self, slot: int) -> Bytes:
-        """The slot's memory for one batch; when this array and all views of it are gone, the slot is free again."""
+        """Return a slot's memory for one batch; it is free again when this array and all views of it are gone."""
         memory = self._memory[slot]
         if slot in self._new:
             self._new.remove(slot)
             if self._on_map is not None:
                 self._on_map(memory)
-        # The memoryview gives this lease an identity of its own: NumPy would otherwise let its views refer to the
-        # mapped array directly, and the lease would seem to end at once.
+        # By a memoryview, since NumPy would otherwise let views refer to the mapped array, and the lease end at once.
         lease = np.frombuffer(memory.data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
 
     def take_released(self) -> tuple[int, ...]:
-        """Return the slots that may be filled again, oldest first.
+        """Return the slots that may be filled again, oldest first: their last view has died, and then a fence opened.
 
-        Their last view has died, and then so much time has passed that a fence, set up by a call after that, is open:
-        copies to a device read the memory later than they are queued.
+        Copies to a device read the memory later than they are queued.
         """
         with self._collecting:
             ended = [self._ended.popleft() for _ in range(len(self._ended))]
@@ -314,18 +298,18 @@ class SlotReader:
             return tuple(released)
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Forget slots that the feeder has discarded; what the user still views stays valid."""
+        """Forget slots that the feeder has discarded; views stay valid."""
         for slot in slots:
             self._memory.pop(slot, None)
             self._new.discard(slot)
 
     def close(self) -> None:
-        """Forget every slot; what the user still views stays valid."""
+        """Forget every slot; views stay valid."""
         self._memory.clear()
         self._new.clear()
 
 
 def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], ended: deque[int], _: object) -> None:
-    """A plain reference costs a third of `weakref.finalize`, once for every batch."""
+    """End a lease; this costs a third of `weakref.finalize`."""
     del leases[slot]
     ended.append(slot)

@@ -23,13 +23,10 @@ _NO_LIMIT = 1 << 20
 
 
 def new_memory(size_bytes: int) -> int:
-    """Make zeroed memory that lives as long as a descriptor or a mapping of it does.
+    """Make zeroed memory that lives as long as its descriptors and mappings, and return a descriptor.
 
-    It has no name in any file system (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left
-    behind, however its users end, and a small /dev/shm does not limit it.
-
-    Returns:
-        A descriptor, which the caller closes.
+    It has no name (Linux: `memfd_create`; elsewhere an unlinked temporary file), so a death leaves nothing, and a small
+    /dev/shm does not limit it.
     """
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("streamload", os.MFD_CLOEXEC)
@@ -49,7 +46,7 @@ def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have open; at most 1,048,576."""
+    """Return how many descriptors this process may have open; at most 1,048,576."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -57,7 +54,7 @@ def descriptor_limit() -> int:
 
 
 def naming_the_limit(error: BaseException) -> BaseException:
-    """The error; for one of too many open files a WorkerError, which says how many this process may have."""
+    """Return an error; one of too many open files as a WorkerError that names the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
         return error
     named = WorkerError(
@@ -69,7 +66,7 @@ def naming_the_limit(error: BaseException) -> BaseException:
 
 
 def raise_descriptor_limit() -> None:
-    """Lift this process's soft limit of open descriptors to its hard one: shards and slots take one each."""
+    """Raise this process's soft limit of descriptors to its hard one: shards and slots take one each."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -79,22 +76,17 @@ def raise_descriptor_limit() -> None:
             return
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8
-"""The names of glibc's `mallopt(3)`."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # of glibc's `mallopt(3)`
 
 
 def keep_freed_memory(kept_bytes: int) -> bool:
-    """Make the heap keep freed memory for later allocations. Only for our own processes.
+    """Make the heap of our own process keep freed memory; return True if the C library knows how (glibc only).
 
-    What arrives from a network goes through buffers of some hundred kilobytes, thousands a second; so do images through
-    users' functions. glibc maps and unmaps such buffers one by one, or trims the heap behind them, so their pages are
-    faulted in again and again.
+    glibc maps and unmaps buffers of some hundred kilobytes one by one, or trims the heap, so their pages are faulted in
+    again and again.
 
     Args:
         kept_bytes: how much free memory stays at the heap's end; buffers of up to an eighth of that come from it.
-
-    Returns:
-        Whether the C library knows how: glibc only.
     """
     if not sys.platform.startswith("linux"):
         return False
