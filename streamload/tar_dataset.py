@@ -73,12 +73,6 @@ class RowBytes(ShardReader):
         place = self._ranges[bisect_right(self._ranges, (shard, start), key=lambda place: place[:2]) - 1]
         return self._fetched[place][start - place.start : start - place.start + size_bytes]
 
-    def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` as `ShardReader.read_into` does."""
-        if shard in self._opened:
-            return self._opened[shard].read_into(target, shard, start)
-        return super().read_into(target, shard, start)
-
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
@@ -189,19 +183,14 @@ class RandomAccess:
 
     def _opened(self, shard: int) -> OpenShards:
         """Return a local shard, open."""
-        opened = self._open.get(shard)
-        if opened is None:
-            listed = self._listing.shard(shard)
-            opened = self._open[shard] = OpenShards(maps=False)
-            try:
-                opened.add(ShardOpened(shard, listed.url, listed.bytes), open_listed(listed))
-            except BaseException:
-                del self._open[shard]
-                raise
+        if shard not in self._open:
+            listed, opened = self._listing.shard(shard), OpenShards(maps=False)
+            opened.add(ShardOpened(shard, listed.url, listed.bytes), open_listed(listed))
+            self._open[shard] = opened
             if len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)  # its last reader closes it
         self._open.move_to_end(shard)
-        return opened
+        return self._open[shard]
 
     def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
         """Call a function of the client's reader, which is opened again in a new process."""
@@ -294,7 +283,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
                 for folders in labelled_folders({"": portion}, [listing], options):
                     check_classes(partial(client.call, "read_class_names", folders, options.storages))
             selected = None
-            if not portion.selection.is_everything:
+            if where is not None:
                 selected = np.flatnonzero(client.select(portion.selection, listing))
         self._start(options, listing, np.cumsum(counts, dtype=np.int64), selected)
 

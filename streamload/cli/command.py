@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -117,15 +117,11 @@ def parse_storage_option(text: str) -> tuple[str, Any]:
         raise typer.BadParameter(f"{key}: the value in braces is not JSON ({exc}); correct it") from None
 
 
-def show_version(command: str) -> Callable[[bool], None]:
-    """Return a callback of `--version` that prints the version and exits."""
-
-    def show(requested: bool) -> None:
-        if requested:
-            typer.echo(f"{command} {version('streamload')}")
-            raise typer.Exit
-
-    return show
+def show_version(context: typer.Context, requested: bool) -> None:
+    """Print the version and exit, for `--version`."""
+    if requested:
+        typer.echo(f"{context.info_name} {version('streamload')}")
+        raise typer.Exit
 
 
 Urls = Annotated[

@@ -24,7 +24,7 @@ for command in (ls_command, index_command, verify_command, stats_command, show_c
 
 @app.callback()
 def options(
-    *, version: Annotated[bool, typer.Option("--version", callback=show_version("streamload"), is_eager=True)] = False
+    *, version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True)] = False
 ) -> None:
     """Parse the options before the command."""
     del version

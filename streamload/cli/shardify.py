@@ -83,7 +83,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove the shards in DEST, or an interrupted run, first.")
 ]
-Version = Annotated[bool, typer.Option("--version", callback=show_version("shardify"), is_eager=True)]
+Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True)]
 
 app = typer.Typer(pretty_exceptions_enable=False)
 

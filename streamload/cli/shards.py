@@ -239,7 +239,7 @@ def index_command(
     storages = Storages(options)
     urls = list(find_shards(urls, storages))
     by_index = _by_index(urls, output)
-    tables: dict[str, tuple[IndexedShard, tuple[str, ...], int, int]] = {}
+    packed: dict[str, tuple[IndexedShard, tuple[str, ...], int, int]] = {}
     gone: list[str] = []
     links = 0
     reading = partial(read_whole, storages=storages, every_byte=True, record_bytes=record_size)
@@ -251,11 +251,11 @@ def index_command(
         for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
             entry = IndexedShard.of(shard_name(url), read.table, read.mtime_ns, read.etag, size=read.bytes)
-            tables[url] = entry, read.table.fields, spool.tell(), spool.write(pack_table(read.table))
+            packed[url] = entry, read.table.fields, spool.tell(), spool.write(pack_table(read.table))
             links += read.table.skipped.get(LINK, 0)
 
         def packed_table(url: str) -> bytes:
-            _, _, start, size = tables[url]
+            _, _, start, size = packed[url]
             spool.seek(start)
             return spool.read(size)
 
@@ -265,13 +265,13 @@ def index_command(
             dropped = [] if output else _missing_names(folder_and_name(first)[0], lookup, storages)
             update_index(
                 IndexFolder(storages.for_url(folder), folder),
-                [tables[url][0] for url in inside.values()],
-                {name for url in inside.values() for name in tables[url][1]},
+                [packed[url][0] for url in inside.values()],
+                {name for url in inside.values() for name in packed[url][1]},
                 lambda name, inside=inside: packed_table(inside[name]),  # type: ignore[misc]
                 gone=set(dropped).__contains__,
             )
             gone += dropped
-    samples = sum(entry.samples for entry, *_ in tables.values())
+    samples = sum(entry.samples for entry, *_ in packed.values())
     if not as_document:
         command.print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
     if sources is not None:

@@ -92,11 +92,6 @@ class Selection:
         elif self.where is not None and not callable(self.where):
             _ = self._keys
 
-    @property
-    def is_everything(self) -> bool:
-        """Whether all samples take part."""
-        return self.where is None
-
     def select(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_]:
         """Return which samples take part, bool[N], in the order of the listing.
 

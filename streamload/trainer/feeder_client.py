@@ -158,7 +158,7 @@ class FeederClient:
         def count() -> int:
             return sum(self.counts(listing) if counts is None else counts)
 
-        if selection.is_everything:
+        if selection.where is None:
             return np.ones(count(), np.bool_)
         folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
         names = partial(self.call, "read_class_names", folders, self.storages)

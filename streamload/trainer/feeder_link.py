@@ -131,7 +131,7 @@ class FeederLink:
     def _selected(self) -> NDArray[np.bool_] | None:
         """Which samples take part, in the order of the listing; None for all."""
         selections = [portion.selection for portion in self._portions.values()]
-        if all(selection.is_everything for selection in selections):
+        if all(selection.where is None for selection in selections):
             return None
         found = []
         for name, selection, listing in zip(self._portions, selections, self._listings, strict=True):
