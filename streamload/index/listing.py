@@ -1,4 +1,4 @@
-"""From the urls that a user names to the list of shards, with their sizes and their index entries."""
+"""List the shards that urls name, with their sizes and indexes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _log = logging.getLogger("streamload")
 
 # The name of an uncompressed shard.
 _PLAIN_NAME = re.compile(r"[\w-]+\.tar")
-# Subfolders: in a bucket each costs a request, and an ImageFolder may have thousands.
+# Maximum number of subfolders: in a bucket each costs a request, and an ImageFolder may have thousands.
 _MOST_LOOKED_INTO = 16
 _BRACES = "name the shards, with braces: train-{000000..000099}.tar"
 
@@ -65,12 +65,12 @@ class Shard(NamedTuple):
 
     Attributes:
         url: an absolute path if it is local.
-        name: the last component of the url, by which an index knows it.
-        bytes: its size; `UNKNOWN_BYTES` if only reading shows it.
-        mtime_ns: its time of modification in nanoseconds since the epoch; 0 if it is not known.
+        name: the name in an index.
+        bytes: the size; `UNKNOWN_BYTES` if only reading shows it.
+        mtime_ns: the time of modification in nanoseconds since the epoch; 0 if it is unknown.
         folder: the url without its last component.
-        etag: its version in the storage, if it is known.
-        index_folder: of the index that knows it, or None.
+        etag: the version in the storage, if it is known.
+        index_folder: the folder of the index that has the shard, or None.
     """
 
     url: str
@@ -88,12 +88,12 @@ class Listing:
 
     Attributes:
         shards: at least one shard, each once.
-        counts: samples in each shard, or None unless every shard is in an index.
-        fields: the fields that the indexes name, in the order of their first appearance; with those of sidecars.
-        sidecars: shards with more fields of the samples in `shards`, matched by their keys. Each is in an index. They
-            are numbered after `shards`, and are in no order.
-        owners: for each sidecar the number of the shard whose samples it has fields of.
-        sidecar_fields: of all of them.
+        counts: samples in each shard; None unless every shard is in an index.
+        fields: the fields in the indexes, in the order of their first appearance; with those of sidecars.
+        sidecars: shards with more fields of the samples in `shards`, matched by key. Each is in an index. They are
+            numbered after `shards`.
+        owners: for each sidecar the number of its shard.
+        sidecar_fields: the fields of all sidecars.
     """
 
     shards: tuple[Shard, ...]
@@ -104,7 +104,7 @@ class Listing:
     sidecar_fields: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By columns, which takes a fifth of the time that objects of a class of their own take.
+        # By columns, which takes a fifth of the time of pickling each shard.
         columns = [tuple(zip(*shards, strict=True)) for shards in (self.shards, self.sidecars)]
         return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields)
 
@@ -126,13 +126,13 @@ class Listing:
         return self.shards[number] if number < count else self.sidecars[number - count]
 
     def pin(self, number: int) -> Pin:
-        """Return the version of a shard that every answer of its storage must have, as far as it is known."""
+        """Return the known version of a shard, which every answer of its storage must have."""
         shard = self.shard(number)
         total_bytes = None if shard.bytes == UNKNOWN_BYTES else shard.bytes
         return Pin(total_bytes, shard.etag, indexed=shard.index_folder is not None)
 
     def owner(self, number: int) -> int:
-        """Return the shard whose samples a shard or sidecar has fields of: of a shard itself."""
+        """Return the shard of a sidecar, or the shard itself."""
         count = len(self.shards)
         return number if number < count else self.owners[number - count]
 
@@ -155,25 +155,25 @@ def list_shards(
     Braces and `::` are expanded in the order in which they are written; the matches of a glob and the shards of a
     folder are sorted. A folder stands for the shards in its index, or for its tar files if it has none.
 
-    A remote folder costs one request for its index, and without one another for the mark of an interrupted writer
-    and one listing; the entry of a remote shard is trusted, and a shard that has changed is noticed when it is
-    read. Web servers cannot list: the sizes of their shards are `UNKNOWN_BYTES` unless an index has them.
+    A remote folder costs one request for its index, and without an index two more: for the mark of an interrupted
+    writer, and for a listing. The entry of a remote shard is trusted until the shard is read. Web servers cannot list:
+    the sizes of their shards are `UNKNOWN_BYTES` unless an index has them.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
         index: a folder with an index for shards elsewhere: `.streamload` itself or its parent. It replaces the indexes
             beside the shards, and may be remote.
         storages: how remote storage is read; by default without options.
-        join: sidecars: datasets with an index that have a shard for each shard: of the same name, or in its place.
-        indexes_read: receives the indexes of some of the shards, by folder, for later use.
+        join: sidecars: datasets with an index and a shard for each shard, of the same name or in its place.
+        indexes_read: receives the indexes of some of the shards, by folder.
 
     Raises:
-        TypeError, ValueError: `urls` is of the wrong kind, names an unknown storage or compression, or
-            names a shard twice; or a sidecar does not belong to the shards.
-        ShardNotFoundError: a shard is missing, or a pattern or a folder stands for nothing.
+        TypeError, ValueError: `urls` is of the wrong kind, has an unknown storage or compression, or a shard twice; or
+            a sidecar does not belong to the shards.
+        ShardNotFoundError: a shard is missing, or a pattern or folder matches nothing.
         StorageError: a shard cannot be looked up.
         DatasetIndexError: an index is broken, or does not belong to its shards; or the writer of the shards was
-            interrupted, or is still running; or a sidecar has no index.
+            interrupted or is still running; or a sidecar has no index.
     """
     storages = Storages() if storages is None else storages
     listing = _listed(urls, index, storages, indexes_read)
@@ -238,7 +238,7 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
 
 
 def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> list[int]:
-    """Return for each shard the number of its sidecar's: the one of the same name, or as many in the same order."""
+    """Return the number of each shard's sidecar: the one of the same name, else the one in the same place."""
     names = [without_compression(shard.name) for shard in shards]
     numbers = {without_compression(shard.name): number for number, shard in enumerate(others)}
     if len(set(names)) == len(names) and len(numbers) == len(others) and numbers.keys() >= set(names):
@@ -281,13 +281,12 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
 
 
 class IndexLookup:
-    """The indexes of the folders that shards lie in, each read once: one request for each remote folder.
+    """Reads the index of each folder of shards once, and for shards in no index the mark of an interrupted writer.
 
-    For a shard in no index, one more request for its folder shows whether its writer has finished. Several threads
-    may use it.
+    Safe for several threads.
 
     Attributes:
-        unreadable: why the index of a folder could not be read, if there is one at all.
+        unreadable: by folder, why its index could not be read.
     """
 
     def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
@@ -295,7 +294,7 @@ class IndexLookup:
 
         Raises:
             DatasetIndexError: there is no index in `elsewhere`, or it is broken.
-            StorageError: the storage there cannot be read.
+            StorageError: `elsewhere` cannot be read.
         """
         self._storages = Storages() if storages is None else storages
         self._by_folder: dict[str, DatasetIndex | None] = {}
@@ -324,7 +323,7 @@ class IndexLookup:
             return self._by_folder[folder]
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
-        """Return the table of one shard, or None if there is no index for its folder. Its table file is read whole.
+        """Return the table of one shard, or None if its folder has no index; the table file is read whole.
 
         Raises:
             DatasetIndexError: the index does not have the shard, or is broken.
@@ -341,19 +340,19 @@ class IndexLookup:
                     content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
                 except ShardNotFoundError as exc:
                     raise index_error("the index has no such file", url) from exc
-                self._files = {url: content}  # the tables of the next shards are in it too
+                self._files = {url: content}  # the next shards' tables are here too
             content = self._files[url]
         return index.table_of(entry, content[entry.start : entry.start + entry.table_bytes])
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
-        """Refuse a shard, or the folder as a whole, if its writer was interrupted or is still running.
+        """Refuse a shard, or a whole folder, if its writer was interrupted or is still running.
 
-        Only for shards in no index beside them: an index is written when all of its shards are there, and its
-        entries are removed before any of them is.
+        Only for shards in no index beside them: an index is written after its shards, and its entries are removed
+        before them.
 
         Args:
             folder: the shards'.
-            name: of one shard; None stands for all that a folder may hold.
+            name: of one shard; None for all shards of the folder.
 
         Raises:
             DatasetIndexError: it is unfinished, or its mark is damaged.
@@ -365,13 +364,13 @@ class IndexLookup:
             except StorageError as exc:
                 if type(exc) is not StorageError:
                     raise
-                self._unfinished[folder] = ()  # users without the right to list are refused missing objects
+                self._unfinished[folder] = ()  # without the right to list, missing objects are refused
         for unfinished in self._unfinished[folder]:
             if name is None or unfinished.shards.matches(name):
                 raise unfinished_error(unfinished, folder)
 
     def warn_of_unreadable(self) -> None:
-        """Warn of the indexes that could not be read, after the shards beside them have been found."""
+        """Warn of the indexes that could not be read."""
         unreadable, self.unreadable = self.unreadable, {}
         for exc in unreadable.values():
             _log.warning("going on without an index, since it cannot be read: %s", exc)
@@ -386,7 +385,7 @@ class IndexLookup:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            self.unreadable[folder] = exc  # users without the right to list are refused missing objects, too
+            self.unreadable[folder] = exc  # without the right to list, missing objects are refused, too
         return None
 
     def _find_elsewhere(self, index: str) -> DatasetIndex:
@@ -414,14 +413,14 @@ class IndexLookup:
 
 
 class _NotAnIndexError(DatasetIndexError):
-    """A file in the place of an index is something else: another tool's, or the page of a web server."""
+    """A file in place of an index is another tool's, or the page of a web server."""
 
 
 def shard_sizes(urls: Sequence[str], storages: Storages) -> dict[str, int]:
-    """Return the size of each shard in bytes, by concurrent requests, one for each shard. Blocks.
+    """Return the size of each shard in bytes, by concurrent requests. Blocks.
 
     Raises:
-        ShardNotFoundError, StorageError: the request for one fails; of several, the first of `urls`.
+        ShardNotFoundError, StorageError: a request fails; the first in the order of `urls`.
     """
     return {url: info.bytes for url, info in _infos(urls, storages).items()}
 
@@ -435,11 +434,11 @@ def _infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]:
 
 
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
-    """Return the shards that `urls` names, without reading an index: a folder stands for its tar files.
+    """Return the shards that `urls` names, without indexes: a folder stands for its tar files.
 
     Raises:
-        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, except that a shard named
-            without a pattern is not looked up.
+        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, but shards named without a pattern
+            are not looked up.
         DatasetIndexError: the writer of the shards was interrupted, or is still running.
     """
     storages = Storages() if storages is None else storages
@@ -457,7 +456,7 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
 
 
 class _Finder:
-    """Finds shards with few requests: an index or one listing for each remote folder, none for each shard."""
+    """Finds shards with few requests: an index or a listing for each remote folder."""
 
     def __init__(self, storages: Storages, lookup: IndexLookup | None) -> None:
         self._storages = storages
@@ -465,13 +464,13 @@ class _Finder:
         self._plain_folders: set[str] = set()
 
     def find(self, urls: Urls) -> list[ShardInfo]:
-        """Return the shards that `urls` names, in order; `list_shards` names the errors."""
+        """Return the shards that `urls` names, in order; raise as `list_shards`."""
         matches = self.matches(urls)
         named = self._look_up([match for match in matches if isinstance(match, str)])
         return [named[match] if isinstance(match, str) else match for match in matches]
 
     def matches(self, urls: Urls) -> list[ShardInfo | str]:
-        """Return the shards without looking up those that are named one by one: these are urls."""
+        """Return the shards; of those that are named one by one, only urls."""
         expanded = expand_urls(urls)
         matches = [match for url in expanded for match in self._resolve(url)]
         if len(expanded) > 1:
@@ -479,7 +478,7 @@ class _Finder:
         return matches
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
-        """Return the shards that one expanded url stands for; those named one by one are looked up later, together."""
+        """Return the shards of one expanded url; a shard that is named by itself is looked up later."""
         folder, _, name = url.rpartition("/")
         if folder in self._plain_folders and _PLAIN_NAME.fullmatch(name):
             return [url]  # the fast path for long lists
@@ -503,7 +502,7 @@ class _Finder:
         return [url]
 
     def _with_sizes(self, matches: Sequence[ShardInfo | str]) -> Sequence[ShardInfo | str]:
-        """Have a local match without a size looked up, a broken link say: the error names it."""
+        """Have local matches without a size looked up, so that an error names a broken link."""
 
         def is_unknown(match: ShardInfo) -> bool:
             return match.bytes == UNKNOWN_BYTES and not self._storages.costs_requests(match.url)
@@ -519,7 +518,7 @@ class _Finder:
                 for name, size, _, mtime_ns, etag, *_ in sorted(index.shards)
             ]
         if index is None and self._lookup is not None:
-            self._lookup.refuse_unfinished(folder)  # before listing, since a writer may be running
+            self._lookup.refuse_unfinished(folder)  # before listing: a writer may be running
         if web:
             self._refuse_web_folder(folder)
         shards = shards_in(storage, folder)
@@ -539,7 +538,7 @@ class _Finder:
             ) from None
 
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo | str]:
-        """Return the shards in a folder, which must be those of its index."""
+        """Return the shards in a folder; raise if they are not those of its index."""
         assert self._lookup is not None, "it has read the index"
         listed = {info.url.rpartition("/")[2]: info for info in shards}
         forgotten = sorted(name for name in listed if index.find(name) is None)
@@ -596,7 +595,7 @@ class _Finder:
         return infos
 
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
-        """Look up several shards of a remote folder without an index, by one listing if there can be one."""
+        """Look up several shards of a remote folder without an index, by one listing if possible."""
         unknown = {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
         if protocol_of(folder) in WEB:
             return unknown
@@ -606,7 +605,7 @@ class _Finder:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            first = storage.info(urls[0])  # users without the right to list may still read; otherwise this raises
+            first = storage.info(urls[0])  # the right to read may exist without that to list; else this raises
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
             return unknown | {urls[0]: first}
         for url in urls:

@@ -23,19 +23,19 @@ _UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|
 
 
 def folder_and_name(url: str) -> tuple[str, str]:
-    """A shard's url without its last component, and that component as an index knows it."""
+    """Split a shard's url into its folder, and its name as an index knows it."""
     web = ("%" in url or "?" in url) and protocol_of(url) in WEB
     folder, _, name = (url.split("?", 1)[0] if web else url).rpartition("/")
     return folder or "/", unquote(name) if web else name
 
 
 def shard_name(url: str) -> str:
-    """The last component of a shard's url."""
+    """Return the name of a shard as an index knows it."""
     return folder_and_name(url)[1]
 
 
 def is_shard_name(name: str) -> bool:
-    """Return True if a name ends as a tar archive's does, compressed or not."""
+    """Return True for the name of a tar archive, compressed or not."""
     return name.endswith(".tar") or _SHARD.search(name) is not None
 
 
@@ -48,17 +48,15 @@ def refuse_unknown_compression(url: str) -> None:
         )
 
 
-# What `normpath` changes of an absolute path is at such places.
+# `normpath` changes an absolute path at these places only.
 _UNTIDY = re.compile(r"//|/\.|/\Z")
 
 
-def refuse_repetitions(found: Sequence[str]) -> None:
+def refuse_repetitions(urls: Sequence[str]) -> None:
     """Raise ValueError if a shard is named twice."""
-    plain = [os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url for url in found]
-    if len(set(plain)) == len(plain):
-        return
     seen: set[str] = set()
-    for path in plain:
+    for url in urls:
+        path = os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url
         if path in seen:
             raise ValueError(
                 f"urls names the shard {without_secrets(path)!r} twice, which would give each of its samples twice; "
@@ -73,11 +71,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """A name such as `shard-%06d.tar`, taken apart; or, without a number, any visible name such as `*.tar`.
+    """The parts of a name such as `shard-%06d.tar`; or, without a number, of any visible name such as `*.tar`.
 
     Attributes:
         before: the text before the number.
-        digits: the least number of digits; None where any text takes the number's place.
+        digits: the minimum number of digits; None for any text in place of a number.
         after: the text after the number.
     """
 
@@ -86,28 +84,25 @@ class ShardNaming:
     after: str
 
     def name(self, number: int) -> str:
-        """The name of one shard, where names are numbered."""
+        """Return the name of a numbered shard."""
         return f"{self.before}{number:0{self.digits}d}{self.after}"
 
     def matches(self, name: str) -> bool:
-        """Whether a name has this form."""
+        """Return True if a name has this form."""
         number = name[len(self.before) : len(name) - len(self.after)]
+        if name != f"{self.before}{number}{self.after}":
+            return False
         if self.digits is None:
-            return name == f"{self.before}{number}{self.after}" and not name.startswith(".")
-        return (
-            name == f"{self.before}{number}{self.after}"
-            and len(number) >= max(1, self.digits)
-            and number.isascii()
-            and number.isdigit()
-        )
+            return not name.startswith(".")
+        return len(number) >= max(1, self.digits) and number.isascii() and number.isdigit()
 
 
 def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
-    """The folder and the names that a writer is to use.
+    """Return the folder and the names for a writer.
 
     Args:
         pattern_or_folder: a path that ends in `.tar` and holds one `%06d`, or a folder.
-        prefix: how names begin in a folder.
+        prefix: the start of names in a folder.
 
     Raises:
         TypeError, ValueError: the pattern has no number or two, is hidden, or the prefix is no visible name.
@@ -135,15 +130,12 @@ SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 PACKING_FOLDER = ".streamload-packing"
 """The folder in a destination with the records of an unfinished run of packing."""
 
-SHARDIFY_ADVICE = (
-    "a `shardify` or `streamload map` (a call: `pack` or `map_shards`) into this folder was interrupted, or is still "
-    "at work; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to start over"
-)
-
 _FILE = ".streamload-unfinished.json"
 _MOST_MARK_BYTES = 1 << 20
 _ADVICE = {
-    SHARDIFY: SHARDIFY_ADVICE,
+    SHARDIFY: "a `shardify` or `streamload map` (a call: `pack` or `map_shards`) into this folder was interrupted, or "
+    "is still at work; run it again with --resume (resume=True) to go on, or with --overwrite (overwrite=True) to "
+    "start over",
     SHARD_WRITER: "a ShardWriter was interrupted, or is still at work; write them again with overwrite=True, or remove "
     "the folder",
 }
@@ -151,19 +143,14 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedSet:
-    """A set of shards that are not all there.
-
-    Attributes:
-        shards: their numbered name.
-        writer: `SHARDIFY` or `SHARD_WRITER`.
-    """
+    """An incomplete set of shards: their names, and `SHARDIFY` or `SHARD_WRITER`."""
 
     shards: ShardNaming
     writer: str
 
 
 def mark_path(folder: str) -> str:
-    """Return where the mark of a folder lies; the folder may be a url."""
+    """Return the place of a folder's mark; the folder may be a url."""
     return f"{folder.rstrip('/')}/{_FILE}"
 
 
@@ -171,7 +158,7 @@ def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
     """Return the unfinished sets in a folder.
 
     Raises:
-        DatasetIndexError: the mark is damaged, so nothing is known of what is complete.
+        DatasetIndexError: the mark is damaged.
         StorageError: the storage cannot be read.
     """
     try:
@@ -190,7 +177,7 @@ def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
 
 
 def is_page(content: bytes) -> bool:
-    """Return True for the page that some web servers send, with status 200, in place of a missing file."""
+    """Return True for a page that some web servers send, with status 200, in place of a missing file."""
     return content.lstrip()[:1] == b"<"
 
 
@@ -205,7 +192,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
 
 
 def mark_unfinished(storage: Storage, folder: str, added: UnfinishedSet) -> None:
-    """Mark a folder before anything of a set is changed in it. Idempotent.
+    """Mark a folder before a set is changed in it. Idempotent.
 
     Raises:
         StorageError: the mark cannot be read or written.
@@ -217,7 +204,7 @@ def mark_unfinished(storage: Storage, folder: str, added: UnfinishedSet) -> None
 
 
 def mark_finished(storage: Storage, folder: str, shards: ShardNaming) -> None:
-    """Remove the mark of a set from a folder, since all or nothing of the set exists. Idempotent.
+    """Remove the mark of a set from a folder. Idempotent.
 
     Raises:
         StorageError: the mark cannot be read or removed.
@@ -234,7 +221,7 @@ def mark_finished(storage: Storage, folder: str, shards: ShardNaming) -> None:
 
 @contextmanager
 def locked_folder(folder: str) -> Iterator[None]:
-    """Exclude other writers into a folder, if it is local and its file system has locks."""
+    """Exclude other writers of a folder, if it is local and its file system has locks."""
     descriptor = -1
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
