@@ -157,8 +157,7 @@ def _read(cache: DiskCache, identity: ShardIdentity, part_bytes: int) -> int:
     hit = identity.bytes if file.whole else 0
     if not file.whole:
         for start in range(0, identity.bytes, part_bytes):
-            file.write(start, data[start : start + part_bytes])
-        cache.publish(file)
+            cache.write(file, start, data[start : start + part_bytes])
     if os.pread(file.descriptor, identity.bytes, 0) != data:
         raise ValueError(f"{identity.url}: wrong bytes")
     file.close()
