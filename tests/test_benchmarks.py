@@ -32,18 +32,8 @@ def run_benchmark(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.exhaustive
 def test_the_loader_benchmark_measures_and_writes_tables_and_picture(tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
-    text, results = run_benchmark(
-        tmp_path,
-        "--workloads",
-        "tiny",
-        "--loaders",
-        "streamload",
-        "WebDataset",
-        "--parts",
-        "speed",
-        "--plot",
-        str(picture),
-    )
+    arguments = ["--workloads", "tiny", "--loaders", "streamload", "WebDataset", "--parts", "speed", "--plot"]
+    text, results = run_benchmark(tmp_path, *arguments, str(picture))
     assert not results["failures"]
     assert results["runs"]["tiny"].keys() == {"streamload", "WebDataset"}
     own = results["runs"]["tiny"]["streamload"][0]

@@ -345,22 +345,6 @@ def write_fields(folder: Path, field: str, contents: list[bytes]) -> str:
     return str(folder)
 
 
-def test_a_field_expands_no_further_than_the_budget(tmp_path: Path) -> None:
-    """Before the memory is taken, with the key."""
-    few, many = (gzip.compress(bytes(size_bytes)) for size_bytes in (1 << 20, 3 << 20))
-    source = write_fields(tmp_path / "shards", "bin.gz", [few, many])
-    with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0, memory_budget="8MiB") as loader:
-        batches = iter(loader)
-        assert len(next(batches)[0][0]) == 1 << 20
-        with pytest.raises(
-            DecodeError, match=r"decompresses to more than the limit of 1\d{6} bytes.*decode=.*larger memory_budget"
-        ) as caught:
-            next(batches)
-    assert caught.value.key == "sample1"
-    with StreamLoader(source, 1, fields=("bin.gz",), num_workers=0) as loader:
-        assert [len(values[0]) for (values,) in loader] == [1 << 20, 3 << 20]
-
-
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_a_field_expands_no_further_than_the_budget_that_is_found(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,7 +29,6 @@ from streamload import ShardWriter, StreamLoader, TarDataset
 from streamload.errors import (
     DatasetIndexError,
     DecodeError,
-    SampleError,
     ShardChangedError,
     ShardFormatError,
     TransformError,
@@ -336,11 +335,6 @@ def test_damaged_bytes_are_decode_errors(mixed: str, tmp_path: Path) -> None:
     with TarDataset(os.fspath(copy), fields=("json",), decode=False, verify=True) as checked:
         with pytest.raises(DecodeError, match="crc32"):
             checked[0]
-
-
-def test_a_missing_field_is_a_sample_error(mixed: str) -> None:
-    with TarDataset(mixed, fields=("txt",)) as dataset, pytest.raises(SampleError, match="no field 'txt'; it has "):
-        dataset[0]
 
 
 def test_wrong_arguments_are_refused(numbers: str, plain: str, tmp_path: Path) -> None:
