@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from make_shards import write_numbers
 from servers.small_web_server import SmallWebServer
 from servers.threaded_server import Answer
 
 from streamload import ShardWriter, StreamLoader
+from streamload.storage.filesystem_storage import shard_info
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
-
-
-class Undated(MemoryFileSystem):
-    """A filesystem under a protocol of its own whose `info` holds neither an ETag nor a date."""
-
-    protocol = ("undated",)
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(super()._strip_protocol(path.removeprefix("undated://")))
-
-    def info(self, path: str, **options: Any) -> dict[str, Any]:
-        return _undated(super().info(path, **options))
-
-    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
-        found = super().ls(path, detail=True, **options)
-        return [_undated(entry) if detail else entry["name"] for entry in found]
-
-
-def _undated(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry[name] for name in ("name", "size", "type")}
 
 
 class UndatedServer(SmallWebServer):
@@ -54,55 +32,23 @@ def shard(folder: Path, first: int) -> bytes:
     return (folder / f"{first}-000000.tar").read_bytes()
 
 
-def read_labels(url: str, cache: Path, filesystem: object = None) -> list[int]:
-    options: dict[str, Any] = {"num_workers": 0, "cache_dir": cache, "filesystem": filesystem}
-    with StreamLoader([f"{url}/a.tar", f"{url}/b.tar"], 10, fields=("cls",), **options) as loader:
-        return [label for (labels,) in loader for label in labels.tolist()]
-
-
-def check_two_versions(
-    files: dict[str, bytes],
-    read: Callable[[], list[int]],
-    tmp_path: Path,
-    cache: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    for first in (10, 50):
-        caplog.clear()
-        files["a.tar"], files["b.tar"] = shard(tmp_path, first), shard(tmp_path, first + 10)
-        assert read() == [*range(first, first + 5), *range(first + 10, first + 15)]
-        assert not [path for path in cache.rglob("*.tar*") if path.is_file()]
-        assert caplog.text.count("is not kept in cache_dir") == len(caplog.records) == 1
-        assert "copy the shards to a local folder" in caplog.text
-
-
-def test_a_rewritten_shard_of_an_undated_filesystem_is_read_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    filesystem, cache, files = Undated(), tmp_path / "cache", dict[str, bytes]()
-
-    def read() -> list[int]:
-        for name, content in files.items():
-            filesystem.pipe_file(f"/undated/{name}", content)
-        return read_labels("undated://undated", cache, filesystem)
-
-    try:
-        check_two_versions(files, read, tmp_path, cache, caplog)
-    finally:
-        filesystem.rm("/undated", recursive=True)
-
-
-def test_a_rewritten_shard_of_an_undated_web_server_is_read_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache, served, files = tmp_path / "cache", dict[str, bytes](), dict[str, bytes]()
+def test_a_rewritten_shard_of_an_undated_server_is_read_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache, served = tmp_path / "cache", dict[str, bytes]()
     with UndatedServer(served) as server:
+        urls = [f"http://{server.address}/data/{name}.tar" for name in "ab"]
+        for first in (10, 50):
+            caplog.clear()
+            served.update({"/data/a.tar": shard(tmp_path, first), "/data/b.tar": shard(tmp_path, first + 10)})
+            with StreamLoader(urls, 10, fields=("cls",), num_workers=0, cache_dir=cache) as loader:
+                labels = [label for (labels,) in loader for label in labels.tolist()]
+            assert labels == [*range(first, first + 5), *range(first + 10, first + 15)]
+            assert not [path for path in cache.rglob("*.tar*") if path.is_file()]
+            assert caplog.text.count("is not kept in cache_dir") == len(caplog.records) == 1
+            assert "copy the shards to a local folder" in caplog.text
 
-        def read() -> list[int]:
-            served.update((f"/data/{name}", content) for name, content in files.items())
-            return read_labels(f"http://{server.address}/data", cache)
 
-        check_two_versions(files, read, tmp_path, cache, caplog)
+def test_a_file_of_an_undated_filesystem_has_no_version() -> None:
+    assert shard_info("undated://a.tar", {"name": "a.tar", "size": 5, "type": "file"}).etag is None
 
 
 def test_an_index_without_etags_does_not_keep_shards_from_the_cache(tmp_path: Path) -> None:

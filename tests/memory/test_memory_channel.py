@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.memory.async_channel import AsyncChannel
-from streamload.memory.channel import Channel, Frames, frame
+from streamload.memory.channel import Channel, frame
 from streamload.memory.unnamed import new_memory
 
 
@@ -113,23 +113,6 @@ def test_running_out_of_descriptors_is_named_as_the_cause() -> None:
 
 
 # -- framing -------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(
-    messages=st.lists(st.binary(max_size=40) | st.integers() | st.none(), max_size=8),
-    cuts=st.lists(st.integers(0, 400), max_size=12),
-)
-def test_frames_are_whole_however_the_stream_is_cut(messages: list[Any], cuts: list[int]) -> None:
-    stream = b"".join(frame(message, []) for message in messages)
-    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    frames = Frames()
-    found = []
-    for start, end in pairwise(edges):
-        frames.feed(stream[start:end], [])
-        while (taken := frames.take()) is not None:
-            found.append(taken)
-    assert found == [(message, []) for message in messages]
 
 
 @settings(max_examples=40, deadline=None)

@@ -244,24 +244,9 @@ def slow_epoch(server: FaultServer, form: str, **options: Any) -> list[int]:
     return found
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("budget", [30, 32, 35])
-def test_parts_for_scans_ahead_are_evicted(smaller: FaultServer, budget: int) -> None:
-    """Without an index the next shard is scanned while rows of the one before are still to be made."""
-    options: dict[str, Any] = {"memory_budget": budget_for(budget * MB)}
-    assert slow_epoch(smaller, "plain", batch_size=4, **options) == SAMPLES[:60]
-
-
 @pytest.mark.parametrize("budget", [50, exhaustive((45,)), exhaustive((55,))])
 def test_decompressing_ahead_is_evicted(smaller: FaultServer, budget: int) -> None:
     """Once for all: two decompressions that have room for one only would begin again for ever."""
     smaller.play(Script())
     assert slow_epoch(smaller, "zst", batch_size=4, memory_budget=budget_for(budget * MB)) == SAMPLES[:60]
     assert smaller.report().sent_bytes < 3 * 3 * 20 * MB
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("budget", [38, 43])
-def test_decompressions_of_several_lanes_take_turns(smaller: FaultServer, budget: int) -> None:
-    options: dict[str, Any] = {"lanes": 3, "num_workers": 0, "memory_budget": budget_for(budget * MB)}
-    assert sorted(slow_epoch(smaller, "zst", batch_size=1, **options)) == SAMPLES[:60]

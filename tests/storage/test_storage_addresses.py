@@ -110,9 +110,3 @@ def test_https_to_a_server_that_does_not_speak_tls_is_said_once(
     assert caught.value.url == f"https://{server.address}{path}"
     assert caught.value.__cause__ is None
     assert not caplog.records
-
-
-def test_a_file_of_certificates_that_is_not_there_is_named() -> None:
-    options = {"client_kwargs": {"verify": "/no/such.pem"}}
-    with pytest.raises(ValueError, match=r"'/no/such\.pem', and there is no such file"):
-        Storages(options).for_url("https://host/a.tar")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from matrix import exhaustive
 from servers.rclone import free_port
-from through_fsspec import through_fsspec
+from test_storage_addresses import authority  # noqa: F401
+from test_storage_errors import storages_of
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage.errors import UntrustedServerError
-from streamload.storage.storages import Storages
 
 KINDS = ["http", "s3", "fsspec-http", exhaustive(("s3fs",))]
 PASSES = ["closed", "unknown host", "reset", "cut"]
@@ -27,17 +25,9 @@ NEEDS_TLS = ["certificate", "no TLS"]
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(authority: tuple[Path, Path]) -> Path:
     """A file with a certificate that nobody trusts, and its key."""
-    binary = shutil.which("openssl")
-    if binary is None:
-        pytest.skip("needs openssl")
-    made = tmp_path_factory.mktemp("tls") / "both.pem"
-    command = [binary, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(made), "-out", str(made.with_suffix(".crt"))]
-    subprocess.run(command, check=True, capture_output=True)
-    made.write_text(made.read_text() + made.with_suffix(".crt").read_text())
-    return made
+    return authority[1]
 
 
 @pytest.fixture(autouse=True)
@@ -74,17 +64,6 @@ async def listening(fault: str, certificate: Path | None) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-
-
-def storages_of(kind: str, endpoint: str) -> tuple[Storages, str]:
-    if kind == "http":
-        return Storages(), f"{endpoint}/set/a.tar"
-    if kind == "fsspec-http":
-        return Storages(filesystem=through_fsspec("http")), f"{endpoint}/set/a.tar"
-    options = {"key": "k", "secret": "s", "endpoint_url": endpoint, "client_kwargs": {"region_name": "us-east-1"}}
-    if kind == "s3fs":
-        return Storages(filesystem=through_fsspec("s3", **options)), "s3://bucket/set/a.tar"
-    return Storages(options), "s3://bucket/set/a.tar"
 
 
 async def met(kind: str, protocol: str, fault: str, certificate: Path | None = None) -> StorageError:

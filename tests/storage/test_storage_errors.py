@@ -36,12 +36,12 @@ OPTIONS = {"key": "key-id", "secret": "told-secret", "token": "told-secret"}
 KINDS = ["s3", "http", "fsspec-http", exhaustive(("s3fs",))]
 
 
-def storages_of(kind: str, script: Script, retries: Retries | None = None) -> tuple[Storages, str]:
+def storages_of(kind: str, address: str, retries: Retries | None = None) -> tuple[Storages, str]:
     if kind == "http":
-        return Storages(retries=retries), f"{script.address}/set/a.tar"
+        return Storages(retries=retries), f"{address}/set/a.tar"
     if kind == "fsspec-http":
-        return Storages(filesystem=through_fsspec("http"), retries=retries), f"{script.address}/set/a.tar"
-    options = {**OPTIONS, "endpoint_url": script.address, "client_kwargs": {"region_name": "us-east-1"}}
+        return Storages(filesystem=through_fsspec("http"), retries=retries), f"{address}/set/a.tar"
+    options = {**OPTIONS, "endpoint_url": address, "client_kwargs": {"region_name": "us-east-1"}}
     if kind == "s3fs":
         return Storages(filesystem=through_fsspec("s3", **options), retries=retries), "s3://bucket/set/a.tar"
     return Storages(options, retries=retries), "s3://bucket/set/a.tar"
@@ -51,7 +51,7 @@ async def read(
     kind: str, script: Script, start: int = 1000, end: int | None = 300_000, etag: str | None = None
 ) -> bytes:
     async with serve(script):
-        storages, url = storages_of(kind, script)
+        storages, url = storages_of(kind, script.address)
         try:
             body = await storages.for_url(url).open_range(url, start, end, etag=etag)
             return b"".join([bytes(chunk) async for chunk in body.pieces])
@@ -94,7 +94,7 @@ async def test_if_match_keeps_to_one_version(kind: str) -> None:
 @pytest.mark.parametrize("pinned", [False, True])
 async def test_an_object_that_is_only_too_short_is_not_said_to_be_another(kind: str, pinned: bool) -> None:
     with FaultServer({"set/a.tar": b"abc", "bucket/set/a.tar": b"abc"}) as server:
-        storages, url = storages_of(kind, Script(port=int(server.url.rpartition(":")[2])))
+        storages, url = storages_of(kind, server.url)
         etag = storages.for_url(url).info(url).etag if pinned else None
 
         async def ask() -> None:
@@ -147,7 +147,7 @@ async def test_expired_credentials_are_read_again(monkeypatch: pytest.MonkeyPatc
     for faults, expected in ((["400 ExpiredToken"], CONTENT[:100]), (["400 ExpiredToken"] * 2, None)):
         made.clear()
         async with serve(Script([*faults])) as script:
-            storages, url = storages_of("s3", script)
+            storages, url = storages_of("s3", script.address)
             content = bytearray()
             try:
                 await download(storages.for_url(url), url, 0, 100, lambda _, piece: content.extend(piece), pin=Pin())
@@ -165,7 +165,7 @@ async def versions(kind: str, *changed: str) -> list[str | None]:
     """The versions that a server without ETags gives at these times of change; all are held to the first."""
     found: list[str | None] = []
     async with serve(Script(etag="")) as script:
-        storages, url = storages_of(kind, script)
+        storages, url = storages_of(kind, script.address)
         try:
             for time in changed:
                 script.changed = time

@@ -18,7 +18,7 @@ OF_FSSPEC = ["fsspec-http", "s3fs"]
 async def read(kind: str, script: Script, most_bytes: int = len(CONTENT), policy: RetryPolicy | None = None) -> bytes:
     """The small file that a scripted server has."""
     async with serve(script):
-        storages, url = storages_of(kind, script, Retries(policy))
+        storages, url = storages_of(kind, script.address, Retries(policy))
         return await asyncio.to_thread(storages.for_url(url).read_bytes, url, most_bytes=most_bytes)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from fsspec.asyn import get_loop
 from make_shards import write_numbers
 from scripted_storage import Answer, ScriptedStorage
 from servers.faults import FaultServer, Script
-from servers.rclone import free_port, running
 from through_fsspec import through_fsspec
 from virtual_time import run_in_virtual_time
 
@@ -92,17 +89,3 @@ def test_a_server_that_never_serves_parts_is_given_up(folder: Path) -> None:
 def test_a_proxy_that_now_and_then_does_not_serve_parts_is_read(options: dict[str, Any], folder: Path) -> None:
     with FaultServer(folder, Script(seed=4, whole_share=0.3)) as server:
         assert labels_of(server.url, **options) == list(range(50))
-
-
-@pytest.fixture(scope="module")
-def python_server(folder: Path) -> Iterator[str]:
-    port = free_port()
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(folder), str(port)]
-    with running(command, port):
-        yield f"http://127.0.0.1:{port}"
-
-
-def test_pythons_own_server_is_refused_with_advice(python_server: str) -> None:
-    with pytest.raises(StorageError, match=ADVICE) as caught:
-        labels_of(python_server)
-    assert caught.value.url == f"{python_server}/part000-000000.tar"
