@@ -140,13 +140,8 @@ class Interleaving:
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
         """Return ranges of a shard's samples that hold all those of later outputs, each end exclusive.
 
-        If the sequence comes to a shard several times, the times that are yet to begin are left out: their parts may be
-        fetched again.
-
-        Args:
-            shard: its number.
-            least: a number that every lane has reached.
-            most: a number that no lane has passed.
+        Runs of the shard that are yet to begin are left out: their parts may be fetched again. Every lane has reached
+        the number `least`, and none has passed `most`.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)

@@ -58,13 +58,7 @@ class BlockShares:
 
 
 class MixedTurns:
-    """Which dataset is next, and with which of its outputs, at every position of an epoch's order.
-
-    Args:
-        shares: of the blocks.
-        block: samples of a block.
-        seed, epoch: key the order within the blocks.
-    """
+    """Which dataset is next, and with which of its outputs, at every position of an epoch's order."""
 
     def __init__(self, shares: BlockShares, block: int, seed: int, epoch: int) -> None:
         self._shares = shares

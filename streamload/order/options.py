@@ -21,14 +21,12 @@ class OrderOptions:
     """What, besides the epoch and the dataset, an order and its division into batches depend on.
 
     Attributes:
-        seed: names the order; not negative.
-        shuffle: permute the shards and shuffle within the window; otherwise everything stays as listed.
+        shuffle: permute the shards and shuffle within the window.
         window: how far the shuffle may move a sample within its lane, in samples.
-        lanes: the number of lanes that the order is interleaved from.
         batch_size: rows of one rank's batch.
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
-        sampling: None for every sample once. A sampler's samples are not shuffled.
+        sampling: None for every sample once.
 
     Raises:
         ValueError: a number is too small.

@@ -67,9 +67,7 @@ class EpochPlan:
     Args:
         options: see `OrderOptions`.
         counts: the samples of each shard; read, never changed.
-        epoch: which epoch.
-        rank: the rank, below `world_size`.
-        world_size: the number of ranks.
+        epoch, rank, world_size: of the rows.
         start: samples of the epoch's order that were delivered before.
         numbers: int64[M], the epoch's samples, if the options' sampling is `Sampled`.
         share: the batches of the rank that the plan yields.
@@ -136,10 +134,8 @@ class EpochPlan:
     def take(self, max_rows: int, /) -> RowBlock | None:
         """Return the next batches: as many whole ones as fit into `max_rows` and as the counts allow, at least one.
 
-        A call costs some tens of microseconds, and some for each lane read, so request thousands of rows at a time.
-
-        Returns:
-            The rows, or None at the end of the epoch.
+        None at the end of the epoch. A call costs some tens of microseconds, and some for each lane, so request
+        thousands of rows at a time.
 
         Raises:
             RuntimeError: counts are missing; see `missing`.
@@ -196,14 +192,12 @@ class EpochPlan:
 class RankPlan(EpochPlan):
     """One rank's rows of one epoch of a dataset; takes the arguments of `EpochPlan`.
 
-    Global batch j of the plan is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted
-    lane-major, it is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
+    Global batch j is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted lane-major, it
+    is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
 
-    With several lanes, or if the options have a `sampling`, all counts must be known before the first batch. With
-    one lane a batch needs the counts of the shards up to where the window reaches, and `counts` may be filled in while
-    the plan runs: call `missing`, set those counts, `take`. Of the first shard whose count is unknown the plan goes on
-    into the samples that `counts` says it holds at least. The rows do not depend on when the counts became known, nor
-    on `max_rows`.
+    With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane a batch needs
+    the counts of the shards up to where the window reaches, or as many of their samples: call `missing`, set those
+    counts, `take`. The rows do not depend on when counts became known, nor on `max_rows`.
 
     Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
     """
@@ -248,19 +242,15 @@ class RankPlan(EpochPlan):
         return sequence.unknown(1 + n_following, limit)
 
     def finished(self) -> list[int]:
-        """Name the shards that no later block needs, each once; at the end all of the epoch's.
-
-        The rows that fill up the last batch are ignored. A shard is named at most a window (in samples of a lane) late.
-        """
+        """Name the shards that no later block needs, each once and at most a window late; at the end all shards."""
         # Whatever is needed later, of any lane, has at least this number.
         return self.interleaving.finish_all() if self._ended else self.interleaving.finished(self.number)
 
     def unpassed(self, shard: int, /) -> list[tuple[int, int]]:
         """Return ranges of a shard's samples that hold all those of later blocks, each end exclusive.
 
-        If the order comes to a shard several times, the times that are yet to begin are left out: their parts may be
-        fetched again. In a lane that this rank reads, a range begins at the next sample; in any other, at most a window
-        earlier. The rows that fill up the last batch are ignored.
+        Runs of the shard that are yet to begin are left out: their parts may be fetched again. In a lane that this rank
+        reads, a range begins at the next sample; in any other, at most a window earlier.
         """
         return [] if self._ended else self.interleaving.unpassed(shard, self.number, self.number)
 

@@ -1,9 +1,8 @@
 """Counter-based randomness: every draw is a pure function of seed, epoch, purpose and where it is used.
 
 The generator is Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
-which turns a key of two words and a counter of four words into four random words. A draw therefore needs none of the
-draws before it. Only the generator's raw words are used for the order; they are fixed by the paper, whereas the
-methods of `numpy.random.Generator` may change their streams between versions of NumPy.
+which turns a key of two words and a counter of four words into four random words. The order uses only these raw words,
+which the paper fixes; the methods of `numpy.random.Generator` may change between versions of NumPy.
 """
 
 from __future__ import annotations

@@ -139,13 +139,7 @@ class RepeatCounts:
 class _CountedSequence:
     """A sequence that is built at once, when the counts of all shards are known.
 
-    Attributes:
-        order: int64[k], the shard of each run, as the runs follow each other.
-        edges: int64[k + 1], run i lies at the positions `edges[i]:edges[i + 1]`.
-        known_shards: k; 0 before it is built.
-        known_end: the number of samples; 0 before it is built.
-        complete: it is built.
-        has_repeats: shards come several times.
+    Its attributes are those of `ShardSequence`, of runs; `has_repeats` if shards come several times.
     """
 
     needs_all = True
@@ -217,7 +211,7 @@ class RunSequence(_CountedSequence):
         return int(samples[0]), int(samples[1]) + 1
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Return for each position the shard and the number of the sample in it, int64 each."""
+        """Return the shards and the samples in them, int64 each."""
         run, numbers = self._find(positions)
         shards = self.order[run]
         return shards, numbers if self._repeats is None else self._repeats.find(shards, numbers)[0]

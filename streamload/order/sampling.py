@@ -39,14 +39,13 @@ def first_of_groups(
     """Choose the first samples of each group in the order of their words; equal words keep their order.
 
     Words are uniform, so the word of a group's last chosen sample is known to within a few times the root of the
-    group's size. Only samples whose words lie there are sorted. Memory is O(1) bytes for each sample, and some tens
-    for each sorted one: all samples of small groups, and of 10^6 samples of one group about 10^4.
+    group's size. Only samples whose words lie there are sorted: of 10^6 samples of one group about 10^4.
 
     Args:
         words: returns the words of consecutive samples, given the first sample's number and their groups.
         group: unsigned[N], the group of each sample.
         sizes: int64[K], the samples of each group.
-        wanted: int64[K], the samples to choose of each group; at most its size.
+        wanted: int64[K], the samples to choose of each group.
         spread: the width of the search in standard deviations; if it was too narrow, all samples are sorted.
 
     Returns:
@@ -152,10 +151,9 @@ class Mixed:
 class Weighted:
     """Every epoch draws its samples with replacement, as exactly by weight as possible.
 
-    Samples of equal weight form a group; several groups may have the same weight, each with its own share. The draws of
-    a group in an epoch differ from its share by less than one. Within a group samples are drawn in passes, each in a
-    new order, and every epoch continues where the last one stopped: so in one epoch the draws of two samples of a group
-    differ by at most two, and over epochs all are drawn equally often.
+    Samples of equal weight form a group. The draws of a group in an epoch differ from its share by less than one.
+    Within a group samples are drawn in passes, each in a new order, and every epoch continues where the last one
+    stopped: so in one epoch the draws of two samples of a group differ by at most two, and over epochs by one.
 
     Attributes:
         group: unsigned[N], the group of each sample, in the order of the listing.

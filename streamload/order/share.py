@@ -20,8 +20,8 @@ IntArray = NDArray[np.int64]
 def least_lanes_of_rank(n_lanes: int, world_size: int, batch_size: int) -> int:
     """Return how many lanes every rank reads at least in an epoch; it holds the windows of all of them.
 
-    A state may be resumed by ranks that do not divide its lanes: then a rank's slice of a batch covers the same few
-    lanes each time, unless batches are too small to have a row of each lane.
+    If the ranks do not divide the lanes, a rank's slice covers the same few lanes each time, unless batches are too
+    small to have a row of each lane.
     """
     if n_lanes % world_size and batch_size * world_size < n_lanes:
         return n_lanes
@@ -93,13 +93,13 @@ def slice_of_any_batch(
     """Cut a slice from one global batch, wherever it lies and however short it is.
 
     Args:
-        batch: the positions of the batch in the epoch's order, all below `n_samples`.
+        batch: the positions of the batch in the epoch's order.
         n_samples: the samples of the epoch.
         n_lanes: the number of lanes.
-        slice_of_batch: the rows to cut; those after the batch's own are the first positions of the order.
+        slice_of_batch: the rows to cut; those after the batch's own fill it up from the start of the order.
 
     Returns:
-        Lanes and numbers of the batch's own rows, then lanes and numbers of the rows that fill it up, int64 each.
+        Lanes and numbers of the batch's own rows, then those of the rows that fill it up, int64 each.
     """
     positions = np.arange(batch.start, batch.stop, dtype=np.int64)
     lanes, numbers = lanes_and_numbers(positions, n_samples, n_lanes)
@@ -123,12 +123,9 @@ class Share:
     of: int = 1
 
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
-        """Return the share's whole batches among the next ones of the rank, and its rows in the short last one.
+        """Return the share's whole batches among the next `full` ones of the rank, and its rows in the short last one.
 
-        Args:
-            full: the whole batches that follow.
-            last_rows: the rank's rows in the short batch after them; 0 if there is none.
-            before: the batches before the next one of the share.
+        The next batch of the share comes after `before` others.
         """
         has_last = full >= before and (full - before) % self.of == 0
         return max(0, -(-(full - before) // self.of)), last_rows if has_last else 0
@@ -141,11 +138,7 @@ WHOLE = Share()
 def slice_of_rank(n_samples: int, rank: int, world_size: int, *, pad: bool) -> range:
     """Return a rank's rows of a global batch. Slices differ by at most one row, and the first ranks get more.
 
-    Args:
-        n_samples: samples of the batch, which may be short.
-        rank: the rank.
-        world_size: the number of ranks.
-        pad: rows that fill up to a multiple of the world size follow.
+    With `pad`, rows that fill up to a multiple of the world size follow the `n_samples` of the batch.
     """
     share, extra = divmod(n_samples + (-n_samples % world_size if pad else 0), world_size)
     start = rank * share + min(rank, extra)

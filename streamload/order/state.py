@@ -23,19 +23,15 @@ class LoaderState:
     """How far a run has got, and the order that it reads. Its annotations say what a saved state must hold.
 
     Attributes:
-        seed: names the order.
-        epoch: the epoch that was being read.
         position: samples of the epoch's order that were delivered, over all ranks.
-        lanes: the number of lanes of the order.
         window: the shuffle's window in samples.
-        shuffle: whether the order is shuffled.
         fingerprint: of the dataset, see `fingerprint`.
         epoch_size: samples of an epoch, if the loader was given a size or weights.
-        weights: the weights by which samples are drawn, if any.
-        sampler: the digest of the epoch's order if a sampler named it.
-        mixture: the names and weights of the datasets, if there are several.
+        weights: a name for the weights.
+        sampler: the digest of the order of a sampler.
+        mixture: the names and weights of several datasets.
         block: the number of samples in which a mixture is exact.
-        selection: a digest of the samples that take part, if some do not.
+        selection: a digest of the selected samples.
     """
 
     seed: int
@@ -121,12 +117,11 @@ def check(
 ) -> None:
     """Make sure that a loader reads in the order that a state was saved in.
 
-    The window is compared only with shuffle; lanes only if the loader was given a number (None takes over the
-    state's). `sampling` holds the loader's values of the optional names of a state; of `sampler` only the first word is
-    compared, since the rest is the order's digest.
+    The window is compared only with shuffle; lanes only if the loader was given a number. `sampling` holds the loader's
+    values of the optional names of a state; after the first word `sampler` is the digest of an order.
 
     Raises:
-        LoaderStateError: something differs; the message lists all differences, with both values, and what to do.
+        LoaderStateError: the message lists all differences, with both values, and what to do.
     """
     given = sampling or {}
     compared: list[tuple[str, object, object]] = [("seed", state.seed, seed), ("shuffle", state.shuffle, shuffle)]

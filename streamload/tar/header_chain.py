@@ -39,7 +39,7 @@ LINK = "link"
 """The reason under which hard and symbolic links are counted; `tar` writes files with several names so, too."""
 
 FEW_BYTES = 8 << 10
-"""Up to this size headers are read one by one: NumPy takes as long for the first of them as for a hundred."""
+"""Up to this size headers are read one by one: NumPy takes as long for one as for a hundred."""
 
 _MARKER_BYTES = 2 * BLOCK_BYTES
 _UNBOUNDED_BYTES = 1 << 62
@@ -131,12 +131,11 @@ class _Run(NamedTuple):
 class HeaderChain:
     """Reads the headers of an uncompressed tar archive, from one place on, as its bytes arrive.
 
-    Payloads may lie after the bytes that have arrived, but within the archive; if its size is unknown, they must have
-    arrived.
+    Payloads may lie after the bytes that have arrived, unless the archive's size (`total`) is unknown.
 
     Args:
         url: the shard, for errors.
-        start: a multiple of 512: 0, or a place that another chain has `reached`.
+        start: 0, or a place that another chain has `reached`.
         total: the size of the archive, or None if it is unknown.
         record_bytes: the size of the archive's records.
 

@@ -110,15 +110,6 @@ def scan_file(
 
     Payloads are not read if headers are far apart.
 
-    Args:
-        descriptor: the file.
-        shard_bytes: its size.
-        url: the shard, for errors.
-        record_bytes: as for `scan_shard`.
-        crc32: compute the crc32 of every payload.
-        labels: read the labels.
-        window_bytes: the size of a read.
-
     Raises:
         ShardFormatError: as for `scan_shard`.
         ShardChangedError: the file has become shorter.
@@ -175,7 +166,7 @@ def scan_piece(
         url: the shard, for errors.
         start: 0, or the last piece's `resume`.
         total: the size of the shard; None if it is unknown: then another scan must end the shard.
-        record_bytes: as for `scan_shard`.
+        record_bytes: the size of the archive's records.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
@@ -200,14 +191,7 @@ class Scanner:
     def __init__(
         self, url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False, step_bytes: int = 8 << 20
     ) -> None:
-        """Start empty.
-
-        Args:
-            url: the shard, for errors.
-            record_bytes: as for `scan_shard`.
-            every_byte: compute crc32 and labels of the bytes that are fed.
-            step_bytes: the bytes between two scans.
-        """
+        """Start empty; `step_bytes` are fed between two scans, with `every_byte` for crc32 and labels."""
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
         self._url = url
