@@ -250,7 +250,7 @@ def index_command(
     ):
         for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
-            entry = IndexedShard.of(shard_name(url), read.table, read.mtime_ns, read.etag, size=read.bytes)
+            entry = IndexedShard(shard_name(url), read.bytes, len(read.table), read.mtime_ns, read.etag)
             packed[url] = entry, read.table.fields, spool.tell(), spool.write(pack_table(read.table))
             links += read.table.skipped.get(LINK, 0)
 

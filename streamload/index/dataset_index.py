@@ -213,25 +213,12 @@ class IndexedShard(NamedTuple):
     name: str
     bytes: int
     samples: int
-    mtime_ns: int | None
+    mtime_ns: int | None = None
     etag: str | None = None
     file: str = ""
     start: int = 0
     table_bytes: int = 0
     table_crc32: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        table: ShardTable,
-        mtime_ns: int | None = None,
-        etag: str | None = None,
-        *,
-        size: int | None = None,
-    ) -> IndexedShard:
-        """Make the entry of a shard with this table; `size` is the file's if it is compressed."""
-        return cls(name, table.shard_bytes if size is None else size, len(table), mtime_ns, etag)
 
 
 @dataclass(frozen=True, eq=False)

@@ -514,7 +514,7 @@ class _Finder:
         web = protocol_of(folder) in WEB
         if index is not None and self._storages.costs_requests(folder):
             return [
-                ShardInfo(f"{folder}/{_quoted(name) if web else name}", size, mtime_ns or 0, etag)
+                ShardInfo(f"{folder}/{quote(name) if web else name}", size, mtime_ns or 0, etag)
                 for name, size, _, mtime_ns, etag, *_ in sorted(index.shards)
             ]
         if index is None and self._lookup is not None:
@@ -643,7 +643,3 @@ def folder_advice(storage: Storage, folder: str) -> str:
     command = f"shardify {folder} DESTINATION" if protocol_of(folder) == "file" else f"shardify COPY {shown}-shards"
     copy = "" if protocol_of(folder) == "file" else ", from a local copy"
     return f"if it is an ImageFolder (one folder a class), pack it first{copy}: {command}"
-
-
-def _quoted(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) and name.isascii() else quote(name)

@@ -277,7 +277,9 @@ class _Run:
             shards = [shard for record in records if record.split == split for shard in record.shards]
             if not shards:
                 continue
-            folder.write_index([(IndexedShard.of(name, table, etag=info.etag), table) for name, info, table in shards])
+            folder.write_index(
+                [(IndexedShard(name, info.bytes, len(table), None, info.etag), table) for name, info, table in shards]
+            )
             if classes is not None:
                 numbers = {name: number for number, name in enumerate(classes)}
                 content = json.dumps({"classes": list(classes), "class_to_idx": numbers}, indent=1) + "\n"

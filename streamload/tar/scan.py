@@ -47,6 +47,7 @@ _NO_STEM = b"\0"  # names have no NUL in them
 _FIRST_ROOM = 1_024
 # From this mean distance between headers on, payloads are not read.
 _FAR_APART_BYTES = 256 << 10
+_WINDOW_BYTES = 1 << 20
 
 Gather = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Bytes, NDArray[np.int64]]]
 """Returns the bytes at some (offsets, sizes) of a shard, and the start of each in the result."""
@@ -104,7 +105,6 @@ def scan_file(
     record_bytes: int = RECORD_BYTES,
     crc32: bool = False,
     labels: bool = False,
-    window_bytes: int = 1 << 20,
 ) -> ShardTable:
     """Scan an open file as `scan_shard`, without mapping it, so that it may be truncated meanwhile.
 
@@ -135,17 +135,17 @@ def scan_file(
 
     def checksum(start: int, end: int) -> int:
         value = 0
-        for position in range(start, end, window_bytes):
-            value = zlib.crc32(read(position, min(end, position + window_bytes)).data, value)
+        for position in range(start, end, _WINDOW_BYTES):
+            value = zlib.crc32(read(position, min(end, position + _WINDOW_BYTES)).data, value)
         return value
 
     chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
-    ahead_bytes, read_before = window_bytes, 0
+    ahead_bytes, read_before = _WINDOW_BYTES, 0
     while chain.needs is not None:
         start = chain.reached
         chain.read(read(start, max(chain.needs, start + ahead_bytes)))
         far_apart = chain.reached - start > _FAR_APART_BYTES * max(1, chain.count - read_before)
-        ahead_bytes, read_before = BLOCK_BYTES if far_apart else window_bytes, chain.count
+        ahead_bytes, read_before = BLOCK_BYTES if far_apart else _WINDOW_BYTES, chain.count
     table = Scanner(url).add(_grouped(chain.members(), 0, shard_bytes, url))
     if crc32:
         edges = zip(table.member_offset.tolist(), (table.member_offset + table.member_size).tolist(), strict=True)

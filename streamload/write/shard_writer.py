@@ -117,7 +117,10 @@ class ShardWriter:
     def tables(self) -> tuple[tuple[IndexedShard, ShardTable], ...]:
         """The index entries and tables of the published shards, as `write_index` takes them."""
         # Without a time of modification, which would make the bytes of the index differ from run to run.
-        return tuple((IndexedShard.of(name, table, etag=etag), table) for name, etag, table in self._shards.published)
+        return tuple(
+            (IndexedShard(name, table.shard_bytes, len(table), None, etag), table)
+            for name, etag, table in self._shards.published
+        )
 
     def write(self, sample: Mapping[str, object]) -> None:
         """Append a sample; its fields are stored in the mapping's order.

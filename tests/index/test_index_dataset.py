@@ -120,7 +120,7 @@ async def test_an_index_that_is_written_anew_while_in_use_is_an_error(
         name = "part2-000000.tar"
         table = replace(table_in(read_index(folder / ".streamload"), name), member_crc32=None)
         place = IndexFolder(storages.for_url(url), f"{url}/.streamload")
-        update_with_tables(place, [(IndexedShard.of(name, table), table)])
+        update_with_tables(place, [(IndexedShard(name, table.shard_bytes, len(table)), table)])
         with pytest.raises(DatasetIndexError, match=r"written anew while in use, make a new loader"):
             await dataset.load(1)
     finally:

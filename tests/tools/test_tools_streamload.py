@@ -131,7 +131,10 @@ def test_verify_finds_an_index_of_other_shards(dataset: Path) -> None:
     folder = str(dataset / ".streamload")
     names, index = ("shard-000000.tar", "shard-000001.tar"), read_index(folder)
     tables = [table_in(index, name) for name in names[::-1]]
-    write_index(folder, [(IndexedShard.of(name, table), table) for name, table in zip(names, tables, strict=True)])
+    write_index(
+        folder,
+        [(IndexedShard(name, table.shard_bytes, len(table)), table) for name, table in zip(names, tables, strict=True)],
+    )
     assert run(streamload.app, "verify", dataset)[0] == 1
 
 
