@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from matrix import exhaustive
 from servers.rclone import free_port
-from test_storage_addresses import authority  # noqa: F401
 from test_storage_errors import storages_of
 
 from streamload.errors import StorageError, TransientStorageError
@@ -22,12 +21,6 @@ from streamload.storage.errors import UntrustedServerError
 KINDS = ["http", "s3", "fsspec-http", exhaustive(("s3fs",))]
 PASSES = ["closed", "unknown host", "reset", "cut"]
 NEEDS_TLS = ["certificate", "no TLS"]
-
-
-@pytest.fixture(scope="module")
-def certificate(authority: tuple[Path, Path]) -> Path:
-    """A file with a certificate that nobody trusts, and its key."""
-    return authority[1]
 
 
 @pytest.fixture(autouse=True)
@@ -94,14 +87,14 @@ async def test_what_may_pass_is_tried_again(kind: str, protocol: str, fault: str
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", NEEDS_TLS)
-async def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, certificate: Path) -> None:
-    error = await met(kind, "https", fault, certificate)
+async def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, authority: tuple[Path, Path]) -> None:
+    error = await met(kind, "https", fault, authority[1])
     assert type(error) is UntrustedServerError
     assert "certificate is not trusted, or it does not speak TLS" in error.message
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_plain_http_to_a_port_that_speaks_tls_is_no_mistake_of_the_certificate(
-    kind: str, certificate: Path
+    kind: str, authority: tuple[Path, Path]
 ) -> None:
-    assert "certificate" not in (await met(kind, "http", "certificate", certificate)).message
+    assert "certificate" not in (await met(kind, "http", "certificate", authority[1])).message
