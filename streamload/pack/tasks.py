@@ -19,8 +19,7 @@ from streamload.index.shard_names import PACKING_FOLDER, ShardNaming
 from streamload.pack.processes import Report
 from streamload.storage.protocol import ShardInfo
 from streamload.storage.storages import Storages
-from streamload.tar.table import ShardTable
-from streamload.write.destination import ConsecutiveShards, Destination, destination_in, size_of
+from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard, destination_in, size_of
 from streamload.write.shard_file import Member
 
 NUMBERED = ShardNaming("shard-", None, ".tar")
@@ -112,20 +111,12 @@ class Task:
     may_be_empty: bool = False
 
 
-class PackedShard(NamedTuple):
-    """A finished shard: its name in the folder, its file or object, and its table."""
-
-    name: str
-    info: ShardInfo
-    table: ShardTable
-
-
 class Record(NamedTuple):
     """The result of a task: its shards in order, and the files that are left out of them."""
 
     digest: str
     split: str
-    shards: tuple[PackedShard, ...]
+    shards: tuple[PublishedShard, ...]
     faults: tuple[Fault, ...]
 
 
@@ -138,7 +129,7 @@ def read_record(content: bytes, task: Task) -> Record:
     head, _, tables = content.partition(b"\n")
     saved, shards, start = json.loads(head), [], 0
     for name, info, size in saved["shards"]:
-        shards.append(PackedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
+        shards.append(PublishedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
         start += size
     faults = tuple(Fault(*fault) for fault in saved["faults"])
     return Record(task.digest, task.split, tuple(shards), faults)
@@ -166,10 +157,7 @@ def do(target: Target, task: Task, report: Report) -> Record:
         if faults and not target.skip_bad:
             return Record(task.digest, task.split, (), faults)
         consecutive.finish(may_be_empty=task.may_be_empty)
-    shards = tuple(
-        PackedShard(name, folder.storage.info(f"{folder.folder}/{name}"), table)
-        for name, _, table in consecutive.published
-    )
+    shards = tuple(consecutive.published)
     tables = [pack_table(shard.table) for shard in shards]
     saved = [(shard.name, shard.info, len(table)) for shard, table in zip(shards, tables, strict=True)]
     head = json.dumps({"shards": saved, "faults": faults}).encode("ascii")

@@ -13,7 +13,7 @@ from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
 from streamload.index.index_writer import IndexFolder, remove_entries, update_with_tables
 from streamload.index.shard_names import ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.storage.local_files import LocalStorage, local_path
-from streamload.storage.protocol import WEB, Storage, escaped, protocol_of
+from streamload.storage.protocol import WEB, ShardInfo, Storage, escaped, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes
 from streamload.tar.table import ShardTable
@@ -100,21 +100,12 @@ class _UploadedShard(GrowingShard):
             super().append(key, members, label)
 
     def publish(self, *, replace: bool) -> ShardTable:
-        """Upload the shard completely or not at all, and compare its size. Raises StorageError."""
+        """Upload the shard completely or not at all. Raises StorageError."""
         del replace  # existing shards have been refused or removed
         with _local_room():
             self._end()
         name = self._opened.name
         self._storage.write(self._url, name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}")
-        uploaded = self._storage.info(self._url)
-        if uploaded.bytes != self.bytes:
-            self._storage.delete(self._url)
-            raise StorageError(
-                f"the shard has {uploaded.bytes:,} bytes after the upload, and {self.bytes:,} were sent; write it "
-                "again",
-                url=without_secrets(self._url),
-            )
-        self.etag = uploaded.etag
         self.discard()
         return self._table()
 
@@ -156,10 +147,10 @@ def destination_in(folder: str, storages: Storages, *, durable: bool = True) -> 
 
 
 class PublishedShard(NamedTuple):
-    """A complete shard: its name in the folder, its ETag if it has one, and its table."""
+    """A complete shard: its name in the folder, its file or object, and its table."""
 
     name: str
-    etag: str | None
+    info: ShardInfo
     table: ShardTable
 
 
@@ -243,8 +234,16 @@ class ConsecutiveShards:
         if not self.published:
             self._before_first()
         table = shard.publish(replace=self._replace)
-        self.published.append(PublishedShard(shard.name, shard.etag, table))
         self._shard = None
+        url = f"{self._folder.folder}/{shard.name}"
+        info = self._folder.storage.info(url)
+        if info.bytes != table.shard_bytes:
+            self._folder.storage.delete(url)
+            raise StorageError(
+                f"the shard has {info.bytes:,} bytes after the upload instead of {table.shard_bytes:,}; write it again",
+                url=without_secrets(url),
+            )
+        self.published.append(PublishedShard(shard.name, info, table))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -35,14 +35,12 @@ class GrowingShard:
 
     Attributes:
         bytes: the size of the shard if it ended here.
-        etag: its version in a remote storage, once it is published.
     """
 
     def __init__(self, name: str, descriptor: int) -> None:
         """Start an empty shard in a file, which is closed with it."""
         self.name = name
         self.bytes = len(END_OF_ARCHIVE)
-        self.etag: str | None = None
         self._file = BufferedWriter(FileIO(descriptor, "wb"), _BUFFER_BYTES)
         self._keys: dict[str, None] = {}
         self._fields: dict[str, int] = {}

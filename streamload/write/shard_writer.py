@@ -118,8 +118,8 @@ class ShardWriter:
         """The index entries and tables of the published shards, as `write_index` takes them."""
         # Without a time of modification, which would make the bytes of the index differ from run to run.
         return tuple(
-            (IndexedShard(name, table.shard_bytes, len(table), None, etag), table)
-            for name, etag, table in self._shards.published
+            (IndexedShard(name, table.shard_bytes, len(table), None, info.etag), table)
+            for name, info, table in self._shards.published
         )
 
     def write(self, sample: Mapping[str, object]) -> None:

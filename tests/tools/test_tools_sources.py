@@ -86,7 +86,7 @@ def test_ids_without_labels_say_what_is_missing(tmp_path: Path) -> None:
     (data / "folder").mkdir()
     assert "give their labels with --labels FILE" in refusal(data, tmp_path / "dest")
     torch.save(LABELS, tmp_path / "labels.pt")
-    assert "is a pickle, which can run any code" in refusal(data, tmp_path / "dest", "--labels", tmp_path / "labels.pt")
+    assert "is not JSON" in refusal(data, tmp_path / "dest", "--labels", tmp_path / "labels.pt")
     assert "did you mean 'labels.pt'?" in refusal(data, tmp_path / "dest", "--labels", tmp_path / "label.pt")
 
 

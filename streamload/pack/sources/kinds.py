@@ -108,11 +108,6 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
 
 
 def _json_table(path: str) -> Table:
-    if path.lower().endswith((".pt", ".pth", ".pkl", ".pickle")):
-        raise UsageError(
-            f"{path!r} is a pickle, which can run any code when it is loaded; write it as JSON, with "
-            "json.dump(mapping, open(..., 'w')), and give that as --labels"
-        )
     try:
         with open(path, encoding="utf-8-sig") as file:
             mapping = json.load(file)

@@ -404,25 +404,21 @@ def _separated_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
     first = text.partition("\n")[0]
     delimiter = "\t" if path.lower().endswith(".tsv") else max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows: list[tuple[int, dict[str, Any]]] = []
-    header: list[str] = []
     try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if not header:
-                header = [cell.strip() for cell in cells]
-                if not any(os.path.isfile(os.path.join(os.path.dirname(path), cell)) for cell in header if cell):
-                    _check_header(path, header)
-                    continue
-                header = ["path", "label", *map(str, range(3, len(cells) + 1))][: len(cells)]
-            if len(cells) != len(header):
-                columns = counted(len(cells), "column")
-                raise UsageError(f"{path!r}, line {reader.line_num}: {columns}, and the first line has {len(header)}")
-            rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+        lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
     except csv.Error as exc:
         raise UsageError(f"{path!r}, line {reader.line_num}: {exc}") from exc
-    return rows
+    header = [cell.strip() for cell in lines[0][1]] if lines else []
+    if any(os.path.isfile(os.path.join(os.path.dirname(path), cell)) for cell in header if cell):
+        header = ["path", "label", *map(str, range(3, len(header) + 1))][: len(header)]
+    else:
+        _check_header(path, header)
+        del lines[:1]
+    for line, cells in lines:
+        if len(cells) != len(header):
+            columns = counted(len(cells), "column")
+            raise UsageError(f"{path!r}, line {line}: {columns}, and the first line has {len(header)}")
+    return [(line, dict(zip(header, cells, strict=True))) for line, cells in lines]
 
 
 def _check_header(path: str, header: Sequence[str]) -> None:
