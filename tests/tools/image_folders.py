@@ -14,18 +14,10 @@ from typer.testing import CliRunner
 
 from streamload.cli import shardify
 from streamload.index.listing import list_shards
+from streamload.pack.sources.source import IMAGE_FIELDS
+from streamload.tar.extensions import IMAGE_FORMATS
 
-FORMATS = {
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".jpe": "JPEG",
-    ".jfif": "JPEG",
-    ".png": "PNG",
-    ".webp": "WEBP",
-    ".bmp": "BMP",
-    ".gif": "GIF",
-    ".tif": "TIFF",
-}
+FORMATS = {f".{extension}": IMAGE_FORMATS[extension] for extension in IMAGE_FIELDS}
 
 
 def image_bytes(number: int, extension: str = ".jpg") -> bytes:

@@ -35,6 +35,14 @@ def stopped(tmp_path: Path) -> tuple[Path, Path]:
     return source, dest
 
 
+def completed(source: Path, dest: Path, *options: object, how: str = "--resume") -> str:
+    """Complete a run to what a new one gives; what is said."""
+    _, err = packs(source, dest, *options, how)
+    packs(source, dest.with_name("whole"), *options)
+    assert files_below(dest) == files_below(dest.with_name("whole"))
+    return err
+
+
 def inodes(dest: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in dest.glob("*.tar")}
 
@@ -48,18 +56,13 @@ def test_what_is_finished_stays_and_is_refused_until_the_rest_is_there(tmp_path:
             TarDataset(str(urls))
     message = "holds a run that was not finished; go on with --resume (resume=True), or discard it with"
     assert message in refusal(source, dest, *OPTIONS)
-    assert "note: 5 of 6 tasks are done already" in packs(source, dest, *OPTIONS, "--resume")[1]
+    assert "note: 5 of 6 tasks are done already" in completed(source, dest, *OPTIONS)
     assert inodes(dest).items() > before.items()
-    assert pack(source, tmp_path / "whole", *OPTIONS)[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
 
 
 def test_overwriting_starts_over(tmp_path: Path) -> None:
     source, dest = stopped(tmp_path)
-    options = ("--max-count", 5, "--overwrite")
-    assert pack(source, dest, *options)[0] == 0
-    assert pack(source, tmp_path / "whole", *options)[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
+    completed(source, dest, "--max-count", 5, how="--overwrite")
 
 
 @pytest.mark.parametrize(
@@ -78,10 +81,7 @@ def test_other_files_or_options_give_what_a_new_run_gives(
     tmp_path: Path, change: Callable[[Path], tuple[object, ...]]
 ) -> None:
     source, dest = stopped(tmp_path)
-    options = change(source)
-    assert pack(source, dest, *OPTIONS, *options, "--resume")[0] == 0
-    assert pack(source, tmp_path / "whole", *OPTIONS, *options)[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
+    completed(source, dest, *OPTIONS, *change(source))
 
 
 def test_a_kept_shard_that_was_changed_is_packed_again(tmp_path: Path) -> None:
@@ -91,9 +91,7 @@ def test_a_kept_shard_that_was_changed_is_packed_again(tmp_path: Path) -> None:
     data[700] ^= 1
     shard.write_bytes(data)
     (dest / "shard-000002.tar").unlink()
-    assert pack(source, dest, *OPTIONS, "--resume")[0] == 0
-    assert pack(source, tmp_path / "whole", *OPTIONS)[0] == 0
-    assert files_below(dest) == files_below(tmp_path / "whole")
+    completed(source, dest, *OPTIONS)
 
 
 def test_resuming_where_there_is_nothing_to_resume(tmp_path: Path) -> None:
