@@ -6,6 +6,7 @@ import inspect
 import os
 import pickle
 import reprlib
+import tokenize
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -225,6 +226,6 @@ def code_of(function: Callable[..., Any]) -> str:
     plain: Any = function if inspect.isroutine(function) else type(function)
     try:
         source = inspect.getsource(plain)
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last two of a file edited since
         source = ""
     return digest_of(plain.__qualname__, bound, source)
