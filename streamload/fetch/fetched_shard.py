@@ -158,7 +158,7 @@ class FetchedShard:
     file: CacheFile | None = None
     looked_up: bool = False
     decompression: Decompression | None = None
-    completing: list[int] = field(default_factory=list)
+    completing: set[int] = field(default_factory=set)
 
     @property
     def size_bytes(self) -> int:

@@ -132,10 +132,10 @@ class Fetcher:
                 continue
             self._finished.add(shard)
             state = self._shards[shard]
-            missing = [] if state.file is None else sorted(state.file.missing)
+            missing = () if state.file is None else tuple(state.file.missing)
             if state.file is not None and 2 * len(missing) <= state.file.n_parts:
-                state.completing = [part_key(shard, number) for number in missing]
-                for key in state.completing:
+                for key in {part_key(shard, number) for number in missing} - state.completing:
+                    state.completing.add(key)
                     self.window.request(key, scan=None)
                 self.notify()
             self._close_if_unused(shard)
@@ -237,7 +237,8 @@ class Fetcher:
                 return
             self.window.admit(key, size_bytes)
             self._open[shard] = None
-            self._finished.discard(shard)
+            if key not in state.completing:
+                self._finished.discard(shard)
             self._part_fetcher.fetch(state, number)
 
     @property
@@ -354,7 +355,7 @@ class Fetcher:
             self.window.drop(key)
         for key in state.completing:
             self.window.withdraw(key)
-        state.completing = []
+        state.completing.clear()
         self._part_fetcher.forget(state)
         state.release()
         self._open.pop(shard, None)
@@ -377,6 +378,7 @@ class Fetcher:
         if key in self.window.parts_of(state.number):
             self.window.arrive(key, size_bytes)
             if key in state.completing:
+                state.completing.discard(key)
                 self.window.withdraw(key)
             for on_arrival in self._on_arrival:
                 on_arrival(state.number, key)
