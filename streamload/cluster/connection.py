@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any, NoReturn
 
 import numpy as np
@@ -24,6 +25,7 @@ from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart, Share
 from streamload.ray_feeders import RayFeeders
 from streamload.totals import Totals
+from streamload.trainer.connection import Connection
 from streamload.workers.launch import program_arguments
 
 _log = logging.getLogger("streamload")
@@ -54,8 +56,8 @@ class _Feeder:
     died: bool = False
 
 
-class RayConnection:
-    """Feeders that are actors of a Ray cluster, seen from the trainer; see `Connection`.
+class RayConnection(Connection):
+    """Feeders that are actors of a Ray cluster, seen from the trainer.
 
     Feeder j of k makes the batches j, j + k, j + 2k, ... of a pass, so taking them in turn gives the rank's order.
 
@@ -63,18 +65,14 @@ class RayConnection:
         ClusterError: there is no such cluster, it has too little room, or a node has other versions.
     """
 
-    death = None  # a feeder that dies is replaced here
-
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
+        super().__init__()
         self._demands = feeders
         program = Program(program_arguments(), sys.path, os.getcwd())
         self._started_with = program, pickle.dumps(configure), feeders.num_cpus, budget_is_automatic
-        self._owner = os.getpid()
-        self._closed = False
         self._feeders = [_Feeder(number) for number in range(feeders.number)]
         self._start: EpochStart | None = None
         self._turn = self._position = 0
-        self._inbox: deque[Any] = deque()
         self._memory: dict[int, Bytes] = {}
         self._slots = itertools.count()
         self._of_lost = Totals()
@@ -86,18 +84,13 @@ class RayConnection:
             self.close()
             raise
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed, or this is a fork."""
-        return self._closed or os.getpid() != self._owner
-
     def close(self) -> None:
         """End the feeders. Idempotent."""
         if not self.closed:
             self._closed = True
             for feeder in self._feeders:
                 self._end(feeder)
-            self._inbox.clear()
+            self._drop_messages()
             self._memory.clear()
 
     # -- the trainer -----------------------------------------------------------------------------------------------
@@ -106,20 +99,13 @@ class RayConnection:
         """Begin a pass; the feeders need no other message."""
         if isinstance(message, EpochStart):
             self._start, self._turn, self._position = message, 0, message.position
-            self._inbox.clear()
+            self._drop_messages()
+            self._memory.clear()
             for feeder in self._feeders:
                 self._begin(feeder)
 
-    send_later = send
-
     def abandon(self, number: int) -> None:
         """Do nothing: the feeders make a few batches ahead, and abandon the pass when the next one begins."""
-
-    def receive(self, timeout_s: float | None, /) -> Any:
-        """Return the next message; see `Connection`."""
-        while (feeder := self._needed()) is not None:
-            self._fetch(feeder, timeout_s)
-        return self._message()
 
     def receive_now(self) -> Any | None:
         """Return the next message if its batch is here already."""
@@ -129,7 +115,11 @@ class RayConnection:
             self._fetch(feeder, None)
         return self._message()
 
-    def call(self, _call: Call, _timeout_s: float = 0.0, /) -> NoReturn:
+    def _go_on(self, deadline_s: float | None) -> None:
+        if (feeder := self._needed()) is not None:
+            self._fetch(feeder, None if deadline_s is None else max(0.0, deadline_s - monotonic()))
+
+    def call(self, call: Call, timeout_s: float = 0.0) -> NoReturn:  # noqa: ARG002
         """Answer nothing: the actors are busy with batches."""
         raise TimeoutError
 
@@ -138,14 +128,7 @@ class RayConnection:
         number, of = self._turn % len(self._feeders), len(self._feeders)
         return f"feeder {number} of {of} on the Ray cluster has not returned its next batch"
 
-    def fileno(self) -> None:
-        """There is none: `receive` waits for Ray."""
-
-    def put_back(self, messages: Iterable[Any]) -> None:
-        """Have messages received again, before any other."""
-        self._inbox.extendleft(reversed(list(messages)))
-
-    def note_taken(self, batches: int, /) -> None:
+    def note_taken(self, batches: int) -> None:
         """Do nothing: feeders are asked for batches, and so know."""
 
     def lease(self, slot: int) -> Bytes:
@@ -157,7 +140,7 @@ class RayConnection:
     def _needed(self) -> _Feeder | None:
         """The feeder that the next message waits for; None if it can be made."""
         feeder = self._feeders[self._turn % len(self._feeders)]
-        if self._inbox or feeder.batches or feeder.failed is not None:
+        if self._messages or feeder.batches or feeder.failed is not None:
             return None
         if not feeder.ended:
             return feeder
@@ -166,8 +149,8 @@ class RayConnection:
 
     def _message(self) -> Any:
         """Make the next message, for which nothing is needed."""
-        if self._inbox:
-            return self._inbox.popleft()
+        if self._messages:
+            return self._messages.popleft()
         assert self._start is not None
         feeder = self._feeders[self._turn % len(self._feeders)]
         if feeder.batches:

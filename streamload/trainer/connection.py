@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import Lock
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import Job, WorkerMessage
@@ -66,34 +66,54 @@ def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
         raise second_death(error) from error
 
 
-class Connection(Protocol):
-    """A feeder, seen from the trainer."""
+class Connection(ABC):
+    """A feeder, seen from the trainer: keeps its messages in order, and answers by their calls' numbers."""
+
+    def __init__(self, progress: ScanProgress | None = None) -> None:
+        self._progress = progress
+        self._messages: deque[Any] = deque()
+        self._answers: dict[int, Answer] = {}
+        self._failed: Failed | None = None
+        self._owner = os.getpid()
+        self._closed = False
 
     @property
     def death(self) -> str | None:
         """How the feeder ended, if it has been found dead."""
+        return None
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed, or this is a fork of the process that it belongs to."""
+        """Whether it has been closed, or this is a fork of the process that it belongs to: two cannot share it."""
+        return self._closed or os.getpid() != self._owner
 
+    @abstractmethod
     def send(self, message: Any) -> None:
-        """Send the feeder a message."""
+        """Send the feeder a message; if it is dead, the next `receive` says so."""
 
     def send_later(self, message: Any) -> None:
         """Queue a message: it is sent with the next one, or before this waits for the feeder."""
+        self.send(message)
 
+    @abstractmethod
     def abandon(self, number: int) -> None:
         """Have the feeder do nothing more for a pass. Safe at any moment in any thread, and does not wait."""
 
-    def receive(self, timeout_s: float | None, /) -> Any:
+    def receive(self, timeout_s: float | None) -> Any:
         """Return the feeder's next message, when all batches of earlier messages have been leased.
+
+        Waiting releases the GIL. Tasks for this process are done first.
 
         Raises:
             TimeoutError: there was none in time.
             FeederDiedError: the feeder is dead.
         """
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        while (message := self.receive_now()) is None:
+            self._go_on(deadline_s)
+        return message
 
+    @abstractmethod
     def receive_now(self) -> Any | None:
         """Return the feeder's next message if it is here already, else None, without any work.
 
@@ -101,7 +121,11 @@ class Connection(Protocol):
             FeederDiedError: the feeder is dead.
         """
 
-    def call(self, call: Call, timeout_s: float = math.inf, /) -> Answer:
+    @abstractmethod
+    def _go_on(self, deadline_s: float | None) -> None:
+        """Do a task, or wait for a message. Raises TimeoutError if there is none in time."""
+
+    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
         """Send a call, and wait for its answer. Messages that come before it are kept for `receive`.
 
         Raises:
@@ -110,57 +134,6 @@ class Connection(Protocol):
             LoaderClosedError: another thread has closed the connection.
             Exception: what the feeder has failed with.
         """
-
-    def fileno(self) -> int | None:
-        """A descriptor that is readable when `receive_now` may have something; None if `receive` makes the rows."""
-
-    def describe(self) -> str:
-        """Say what the feeder itself is doing, if it does not answer a call."""
-
-    def put_back(self, messages: Iterable[Any]) -> None:
-        """Have messages received again, before any other."""
-
-    def note_taken(self, batches: int, /) -> None:
-        """Count batches that were taken; as many as the feeder wants are acknowledged together."""
-
-    def lease(self, slot: int) -> Bytes:
-        """Return the memory of a batch, or more of it."""
-
-    def close(self) -> None:
-        """End the feeder and its workers, and wait for them. Idempotent."""
-
-
-class LocalConnection(ABC):
-    """The connection to a feeder on this machine: keeps its messages in order, and answers by their calls' numbers."""
-
-    def __init__(self, progress: ScanProgress | None) -> None:
-        self._progress = progress
-        self._messages: deque[Any] = deque()
-        self._answers: dict[int, Answer] = {}
-        self._failed: Failed | None = None
-        self._owner = os.getpid()
-
-    @abstractmethod
-    def send(self, message: Any) -> None:
-        """See `Connection`."""
-
-    @abstractmethod
-    def receive_now(self) -> Any | None:
-        """See `Connection`."""
-
-    @abstractmethod
-    def _go_on(self, deadline_s: float | None) -> None:
-        """Do a task, or wait for a message. Raises TimeoutError if there is none in time."""
-
-    def receive(self, timeout_s: float | None) -> Any:
-        """Return the feeder's next message; waiting releases the GIL. Tasks for this process are done first."""
-        deadline_s = None if timeout_s is None else monotonic() + timeout_s
-        while (message := self.receive_now()) is None:
-            self._go_on(deadline_s)
-        return message
-
-    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
-        """Send a call, and wait for its answer."""
         deadline_s = None if math.isinf(timeout_s) else monotonic() + timeout_s
         self.send(call)
         while (answer := self._answers.pop(call.number, None)) is None:
@@ -169,9 +142,29 @@ class LocalConnection(ABC):
             self._go_on(deadline_s)
         return answer
 
+    def fileno(self) -> int | None:
+        """A descriptor that is readable when `receive_now` may have something; None if `receive` does all work."""
+        return None
+
+    def describe(self) -> str:
+        """Say what the feeder itself is doing, if it does not answer a call."""
+        return ""
+
     def put_back(self, messages: Iterable[Any]) -> None:
         """Have messages received again, before any other."""
         self._messages.extendleft(reversed(list(messages)))
+
+    @abstractmethod
+    def note_taken(self, batches: int) -> None:
+        """Count batches that were taken; as many as the feeder wants are acknowledged together."""
+
+    @abstractmethod
+    def lease(self, slot: int) -> Bytes:
+        """Return the memory of a batch, or more of it; when its last view is gone, the slot may be used again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the feeder and its workers, and wait for them. Idempotent."""
 
     def _put(self, message: Any) -> None:
         if self._progress is not None:
@@ -194,7 +187,7 @@ class LocalConnection(ABC):
             self._progress.update(None)
 
 
-class FeederProcess(LocalConnection):
+class FeederProcess(Connection):
     """A feeder in a subprocess.
 
     It ends with this object at the latest: when it is closed or garbage-collected, when the interpreter exits, and by

@@ -18,7 +18,7 @@ from streamload.memory.unnamed import descriptor_limit, new_memory
 from streamload.order.share import EpochStart
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import decompressed
-from streamload.trainer.connection import LocalConnection
+from streamload.trainer.connection import Connection
 from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_pool import CallerPool, CallerWorker
 
@@ -57,14 +57,8 @@ class CopiedShards(ResidentShards):
             raise
 
 
-class InProcessFeeder(LocalConnection):
-    """A feeder in the caller's own thread, which works only while its next message is received. See `Connection`.
-
-    Attributes:
-        death: None: it dies with this process only.
-    """
-
-    death = None
+class InProcessFeeder(Connection):
+    """A feeder in the caller's own thread, which works only while its next message is received."""
 
     def __init__(self, configure: Configure, listing: Listing, job: Job, progress: ScanProgress) -> None:
         super().__init__(progress)
@@ -79,12 +73,6 @@ class InProcessFeeder(LocalConnection):
         self._feeder = Feeder(
             configure, listing, slots, lambda message, _: self._put(message), start_pool, shards=shards
         )
-        self._closed = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed, or this is a fork."""
-        return self._closed or os.getpid() != self._owner
 
     def send(self, message: Any) -> None:
         """Send the feeder a message."""
@@ -92,14 +80,8 @@ class InProcessFeeder(LocalConnection):
             self._worker.begin(message.number)
         self._feeder.handle(message)
 
-    send_later = send
-
     def abandon(self, number: int) -> None:
         """Do nothing: the next epoch's start abandons this one."""
-
-    def describe(self) -> str:
-        """Nothing: the caller itself does its work."""
-        return ""
 
     def receive_now(self) -> Any | None:
         """Return the feeder's next message, if it has been sent already."""
@@ -110,9 +92,6 @@ class InProcessFeeder(LocalConnection):
         if done is None:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
         self._feeder.handle(done)
-
-    def fileno(self) -> None:
-        """Return None: `receive` does the work."""
 
     def note_taken(self, batches: int) -> None:
         """Acknowledge batches. At once, because it costs a call only."""
