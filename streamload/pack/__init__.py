@@ -1,7 +1,4 @@
-"""Packing: `shardify`, `pack` and `map_shards`.
-
-An import from this package binds `streamload.pack` to the package instead of the function, so the package is callable.
-"""
+"""Packing. An import from this package binds `streamload.pack` to it instead of the function, so it is callable."""
 
 from __future__ import annotations
 

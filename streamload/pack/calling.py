@@ -112,7 +112,7 @@ def pack_calls(
         target: where and how shards are written.
         versions: for each input, anything that changes with its content.
         code: identifies the function and its options.
-        spans: the inputs of each task; None to estimate them from some samples.
+        spans: the inputs of each task; None to estimate them.
         names: the names of the tasks' shards; None to number them.
         may_be_empty: make a shard also of a span without samples.
         are_keys_unique: refuse keys that repeat in another shard.
@@ -153,13 +153,7 @@ def pack_calls(
 
 @dataclass(frozen=True, slots=True)
 class PackCalls:
-    """The work of packing the samples that a user's function makes of inputs.
-
-    Attributes:
-        function: pickled.
-        inputs: each pickled.
-        first: the number of the first input.
-    """
+    """The work of packing the samples that a user's function makes of inputs; all are pickled."""
 
     function: bytes
     inputs: tuple[bytes, ...]
@@ -209,7 +203,7 @@ def _failed_input(number: int, value: object, exc: Exception) -> StreamloadError
 
 
 def _file_of(value: object) -> tuple[str, int, int] | None:
-    """Return path, size and time of modification of an input that is the path of a file, to notice changes."""
+    """Return path, size and time of modification of an input that is the path of a file."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
         return None

@@ -42,12 +42,7 @@ Sample = dict[str, Any]
 
 
 class SourceShard(NamedTuple):
-    """A shard to read.
-
-    Attributes:
-        url: the shard.
-        samples: int64[n], the numbers of the samples to read, ascending; None for all.
-    """
+    """A shard, and the numbers of the samples to read, int64[n], ascending; None for all."""
 
     url: str
     samples: NDArray[np.int64] | None

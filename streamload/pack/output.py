@@ -87,7 +87,6 @@ class Progress:
         print(f"{self._label}: {count}, {self._rates(now)}{tail}", file=sys.stderr, flush=True)
 
     def _rates(self, now: float) -> str:
-        """Return items and bytes per second; bytes only if they are counted."""
         spent_s = max(now - self._start, 1e-9)
         byte_rate = f", {shown_bytes(self._bytes / spent_s)}/s" if self._bytes else ""
         return f"{self._done / spent_s:,.0f} {self._unit}/s{byte_rate}"

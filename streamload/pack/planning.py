@@ -1,7 +1,6 @@
 """The assignment of samples to shards: pure functions of the samples, their sizes and the options.
 
-Nothing here depends on the number of workers. Randomness is the raw output of NumPy's Philox, which stays the same
-between versions of NumPy, unlike the methods of `Generator`.
+Randomness is the raw output of NumPy's Philox, which stays the same between versions of NumPy.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ Span = tuple[int, int]
 def planned_parts(
     source: Source, fractions: Mapping[str, float] | None, *, shuffle: bool, seed: int
 ) -> dict[str, list[int]]:
-    """Return the positions of each split's samples in packing order; without splits, one part named "".
-
-    `fractions` are the share of each split in each class; without `shuffle` samples keep the source's order.
-    """
+    """Return the positions of each split's samples in packing order; without splits, one part named ""."""
     if source.parts is not None:
         parts = {name: list(numbers) for name, numbers in source.parts.items()}
     elif fractions is not None:
@@ -127,7 +123,7 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def _permutation(count: int, seed: int, label: int, purpose: int) -> NDArray[np.int64]:
-    """Return a permutation of `range(count)`, int64[count], that depends only on the other arguments."""
+    """Return int64[count], a permutation that depends only on the arguments."""
     key = np.array([seed, 0x5348415244494659], np.uint64)
     raw = np.random.Philox(key=key, counter=np.array([0, 0, label, purpose], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
@@ -141,7 +137,7 @@ def order_of(count: int, seed: int) -> NDArray[np.int64]:
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
     """Split the samples of each class at random; return the positions in `labels` for each split, ascending.
 
-    A split with a nonzero fraction gets at least one sample of each class that has enough samples for all such splits.
+    Each split with a nonzero fraction gets a sample of each class that has enough.
     """
     chosen: dict[str, list[int]] = {name: [] for name in fractions}
     if not labels:
@@ -159,7 +155,7 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
 
 
 def _shares(count: int, fractions: list[float]) -> list[int]:
-    """Return integers near `count * fraction` that add up to `count`, with no 0 for a nonzero fraction if possible."""
+    """Return integers near `count * fraction` that add up to `count`, without a 0 if possible."""
     quotas = [count * fraction for fraction in fractions]
     least = [1 if fraction > 0 and count >= sum(f > 0 for f in fractions) else 0 for fraction in fractions]
     shares = [max(low, math.floor(quota + 1e-9)) for low, quota in zip(least, quotas, strict=True)]

@@ -1,6 +1,6 @@
 """The `--ray` option of commands: each call is one `ray.remote` task.
 
-Ray runs a task again if its process or node is lost, so the effects of a task must not depend on how often it ran.
+Ray runs a task again if its process or node is lost.
 """
 
 from __future__ import annotations
@@ -120,11 +120,7 @@ def pickled_by_value(function: Callable[..., Any]) -> bytes:
 
 
 def run_call(version: str, folder: str, pickled: bytes) -> bytes:
-    """Run a call in a task, in the folder of the command if the node has it; return a pickle of results and reports.
-
-    Raises:
-        ClusterError: this node has another version than the command, or lacks a module.
-    """
+    """Run a call in a task; return a pickle of its result and reports. Raises ClusterError for another version."""
     reported = [0, 0]
 
     def report(items: int, item_bytes: int) -> None:

@@ -97,11 +97,7 @@ def pack_into(
 
 
 class _Run:
-    """The state of one destination.
-
-    Attributes:
-        records: the records of finished tasks, by their digests.
-    """
+    """The state of one destination."""
 
     def __init__(self, target: Target, splits: Sequence[str]) -> None:
         self._target = target
@@ -195,7 +191,7 @@ class _Run:
             )
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Mark the destination, and remove everything of this and an earlier run but the shards of finished tasks."""
+        """Mark the destination, and remove everything but the shards of finished tasks."""
         self.records = self._finished(tasks)
         replaced = set(self._names)
         for task in tasks:
@@ -223,7 +219,6 @@ class _Run:
             say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are done already")
 
     def _marked(self) -> dict[str, Destination]:
-        """Return all folders of this and of the earlier run."""
         return {"": self._root, **{split: self._target.folder(split) for split in self._names}, **self._folders}
 
     def _remove_shards(self, split: str, folder: Destination, kept: Collection[tuple[str, str]]) -> None:
@@ -233,7 +228,6 @@ class _Run:
         folder.remove(self._target.naming, ours)
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
-        """Return the records of tasks whose shards are unchanged."""
         names = self._record_names() if self._target.resume else set()
         if not names:
             return {}
@@ -272,7 +266,7 @@ class _Run:
         self.records[record.digest] = record
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
-        """Write the indexes and the names of the classes; then remove the marks and the state of the run."""
+        """Write the indexes and the names of the classes; then remove the marks and the state."""
         for split, folder in self._folders.items():
             shards = [shard for record in records if record.split == split for shard in record.shards]
             if not shards:
@@ -293,7 +287,7 @@ class _Run:
         self._remove_records()
 
     def leave(self, exc: BaseException) -> None:
-        """Keep finished shards for a later run, and add a note how to go on; without any, leave no trace."""
+        """Keep finished shards, and add a note how to go on; without any, leave no trace."""
         if not self._is_begun:
             return
         with suppress(OSError, StreamloadError):

@@ -102,7 +102,6 @@ def source_to_shards(
 
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
-    """Refuse to resize anything but one image in each sample."""
     fields = [[member.field for member in sample.members if member.field is not None] for sample in samples]
     if any(sum(map(is_image, names)) > 1 for names in fields):
         raise UsageError("--resize is for one image in each sample, and there are several, of which one may be a mask")
@@ -120,7 +119,6 @@ def _plan(
     resizing: Resizing | None,
     versions: Mapping[str, tuple[int, int]],
 ) -> list[Task]:
-    """Cut the samples of each split into tasks."""
     max_bytes, max_count = target.max_bytes, target.max_count
     assert max_bytes is not None
     libraries = ("simplejpeg", "opencv-python-headless", "pillow", "numpy") if resizing else ()
@@ -239,7 +237,7 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:
-    """Return how many samples have each field, or one of alternative fields (`jpg;png`); the label last."""
+    """Return how many samples have each field, with alternatives as one (`jpg;png`); the label last."""
     stored: Counter[str] = Counter()
     for table in (shard.table for record in records for shard in record.shards):
         counts = np.bincount(table.member_field, minlength=len(table.fields))
@@ -256,7 +254,7 @@ def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:
 
 
 def _reading(folder: str, fields: Mapping[str, int], samples: int) -> str:
-    """Return Python code that reads batches: fields of all samples, text of some; a single image is cropped."""
+    """Return Python code that reads batches; a single image is cropped."""
     # Columns of a table in json may be null or of different types, which do not make a batch.
     others = fields.keys() - {COLUMNS_FIELD, LABEL_FIELD}
     chosen = [name for name, count in fields.items() if count == samples and not (name == COLUMNS_FIELD and others)]

@@ -1,7 +1,6 @@
 """A task of packing makes one finished shard (further ones if it does not fit) and a record of them.
 
-Tasks run in this process, in others or on other machines, possibly more than once. They depend on their inputs and the
-options alone, so shards do not depend on the number of workers.
+Tasks may run on other machines, and more than once. They depend on their inputs and the options alone.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Task:
 
 
 class Record(NamedTuple):
-    """The result of a task: its shards in order, and the files that are left out of them."""
+    """The shards of a task in order, and the files that are left out of them."""
 
     digest: str
     split: str
@@ -121,11 +120,7 @@ class Record(NamedTuple):
 
 
 def read_record(content: bytes, task: Task) -> Record:
-    """Parse the record that `do` has stored for a task.
-
-    Raises:
-        ValueError, LookupError, TypeError, StreamloadError: it is damaged.
-    """
+    """Parse the record of a task. Raises ValueError, LookupError, TypeError or StreamloadError if it is damaged."""
     head, _, tables = content.partition(b"\n")
     saved, shards, start = json.loads(head), [], 0
     for name, info, size in saved["shards"]:

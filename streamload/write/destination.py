@@ -48,7 +48,7 @@ class Destination:
         mark_unfinished(self.storage, self.folder, UnfinishedSet(names, writer))
 
     def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
-        """Remove the index entries of all shards with such names, then some shards, so no entry is ever stale."""
+        """Remove the index entries of all shards with such names, then some shards."""
         remove_entries(self._index, names.matches)
         for shard in shards:
             self.storage.delete(f"{self.folder}/{shard}")
@@ -195,9 +195,8 @@ class ConsecutiveShards:
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
         """Append a sample, to a further shard if this one is full.
 
-        Raises:
-            ValueError: it fits into no shard, or its key repeats in the shard; nothing was written.
-            StreamloadError: a shard cannot be written.
+        Raises ValueError, with nothing written, if it fits into no shard or its key repeats in the shard; and
+        StreamloadError.
         """
         size, limit = size_of(members), self._max_bytes
         if limit is not None and size + len(END_OF_ARCHIVE) > limit:

@@ -89,7 +89,6 @@ class GrowingShard:
         self._file.raw.close()
 
     def _end(self) -> None:
-        """Write the end-of-archive marker and hand everything to the system."""
         self._file.write(END_OF_ARCHIVE)
         self._file.flush()
 
@@ -130,10 +129,9 @@ class ShardFile(GrowingShard):
         super().__init__(name, descriptor)
 
     def publish(self, *, replace: bool) -> ShardTable:
-        """Complete the shard under its name. Raises OSError.
+        """Complete the shard under its name. Raises OSError; FileExistsError without `replace`.
 
-        Without `replace`, an existing file is a FileExistsError. (A hard link would check and name it in one step, but
-        exFAT, SMB and many FUSE mounts have none.)
+        (A hard link would check and name it in one step, but exFAT, SMB and many FUSE mounts have none.)
         """
         self._end()
         if self._durable:
@@ -159,7 +157,7 @@ class ShardFile(GrowingShard):
 
 
 def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
-    """Remove the hidden files of killed writers, which hold no locks, of shards with matching names. Raises OSError."""
+    """Remove the hidden files of killed writers, which hold no locks. Raises OSError."""
     for hidden in os.listdir(folder):
         found = _HIDDEN.fullmatch(hidden)
         if found is None or not matches(found[1]):
@@ -175,7 +173,7 @@ def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a file until its descriptor is closed. Return False if another process has it, or without lock support."""
+    """Lock a file until its descriptor is closed. Return False if that is impossible."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

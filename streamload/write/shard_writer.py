@@ -37,10 +37,10 @@ class ShardWriter:
     file and is uploaded, completely or not at all, when it is full. The index comes last. `pack` writes with several
     processes.
 
-    The same samples give the same bytes of shards and index. Leaving the `with` block by an exception discards the
-    unfinished shard and writes no index; published shards stay, and readers refuse them as incomplete until they are
-    written again with `overwrite=True` (or the mark `.streamload-unfinished.json` is removed). The tables for the index
-    are held in memory until `close()`: about 100 bytes per sample.
+    The same samples give the same bytes. An exception in the `with` block discards the unfinished shard and writes no
+    index; published shards stay, and readers refuse them as incomplete until they are written again with
+    `overwrite=True` (or the mark `.streamload-unfinished.json` is removed). The tables for the index are held in memory
+    until `close()`: about 100 bytes per sample.
     Not thread-safe, and only one process at a time may write to a remote folder.
 
     Attributes:
@@ -131,9 +131,9 @@ class ShardWriter:
 
         Raises:
             TypeError, ValueError: the sample cannot be stored, or would be read back differently, or its key is in the
-                shard already, or it is too large for a shard. Nothing of it was written, and the writer can go on.
-            StorageError, DatasetIndexError: the shard cannot be written, or the index of shards to be overwritten is
-                broken; the unfinished shard is discarded and the writer is closed.
+                shard already, or it is too large. Nothing of it was written, and the writer can go on.
+            StorageError, DatasetIndexError: the shard cannot be written, or the index of old shards is broken; the
+                unfinished shard is discarded and the writer is closed.
         """
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
@@ -169,11 +169,7 @@ class ShardWriter:
             self.write(sample)
 
     def close(self) -> None:
-        """Publish the last shard and write the index. Idempotent.
-
-        Raises:
-            StorageError: the shard or the index cannot be written; the unfinished shard is discarded.
-        """
+        """Publish the last shard and write the index. Idempotent. Raises StorageError."""
         if self._closed:
             return
         try:
@@ -237,7 +233,6 @@ def check_counts(**numbers: int | None) -> None:
 
 
 def _checked_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the columns as arrays of one length."""
     arrays = {name: np.asarray(column) for name, column in columns.items()}
     for name, array in arrays.items():
         no_label = name == LABEL_FIELD and (array.ndim != 1 or array.dtype.kind not in "iu")

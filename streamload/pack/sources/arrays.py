@@ -1,6 +1,6 @@
 """Arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with a field `.npy` for each array.
 
-Arrays are mapped, not read; those in a compressed `.npz` are held in memory. Nothing in a file is executed.
+Arrays are mapped; those in a compressed `.npz` are held in memory. Nothing in a file is executed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A folder of files: class folders, files that share a stem, folders that pair by stem, and splits of all of these.
 
-Classes are those of torchvision's `ImageFolder`: the folders directly in the source, sorted. Files that share a stem
-are a sample as in WebDataset: the key is the path up to the first dot of the name, the field is the rest, and `.cls` is
-the label.
+Classes are the folders directly in the source, sorted, as for torchvision's `ImageFolder`. Files that share a stem are
+a sample as in WebDataset; `.cls` is the label.
 """
 
 from __future__ import annotations
@@ -188,8 +187,7 @@ def _roots(tree: Tree, folder: str, *, by_stem: bool | None) -> Roots:
 def _pairs(paths: list[str], folder: str, names: list[str]) -> list[str]:
     """Return folders with parts of the same samples, such as `images` and `masks`; none for classes.
 
-    Equal stems do not suffice: cat/1.jpg and dog/1.jpg are two images. The folders need usual names, or files of
-    different kinds.
+    Equal stems do not suffice: cat/1.jpg and dog/1.jpg are two images. It takes usual names, or different kinds.
     """
     files: dict[str, list[str]] = {name: [] for name in names}
     for path in paths:
@@ -261,7 +259,6 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
 
 
 def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
-    """Return a sample for each stem in the roots."""
     members: dict[str, dict[str, str]] = {}
     strays = []
     for folder, prefix in roots:

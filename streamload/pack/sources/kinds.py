@@ -60,7 +60,6 @@ def open_source(source: str, options: SourceOptions) -> Source:
 
 
 def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> None:
-    """Refuse options that have no effect on a source of this kind."""
     changed = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
     if useless := [f"--{name.replace('_', '-')}" for name in changed if name not in accepted]:
         raise UsageError(f"{' and '.join(useless)} would have no effect on {kind}, which SOURCE is; leave it out")

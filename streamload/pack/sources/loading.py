@@ -53,7 +53,7 @@ def meaning_of(sample: SourceSample) -> tuple[object, ...]:
 
 
 def load(member: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str | None]:
-    """Return the bytes of a member, and why it cannot be packed, or None. Its size must be as when it was listed."""
+    """Return the bytes of a member, and why it cannot be packed, or None."""
     if member.field is None:
         missing = "it has no extension to name its field"
         return b"", "it is of another kind than most files in the class folders" if member.decodable else missing
@@ -78,10 +78,9 @@ def read_regular(path: str) -> bytes | None:
 
 
 def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
-    """Return what is wrong with the content of a field, or None.
+    """Return what is wrong with the content of a field, or None; most kinds have no check.
 
-    Its last extension selects the check; most kinds have none. With `decodable`, an image that loaders refuse by its
-    header, such as one of 16 bits, is faulty too.
+    With `decodable`, an image that loaders refuse by its header, such as one of 16 bits, is faulty too.
     """
     if is_image(field):
         return fault_of_image(data, decodable=decodable)
@@ -107,8 +106,7 @@ def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
 def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
     """Return what is wrong with an image, or None. Pixels are not decoded.
 
-    A JPEG needs a valid header and an end-of-image marker after the start of its scan; Pillow checks the structure of
-    other formats (for PNG the checksum of each chunk).
+    A JPEG needs an end-of-image marker after the start of its scan; Pillow checks the structure of other formats.
     """
     view = memoryview(data)
     if not data:
@@ -134,7 +132,7 @@ def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
 
 
 def _first_scan(data: bytes) -> int:
-    """Return the offset of a JPEG's first scan, after any preview in its header; the end if it has none."""
+    """Return the offset of a JPEG's first scan, after any preview in its header."""
     position = 2
     while position + 4 <= len(data) and data[position] == 0xFF:
         marker = data[position + 1]

@@ -85,8 +85,7 @@ class ArrayRow(NamedTuple):
 class SourceSample(NamedTuple):
     """A sample, whose files are read when it is packed.
 
-    The number of its class is stored as the field `cls` after the members, then come `values`: further fields and their
-    content.
+    Its label is stored as the field `cls` after the members, then `values`: further fields and their content.
     """
 
     key: str
@@ -154,7 +153,7 @@ def is_data(path: str) -> bool:
 
 
 def unique_key(stem: str, used: set[str]) -> str:
-    """Return a valid key for a path without its extension that differs from all `used`, and add it to these."""
+    """Return a valid key for a path without its extension, and add it to the keys that are `used`."""
     names = [name for name in _UNSAFE.sub("_", stem).split("/") if name not in ("", ".", "..")] or ["_"]
     names[-1] = names[-1].replace(".", "_")
     for place in (0, -1):

@@ -204,7 +204,7 @@ def _columns(names: Sequence[str]) -> str:
 
 
 def _is_path(table: Table, name: str) -> bool:
-    """Return True if a column with a usual name may hold paths, which columns of names and IDs often do not."""
+    """Return True if a column with a usual name may hold paths; columns of names and IDs often do not."""
     value = table.head[name]
     if not isinstance(value, str) or "\0" in value:
         return False
@@ -238,7 +238,6 @@ def _is_stored(value: Any) -> bool:
 
 
 def _files(table: Table, name: str, root: str, *, may_lack: bool) -> list[SourceFile | ArrayRow | None]:
-    """Return the files of a column, given by their paths or stored in the table."""
     files: list[SourceFile | ArrayRow | None] = []
     for row, value in enumerate(table.column(name)):
         if isinstance(value, ArrayRow):
@@ -310,7 +309,6 @@ def _json(table: Table, row: int, columns: dict[str, list[Any]]) -> bytes:
 
 
 def _plain(value: object) -> str:
-    """Return a text for a date or a decimal number."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
