@@ -47,11 +47,9 @@ class NpyLayout(NamedTuple):
     """The contents of an npy header.
 
     Attributes:
-        shape: of the array.
         dtype: never one that holds Python objects.
         order: "F" if the elements are stored column by column, else "C".
-        start: offset of the first element, in bytes.
-        end: offset after the last element, in bytes.
+        start, end: offsets of the first element and after the last, in bytes.
         aligned: elements at `start` are aligned in a buffer whose first byte is.
     """
 
@@ -158,16 +156,11 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
 
 
 def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_bytes: int) -> None:
-    """Refuse a zip archive that decompresses to more than the limit, or holds a name twice.
-
-    Args:
-        entries: its members.
-        archive_bytes: its size.
-        limit_bytes: by how much its contents may exceed its size.
+    """Refuse a zip archive, before decompression, whose contents exceed its size by more than the limit.
 
     Raises:
-        ExpansionError: the contents exceed it by more; nothing has been decompressed.
-        ValueError: the archive is unusable in another way.
+        ExpansionError: they do.
+        ValueError: a name occurs twice, or the method of compression is unusual.
     """
     decompressed = sum(entry.file_size for entry in entries)
     excess_bytes = decompressed - archive_bytes

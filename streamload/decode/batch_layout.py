@@ -29,9 +29,9 @@ class ArrayLeaf(NamedTuple):
         number: its number in the tree.
         dtype: as NumPy writes it.
         shape: in memory (C order); of one row, or of the whole array if the layout has no rows.
-        axes: the permutation of these axes to the logical shape; None for the identity.
+        axes: the permutation to the logical shape; None for the identity.
         torch_dtype: the name of a torch dtype that NumPy lacks and `dtype` replaces.
-        tensor: it becomes a tensor; otherwise it stays an array, which a `collate_fn` may return.
+        tensor: it becomes a tensor; otherwise it stays an array.
     """
 
     number: int
@@ -72,10 +72,9 @@ class Layout:
     """The tree of a batch and its place in a slot.
 
     Attributes:
-        tree: the root.
         arrays: the tree's array leaves, by number.
         value_columns: the number of columns of other values.
-        capacity: the rows that the slot has room for; None if each leaf is a whole array.
+        capacity: in rows; None if each leaf is a whole array.
     """
 
     tree: Node
@@ -245,13 +244,7 @@ def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:
 
 
 def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[Any]]:
-    """Return a layout's arrays in a slot's memory, in their logical shapes.
-
-    Args:
-        layout: where the arrays lie.
-        memory: of the slot, at least `layout.size_bytes`.
-        rows: how many rows of the capacity to view; None if the layout has no rows.
-    """
+    """Return a layout's arrays in a slot's memory, in their logical shapes; `rows` is None if it has no rows."""
     views = []
     lead = () if rows is None else (rows,)
     for leaf, start in zip(layout.arrays, layout.offsets, strict=False):

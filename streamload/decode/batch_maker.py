@@ -78,10 +78,9 @@ _COLLATE_STREAM = 1 << 40
 
 
 def _difference_between(rows: Rows) -> str:
-    """Explain why some samples cannot be a batch.
+    """Explain why some samples cannot be a batch; empty if they can.
 
-    Places in a sample are written as in Python: `['boxes'][0]`. Empty if the samples are alike and hold only what can
-    be collated.
+    Places in a sample are written as in Python: `['boxes'][0]`.
     """
     first = rows.row_alike(0)
     for number in range(1, rows.count):
@@ -113,7 +112,7 @@ def _difference_between(rows: Rows) -> str:
 def _find_missing_key(
     rows: Rows, names: Sequence[str] | None = None, fields: Collection[str] = ()
 ) -> tuple[int, str | None, str] | None:
-    """Find a key of some mapping in the samples that not all of them have.
+    """Find a key of some mapping that not all samples have.
 
     torch's `default_collate` takes the first sample's keys and would silently drop keys that only others have.
 
@@ -176,12 +175,7 @@ def _outline(value: Any, levels: int) -> str:
 
 
 class _TaskClock:
-    """Measures a task, from its creation on.
-
-    Args:
-        waited_s: how long the worker waited for the task.
-        counts_delays: read for how long others had the processors.
-    """
+    """Measures a task, from its creation on."""
 
     def __init__(self, waited_s: float, *, counts_delays: bool) -> None:
         self._waited_s = waited_s
@@ -206,7 +200,7 @@ class _TaskClock:
 
 
 def _delayed_s() -> float:
-    """Return for how long the main thread was ready to run while others had the processors; 0 if it is not counted."""
+    """Return for how long the main thread was ready to run while others had the processors; 0 if unknown."""
     with suppress(OSError, IndexError), open("/proc/self/schedstat", "rb", buffering=0) as file:
         return int(file.read(64).split()[1]) / 1e9
     return 0.0
@@ -242,7 +236,7 @@ class TaskRunner:
     def handle(
         self, message: Any, descriptors: Sequence[int], progress: Progress, waited_s: float = 0.0
     ) -> RowsDone | ScanDone | None:
-        """Do what a message of the pool says; return the answer if it is a task.
+        """Handle a message of the pool; return the answer if it is a task.
 
         Only interrupts are raised, and in the caller's process exits.
 
@@ -278,34 +272,31 @@ class TaskRunner:
         self._shards.close()
         self._opened_slots.close()
 
-    def _make_batches(self, task: RowTask, progress: Progress, clock: _TaskClock) -> RowsDone:
-        may_stay_stored = True
-        while True:
-            try:
-                return self._try_batches(task, progress, clock, may_stay_stored=may_stay_stored)
-            except UnreadableError:
-                may_stay_stored = False  # read one by one, it is the failure of a row
-            except UnseededError:
-                continue  # torch is loaded from now on, and seeded too
-
-    def _try_batches(self, task: RowTask, progress: Progress, clock: _TaskClock, *, may_stay_stored: bool) -> RowsDone:
+    def _make_batches(
+        self, task: RowTask, progress: Progress, clock: _TaskClock, *, may_stay_stored: bool = True
+    ) -> RowsDone:
         placed = self._last_layout
-        with self.rows.seeds.whole_task():
-            made = self.rows.make(
-                task.table,
-                self._shards,
-                self._random(task.epoch),
-                keys=task.keys,
-                untried=task.untried,
-                progress=progress,
-                places=None if placed is None else partial(self._places, task, placed.tree),
-                may_stay_stored=may_stay_stored,
-            )
-            started = perf_counter()
-            done, start = [], 0
-            for batch in task.batches:
-                done.append(self._batch(task, batch, start, made, placed))
-                start += batch.rows
+        try:
+            with self.rows.seeds.whole_task():
+                made = self.rows.make(
+                    task.table,
+                    self._shards,
+                    self._random(task.epoch),
+                    keys=task.keys,
+                    untried=task.untried,
+                    progress=progress,
+                    places=None if placed is None else partial(self._places, task, placed.tree),
+                    may_stay_stored=may_stay_stored,
+                )
+                started = perf_counter()
+                done, start = [], 0
+                for batch in task.batches:
+                    done.append(self._batch(task, batch, start, made, placed))
+                    start += batch.rows
+        except UnreadableError:  # read one by one, it is the failure of a row
+            return self._make_batches(task, progress, clock, may_stay_stored=False)
+        except UnseededError:  # torch is loaded from now on, and seeded too
+            return self._make_batches(task, progress, clock, may_stay_stored=may_stay_stored)
         collate_s, named = perf_counter() - started, made.named_s
         decode_s, transform_s = (
             sum(seconds for name, seconds in named.items() if name.startswith(stage))

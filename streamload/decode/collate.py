@@ -44,12 +44,9 @@ def store_values(
     """Write columns of values to a slot; return where they lie, and where the last one ends.
 
     Args:
-        columns: each a list of values, or `StoredBytes`.
+        columns: each a list of values, or `StoredBytes`, which may raise an UnreadableError.
         memory: returns the slot's memory, with at least the given number of bytes.
         start: where the first column begins; a multiple of 64.
-
-    Raises:
-        UnreadableError: a stored field cannot be read.
     """
     if not columns:
         return (), start
@@ -131,13 +128,6 @@ class LayoutMismatchError(Exception):
 
 def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]:
     """Write the arrays of a batch to their places in its slot; return the other values, column by column.
-
-    `StoredBytes` among these have not been read yet.
-
-    Args:
-        layout: of rows.
-        rows: no more than the layout's capacity.
-        memory: of the slot.
 
     Raises:
         LayoutMismatchError: a row has another structure, dtype or shape; the slot is then undefined.
@@ -273,11 +263,7 @@ def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
-    """Return the rows of a batch in which some have failed.
-
-    With "skip" these are the good ones. With "replace" the next good row, wrapping around, replaces a failed one, so
-    that the batch keeps its length.
-    """
+    """Return the good rows of a batch; with "replace" the next good row, wrapping around, replaces a failed one."""
     good = [row for row in range(count) if row not in failed]
     if on_error != "replace" or not good:
         return good

@@ -30,8 +30,7 @@ class StoredRows:
     """A column of n arrays of one dtype and shape (C order) in mapped shards.
 
     Attributes:
-        shards: int64[n], each row's shard.
-        starts: int64[n], first byte of each row's array in its shard; all arrays lie within their shards.
+        shards, starts: int64[n], each row's shard and first byte; all arrays lie within their shards.
         memory: the shards' bytes.
     """
 
@@ -90,9 +89,7 @@ class StoredBytes:
     """A column of undecoded fields, left in their shards until they are read, once.
 
     Attributes:
-        shards: each row's shard.
-        starts: the first byte of each row's field in its shard.
-        sizes: of the fields, in bytes; all lie within their shards.
+        shards, starts, sizes: each row's shard, first byte of its field and number of bytes, all within the shard.
         reader: reads the fields.
     """
 
@@ -105,11 +102,7 @@ class StoredBytes:
         return len(self.sizes)
 
     def __getitem__(self, row: int) -> bytes:
-        """Read one row.
-
-        Raises:
-            UnreadableError: it cannot be read.
-        """
+        """Read one row; an UnreadableError if that fails."""
         own = bytearray(self.sizes[row])
         self._read(row, memoryview(own))
         return bytes(own)
@@ -122,11 +115,7 @@ class StoredBytes:
         return StoredBytes(self.shards[start:end], self.starts[start:end], self.sizes[start:end], self.reader)
 
     def take(self, rows: Sequence[int]) -> StoredBytes | list[bytes]:
-        """Return some rows, in the order given; they are read now if one of them comes twice.
-
-        Raises:
-            UnreadableError: a row cannot be read.
-        """
+        """Return some rows, in the order given; they are read now if one of them comes twice."""
         if len(set(rows)) < len(rows):
             values = {row: self[row] for row in set(rows)}
             return [values[row] for row in rows]
@@ -134,11 +123,7 @@ class StoredBytes:
         return StoredBytes(shards, starts, sizes, self.reader)
 
     def read_to(self, target: memoryview, offsets: Sequence[int]) -> None:
-        """Read all rows to `target`, each to its offset.
-
-        Raises:
-            UnreadableError: a row cannot be read.
-        """
+        """Read all rows to `target`, each to its offset; an UnreadableError if that fails."""
         for row, start in enumerate(offsets[:-1]):
             self._read(row, target[start : offsets[row + 1]])
 

@@ -6,7 +6,6 @@ executed, and sizes that the data claims are checked before memory is allocated.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import math
@@ -15,7 +14,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pickle import _Unpickler
@@ -55,8 +54,8 @@ def check_claims(data: bytes, limit_bytes: int) -> None:
         limit_bytes: by how much all tensors together may exceed the file.
 
     Raises:
-        ExpansionError: all tensors together exceed the file by more than `limit_bytes`.
-        ValueError: a storage is larger than what is stored, a tensor lies beyond its storage, or an object is made
+        ExpansionError: the tensors exceed the file by more.
+        ValueError: a storage is larger than its stored bytes, a tensor lies beyond its storage, or an object is made
             from a mere size.
         Exception: the file is damaged: whatever `zipfile` and `pickle` raise.
     """
@@ -81,13 +80,7 @@ class _Storage(NamedTuple):
 
 
 class _Claims:
-    """Adds up the memory that a file claims.
-
-    Args:
-        file_bytes: the size of the file.
-        stored: bytes of the members of its archive; None if the storages follow the pickles.
-        limit_bytes: as for `check_claims`.
-    """
+    """Adds up the memory that a file claims; `stored` is None if the storages follow the pickles."""
 
     def __init__(self, file_bytes: int, stored: dict[str, int] | None, limit_bytes: int) -> None:
         self._file_bytes = file_bytes
@@ -200,8 +193,9 @@ Encoded = memoryview | bytearray | bytes
 Decoder = Callable[[Any], Any]
 """Bytes to a value. Raises `ValueError`, or whatever the user's function raises, for bytes of another format."""
 
+_GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
 _GZIP_PIECE_BYTES = 1 << 20
-_GZIP_LEAST_BYTES = 18  # of a header and a trailer
+_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
 _INT64_LIMIT = 1 << 63
 
 
@@ -266,7 +260,7 @@ def applies_to(key: str, field: str) -> bool:
 
 
 def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """Return True if the library decodes a field by a decoder with a `limit_bytes`; images have a limit of pixels."""
+    """Return True if the library decodes a field by a decoder with a `limit_bytes`."""
     return decodes_as_built_in(field, decode) and _last_extension(normal_name(field)) in {"gz", *_EXPANDING}
 
 
@@ -292,24 +286,14 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
         ValueError: the file is damaged or cut off.
     """
     decompressed, excess_bytes = bytearray(), -len(data)
-    if len(data) < _GZIP_LEAST_BYTES:
-        raise ValueError(f"the gzip file is cut off: it has {counted(len(data), 'byte')}; write the sample again")
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            while piece := file.read(_GZIP_PIECE_BYTES):
-                excess_bytes += len(piece)
-                if excess_bytes <= limit_bytes:
-                    decompressed += piece
-                    continue
-                decompressed.clear()
-                if excess_bytes > DECOMPRESSED_LIMIT_BYTES:
-                    break  # until then it may be sound, and only too large for the budget
-    except EOFError as exc:
-        raise ValueError(
-            f"the gzip file is cut off after {counted(len(data), 'byte')}; write the sample again"
-        ) from exc
-    except (OSError, zlib.error) as exc:
-        raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
+    for piece in _gzip_pieces(data):
+        excess_bytes += len(piece)
+        if excess_bytes <= limit_bytes:
+            decompressed += piece
+            continue
+        decompressed.clear()
+        if excess_bytes > DECOMPRESSED_LIMIT_BYTES:
+            break  # until then it may be sound, and only too large for the budget
     if excess_bytes > limit_bytes:
         raise expansion_error(
             f"the gzip file decompresses to more than the limit of {len(data) + limit_bytes} bytes. If it is no bomb, "
@@ -317,6 +301,27 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
             excess_bytes,
         )
     return decompressed
+
+
+def _gzip_pieces(data: memoryview) -> Iterator[bytes]:
+    """Yield the contents in pieces of at most `_GZIP_PIECE_BYTES`."""
+    position, stream = 0, zlib.decompressobj(_GZIP_WINDOW_BITS)
+    while True:
+        chunk = data[position : position + _GZIP_CHUNK_BYTES]
+        try:
+            piece = stream.decompress(chunk, _GZIP_PIECE_BYTES)
+        except zlib.error as exc:
+            raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
+        position += len(chunk) - len(stream.unused_data if stream.eof else stream.unconsumed_tail)
+        yield piece
+        if stream.eof:
+            while position < len(data) and data[position] == 0:
+                position += 1
+            if position == len(data):
+                return
+            stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        elif not piece and position == len(data):
+            raise ValueError(f"the gzip file is cut off after {counted(len(data), 'byte')}; write the sample again")
 
 
 def decode_integer(data: memoryview) -> int:

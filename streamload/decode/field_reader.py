@@ -50,19 +50,16 @@ ABSENT: Any = type("Absent", (), {})()
 def decode_integers(
     field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Decode an integer field of n samples exactly as the built-in decoder would one by one, or decline.
+    """Decode an integer field of n samples exactly as the built-in decoder would one by one, or return None.
 
-    Only for fields that the library's own decoder decodes (`decodes_as_built_in`).
+    None for other kinds of field, numbers with spaces or more than 18 digits, and anything out of bounds or damaged;
+    the caller then decodes sample by sample, which raises the proper errors.
 
     Args:
         field: the field's full name; its last extension decides.
-        data: uint8[m], contiguous bytes that contain the payloads, such as a mapped shard. Only read.
+        data: uint8[m], contiguous bytes that contain the payloads, such as a mapped shard.
         offsets: int64[n], first byte of each sample's payload.
         sizes: int64[n], payload bytes of each sample.
-
-    Returns:
-        int64[n] in memory of its own, or None: for other kinds of field, numbers with spaces or more than 18 digits,
-        and anything out of bounds or damaged. The caller then decodes sample by sample, which raises the proper errors.
     """
     if _kind(field) is not Kind.INTEGER or not _inside(data, offsets, sizes):
         return None
@@ -91,7 +88,7 @@ def decode_integers(
 
 
 def _shared_npy_layout(data: NDArray[np.uint8], offsets: NDArray[np.int64], size: int) -> NpyLayout | None:
-    """Return the layout of npy payloads of one size whose headers are equal byte for byte and row-major; else None."""
+    """Return the layout of npy payloads of one size if their headers are equal and row-major; else None."""
     if not _inside(data, offsets, np.array([size])):
         return None
     first = int(offsets[0])
@@ -147,14 +144,14 @@ class ShardReader(ABC):
         return own if count == size_bytes else own[:count]
 
     def mapped(self, shard: int) -> memoryview | None:
-        """Return all bytes of a shard if this process may be killed by a read of a shard that was cut; else None."""
+        """Return a shard's bytes if this process may die of reading one that was cut; else None."""
         del shard
         return None
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Return the bytes of many fields at once and where each begins in them; None to read them one by one."""
+        """Return bytes that hold many fields, and where each begins; None to read them one by one."""
         del shard, offsets, sizes
         return None
 
@@ -179,17 +176,13 @@ class Work:
     """Rows while they are being made, and as the user's functions have left them.
 
     Attributes:
-        table: the rows, and where their fields lie.
-        shards: reads the bytes.
-        random: gives each row its randomness.
         keys: the rows' keys, if samples hold them.
         progress: is set to each row's number before the row is touched.
         failures: by row.
         named_s: seconds by stage and name, as in "decode_s/jpg".
         rows: the values at the end; those of a row that failed are undefined.
-        columns: of the table.
         row_shards: the number of each row's shard.
-        rows_per_shard: how many rows a shard has on average.
+        rows_per_shard: on average.
     """
 
     table: RowTable
@@ -214,7 +207,7 @@ class Work:
         self.named_s[name] = self.named_s.get(name, 0.0) + seconds
 
     def shards_of(self, column: Column) -> list[int]:
-        """Return for each row the number of the shard in which its field lies."""
+        """Return the number of the shard of each row's field."""
         return self.row_shards if column.shards is None else column.shards.tolist()
 
     @property
@@ -223,7 +216,7 @@ class Work:
         return len(self.row_shards)
 
     def each_row(self, action: Callable[[Iterator[int]], None], failed: Callable[[int, Exception], RowFailure]) -> None:
-        """Run an action over the rows that have not failed. A row at which it raises fails; it goes on after that."""
+        """Run an action over the rows that have not failed; if it raises, that row fails, and it goes on after it."""
         rows = self._rows_left()
         while True:
             with Attempt(exits=True) as attempt:
@@ -275,11 +268,11 @@ class FieldReader:
         return decoder
 
     def is_built_in(self, column: Column) -> bool:
-        """Return True if the library's own decoders decode this field."""
+        """Return True if the library's own decoders apply."""
         return all(decodes_as_built_in(name, self._job.decode) for name in column.alternatives)
 
     def keeps_nothing(self, name: str) -> bool:
-        """Return True if a field's decoder keeps no reference to the bytes, as that of images."""
+        """Return True if a field's decoder keeps no reference to the bytes."""
         return self._target(name) is _Target.REUSED
 
     def is_absent(self, column: Column, row: int) -> bool:
@@ -435,7 +428,7 @@ def _read_alike(
 def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[int], Iterator[int]] | None:
     """Return for each row of a small field the mapped shard, and where the field begins and ends in it.
 
-    None to read them one by one, with their errors, or if rows have failed and are left out.
+    None if rows have failed, or fields have to be read one by one, with their errors.
     """
     if work.failures or int(column.sizes.max(initial=0)) > _VIEWED_BYTES or work.rows_per_shard < _VIEWS_PER_SHARD:
         return None
@@ -561,10 +554,7 @@ class OpenShards(ShardReader):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Return the bytes of many fields at once and where each begins in them.
-
-        None if one lies beyond the shard or cannot be read; reading them one by one then raises the proper error.
-        """
+        """Return bytes that hold many fields, and where each begins; None if one lies beyond the shard."""
         if not len(offsets) or offsets.min() < 0 or (sizes > self.size_bytes(shard) - offsets).any():
             return None
         try:
@@ -575,7 +565,7 @@ class OpenShards(ShardReader):
             return None
 
     def mapped(self, shard: int) -> memoryview | None:
-        """Return all bytes of a shard, or None if it cannot be mapped."""
+        """Return a shard's bytes, or None if it cannot be mapped."""
         if not self._maps:
             return None
         try:

@@ -29,8 +29,8 @@ _SHARE_OF_BUDGET = (
 _COPIED_TOGETHER_BYTES = 4 << 10
 
 Places = Callable[[int | str], list[NDArray[Any]] | None]
-"""For a value that rows are made of (its number in a tuple, its key in a dict) the memory of each batch, writable, with
-an entry for each row; None if it is unknown. Values are copied there, or made there by functions that take `out`."""
+"""For a value of rows (its number in a tuple, its key in a dict) the memory of each batch, with an entry for each row;
+None if it is unknown. Values are copied there, or made there by functions that take `out`."""
 
 
 class Transforms(NamedTuple):
@@ -53,11 +53,9 @@ class _Transformed:
     """A column that the user's functions transform.
 
     Attributes:
-        column: where its bytes are.
         functions: for each dataset, by field.
         values: one for each row, to be filled in.
-        places: for each row an array for its value, where a function may make it.
-        decode_s, transform_s: spent so far.
+        places: for each row an array in which a function may make its value.
     """
 
     column: Column
@@ -78,15 +76,14 @@ class RowMaker:
 
     Args:
         job: what the user wants of a sample.
-        in_callers_process: exceptions that end the pass stay what they are, with their tracebacks, and the global
-            generators are left as they were (by `seeds.whole_task`).
-        one_by_one: each row goes to the user as it is. Then fields are what their decoders return, a transform may
-            return None, and the global generators are not touched.
+        in_callers_process: exceptions that end the pass keep their tracebacks, and the global generators are left as
+            they were.
+        one_by_one: each row goes to the user as its decoders return it, a transform may return None, and the global
+            generators are not touched.
 
     Attributes:
-        seeds: of the global generators, set for each row; code that collates the rows runs within the same
-            `whole_task`.
-        resizes_images: some function starts from encoded images, as those do that resize.
+        seeds: of the global generators, set for each row; collating code runs within the same `whole_task`.
+        resizes_images: some function starts from encoded images.
     """
 
     def __init__(self, job: Job, *, in_callers_process: bool = False, one_by_one: bool = False) -> None:
@@ -118,16 +115,14 @@ class RowMaker:
         places: Places | None = None,
         may_stay_stored: bool = True,
     ) -> Work:
-        """Read, decode and transform rows. Errors are in the answer.
-
-        Only interrupts are raised, and in the caller's process exits.
+        """Read, decode and transform rows. Only interrupts are raised, and in the caller's process exits.
 
         Args:
             table: the rows, and where their fields lie.
             shards: reads the bytes.
             random: called once for each row whose transform needs it, in the order of the rows.
             keys: the rows' keys, if samples hold them.
-            untried: rows that are not tried and count as failed, and why.
+            untried: rows that count as failed, and why.
             progress: is set to the number of the current row, and to -1 at the end.
             places: where values may be made; by default in memory of their own.
             may_stay_stored: columns of bytes may be `StoredBytes`, which are read later.
@@ -183,7 +178,7 @@ class RowMaker:
         return PlacedRows(_rows_in(blocks))
 
     def _values(self, count: int) -> list[Any]:
-        """Return a container for values that have no place yet; samples that go to the user are not copied."""
+        """Return a container for values without a place; samples that go to the user are not copied."""
         return [None] * count if self._single else OwnValues([None] * count)
 
     def _datasets(self, work: Work) -> list[int]:
@@ -345,5 +340,5 @@ def _shown(functions: Iterable[UserFunction]) -> str:
 
 
 def _names(table: RowTable) -> list[tuple[int, int, int]]:
-    """Return the key of each row's randomness: its shard, its sample, and how often that occurred in the epoch."""
+    """Return the key of each row's randomness: shard, sample and repeat."""
     return list(zip(table.shards.tolist(), table.samples.tolist(), table.repeats.tolist(), strict=True))

@@ -28,15 +28,7 @@ _SORTED_BY_RADIX = np.iinfo(np.uint16).max
 
 
 class ColumnKind(NamedTuple):
-    """The field that a column of a `RowTable` locates.
-
-    Attributes:
-        name: as the user requested it, such as "jpg;png".
-        alternatives: the fields that it may be, such as ("jpg", "png").
-        has_which: the table holds each row's alternative; otherwise all rows have the first.
-        has_crc32: the table holds checksums.
-        has_shard: the table holds for each row the shard of the field; otherwise it is the row's own.
-    """
+    """The field that a column of a `RowTable` locates, and which parts of a `Column` the table holds for it."""
 
     name: str
     alternatives: tuple[str, ...]
@@ -46,20 +38,20 @@ class ColumnKind(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The number of integers per row."""
+        """Integers per row."""
         return 2 + self.has_which + self.has_crc32 + self.has_shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """Where one wanted field lies for every row.
+    """The location of one field for every row.
 
     Attributes:
         name: as the user requested it, such as "jpg;png".
         alternatives: the fields that it may be, such as ("jpg", "png").
         offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the fields.
         sizes: int64[rows], bytes.
-        which: int64[rows], which alternative each row has; None if all have the first.
+        which: int64[rows], each row's alternative; None if all have the first.
         crc32: int64[rows] to verify the bytes against, or None.
         shards: int64[rows], the shard of the field; None if it is the row's own.
     """
@@ -75,12 +67,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTable:
-    """Rows and where their fields lie, in one array, since each array of a message costs microseconds.
+    """Rows and the locations of their fields, in one array, since each array of a message costs microseconds.
 
     Attributes:
-        values: int64[rows, width]: the number of the row's shard in the listing, the number of its sample in the shard,
-            how often the sample occurred before in the epoch, and for each column offset and size, then alternative,
-            crc32 and shard where the column has them.
+        values: int64[rows, width]: shard, sample and repeat of the row, and for each column offset and size, then
+            alternative, crc32 and shard if the column has them.
         kinds: of the columns.
     """
 
@@ -103,7 +94,7 @@ class RowTable:
 
     @property
     def samples(self) -> NDArray[np.int64]:
-        """int64[rows], the number of each row's sample in its shard."""
+        """int64[rows], by their number in the shard."""
         return self.values[:, 1]
 
     @property
@@ -165,7 +156,7 @@ def _unpacked(rows: int, kinds: tuple[ColumnKind, ...], columns: list[tuple[int,
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each shard, ascending, and its rows; `shards` is int64[n], each row's shard."""
+    """Yield each shard, ascending, and its rows; `shards` has each row's shard."""
     small = len(shards) > 0 and int(shards.max()) <= _SORTED_BY_RADIX
     order = np.argsort(shards.astype(np.uint16) if small else shards, kind="stable")
     edges = np.flatnonzero(np.diff(shards[order])) + 1
@@ -205,7 +196,7 @@ class Job(NamedTuple):
 
 
 class WorkerSetup(NamedTuple):
-    """The first message to a worker; `job` is from `pickle_job`, `log_levels` are the trainer's."""
+    """The first message to a worker; `job` is from `pickle_job`."""
 
     worker: int
     job: bytes
@@ -220,7 +211,7 @@ class WorkerStarted(NamedTuple):
 
 
 class ShardOpened(NamedTuple):
-    """A shard; its descriptor is sent along."""
+    """A shard whose descriptor is sent along."""
 
     shard: int
     url: str
@@ -228,13 +219,13 @@ class ShardOpened(NamedTuple):
 
 
 class ShardsOpened(NamedTuple):
-    """Carries the descriptors of some shards."""
+    """Sent with the shards' descriptors."""
 
     shards: tuple[ShardOpened, ...]
 
 
 class SlotOpened(NamedTuple):
-    """Carries a slot's descriptor."""
+    """Sent with the slot's descriptor."""
 
     slot: int
 
@@ -252,7 +243,7 @@ class ForgetSlots(NamedTuple):
 
 
 class BatchSlot(NamedTuple):
-    """A batch of a task: the slot to write it to, and how many of the table's next rows it has."""
+    """A batch of a task: its slot, and how many of the table's next rows it has."""
 
     slot: int
     rows: int
@@ -263,12 +254,9 @@ class RowTask(NamedTuple):
 
     Attributes:
         number: unique within a pool.
-        epoch: part of the key of the randomness.
-        table: the rows, and where their wanted fields lie.
         keys: the rows' keys, if the user's samples hold them.
-        batches: how the rows divide into batches, in order.
-        untried: rows that are not tried and count as failed, and why: they have killed workers, or follow such a row
-            that ends the pass.
+        batches: in the order of their rows.
+        untried: rows that count as failed, and why: they have killed workers, or follow such a row that ends the pass.
         pass_number: as in `EpochStart`.
     """
 
@@ -285,9 +273,7 @@ class ScanTask(NamedTuple):
     """Read the headers of whole shards, or of the part of a single one that has arrived.
 
     Attributes:
-        number: unique within a pool.
-        start: where the part begins, as for `scan_prefix`.
-        available: where the part ends; None to scan whole shards.
+        start, available: where the part begins and ends; `available` is None to scan whole shards.
         total: the shard's size if it is known; used for parts only.
     """
 
@@ -301,8 +287,7 @@ class ScanTask(NamedTuple):
 class Original:
     """An exception that stays in its process, with its frames for a debugger.
 
-    In another process, where `error` is None, it stands for the exception. Sent back, it is the same object again, as
-    long as something still refers to it.
+    In another process `error` is None. Sent back, it is the same object again, as long as something refers to it.
     """
 
     _kept: ClassVar[WeakValueDictionary[int, Original]] = WeakValueDictionary()
@@ -328,9 +313,8 @@ class Failure(NamedTuple):
 
     Attributes:
         error: a cloudpickle of the exception, or None if it does not pickle.
-        summary: its class and message in one line.
-        traceback: the worker's traceback as text; may be empty.
-        cause: of the exception.
+        summary: class and message in one line.
+        traceback: the worker's, as text; may be empty.
         original: the exception itself, if it stays in the caller's process.
     """
 
@@ -352,13 +336,10 @@ class RowFailure(NamedTuple):
 
     Attributes:
         kind: the name of the error's class in `streamload.errors`.
-        field: the field concerned, if there is one.
         fatal: a mistake in the program, or a shard that changed while in use; never skipped.
-        shard: the number of the row's shard.
-        sample: the number of the sample in the shard.
         offset: the first byte of the field, or MISSING.
         missing_field: the sample does not have the field.
-        sidecar: the number of the sidecar in which the field lies; None if it lies in the shard.
+        sidecar: the number of the sidecar that holds the field; None if the shard does.
     """
 
     kind: str
@@ -374,7 +355,7 @@ class RowFailure(NamedTuple):
 
     @property
     def stored_in(self) -> int:
-        """The number of the shard or sidecar in which the field lies."""
+        """The number of the shard or sidecar that holds the field."""
         return self.shard if self.sidecar is None else self.sidecar
 
 
@@ -399,8 +380,7 @@ class BatchDone(NamedTuple):
         layout: pickled; None if nothing was written because samples failed.
         size_bytes: the used bytes of the slot.
         rows: without those that were left out.
-        values: where its other values than arrays lie.
-        failures: of its samples, in order.
+        values: the places of values that are not arrays.
     """
 
     layout: bytes | None = None
@@ -411,16 +391,14 @@ class BatchDone(NamedTuple):
 
 
 class TaskCosts(NamedTuple):
-    """The costs of a task.
+    """The costs of a task in seconds.
 
     Attributes:
-        decode, transform, collate, scan: seconds by stage.
-        waited: seconds for which the worker had waited for the task.
-        whole: seconds from its start to its end.
-        processor: seconds of these on a processor.
-        delayed: seconds of these in which it was ready to run while others had the processors.
-        named: seconds by stage and name, such as "decode_s/jpg".
-        started: when it began, by `perf_counter`.
+        waited: for which the worker had waited for the task.
+        whole: from its start to its end; `processor` of these on a processor, `delayed` ready to run while others had
+            the processors.
+        named: by stage and name, such as "decode_s/jpg".
+        started: by `perf_counter`.
         process: the id of the worker's process.
     """
 

@@ -51,7 +51,7 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
         what: the argument that the function is called with.
 
     Raises:
-        TypeError: it takes more arguments, or none; or it is a class where an instance is meant.
+        TypeError: it takes more arguments, or none; or it is a class instead of an instance.
     """
     # Metaclasses count as functions.
     kinds = function.__mro__ if isinstance(function, type) and not issubclass(function, type) else ()
@@ -87,10 +87,10 @@ class UserFunction:
     Attributes:
         name: for people.
         takes_rng: it has a parameter named `rng`, for a `numpy.random.Generator`.
-        uses_global_generators: it may draw from `random`, `numpy.random` or torch. Assumed of every function without
-            `rng`, except built-in functions of a single value and those whose attribute of this name is false.
+        uses_global_generators: it may draw from `random`, `numpy.random` or torch: every function without `rng`, except
+            built-in functions of a single value and those whose attribute of this name is false.
         takes_out: it can write its result to an array `out`, by the rules of `streamload.images.placing`.
-        starts_from_encoded: it decodes by itself, which is faster if it needs only a part of the image.
+        starts_from_encoded: it decodes by itself.
     """
 
     def __init__(self, function: Any) -> None:
@@ -108,12 +108,7 @@ class UserFunction:
         self._advice = _torchvision_advice(function)
 
     def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
-        """Return the function's result.
-
-        Args:
-            value: a decoded field, or a sample.
-            rng: for a function that takes one.
-            out: for a function that takes one; the result may be this very array.
+        """Return the function's result for a field or sample, which may be `out` itself.
 
         Raises:
             TransformRaisedError: it raised `cause`, or is a transform of torchvision that cannot take the arrays.

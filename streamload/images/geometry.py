@@ -32,11 +32,10 @@ Image: TypeAlias = NDArray[Any]
 
 
 def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = None) -> Image:
-    """Resize a whole image.
+    """Resize a whole uint8 image (height, width, channels).
 
     Args:
-        image: uint8 (height, width, channels), contiguous or a part of a larger image; at most `_LARGEST_SCALE` times
-            as large as the result in either direction.
+        image: at most `_LARGEST_SCALE` times as large as the result in either direction.
         shape: of the result: height, width, and channels, which may be left out if there is one.
         out: where to write the result, by the rules of `placing`.
 
@@ -130,10 +129,7 @@ class Geometric(ABC):
 
     @abstractmethod
     def window(self, height: int, width: int, rng: Any, /) -> Window | None:
-        """Return the source of the result's pixels in an image of this size; None if the image stays as it is.
-
-        Calling the operation draws from `rng` only by this method.
-        """
+        """Return the source of the result's pixels; None if the image stays as it is. Only this draws from `rng`."""
 
     def apply(self, image: Image, rng: Any, out: Image | None) -> Image:
         """Check an image, and return the pixels of its window."""
@@ -148,8 +144,7 @@ def check_image(operation: str, image: Any) -> None:
     Floats of three dimensions are refused because those of `ToFloat` have their channels first.
 
     Raises:
-        TypeError: not a NumPy array, or of another dtype.
-        ValueError: of another shape, or empty.
+        TypeError, ValueError: of another dtype or shape.
     """
     takes = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
     if not isinstance(image, np.ndarray):
@@ -201,8 +196,8 @@ def draw_crop(
 ) -> Box:
     """Draw a crop with its share of the area in `scale` and its width / height in `ratio`, within the image.
 
-    As torchvision's RandomResizedCrop: the area is drawn uniformly, the ratio log-uniformly, up to ten times until the
-    crop fits; then it is the largest central crop whose ratio is allowed.
+    As torchvision's RandomResizedCrop: the area is drawn uniformly, the ratio log-uniformly, up to ten times; if no
+    crop fits, it is the largest central one whose ratio is allowed.
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):
@@ -241,15 +236,14 @@ def cut(
     """Return the pixels of a window, in memory of their own or in `out`, by the rules of `placing`.
 
     Args:
-        image: to be cut; it is not changed.
+        image: is not changed.
         window: the source of the result's pixels.
         interpolation: how a box of another size than the result is resampled.
         out: where to write.
         fill: the value beyond the image's edges.
 
     Raises:
-        TypeError: the box is to be resampled, not by "nearest", and its values cannot be averaged: truth values, or
-            integers of other dtypes than uint8 and uint16.
+        TypeError: only "nearest" can resample its values: truth values, or integers other than uint8 and uint16.
         ValueError: the result, or the box at its width, has more pixels than an image may have.
     """
     if window.mirrored:
@@ -357,14 +351,6 @@ def decode_resampled(
     If the box is at least five times as high and wide as the result, the inverse transform of the JPEG itself shrinks
     the picture, by the largest factor of 8/4, 8/3 and 8/2 after which the box is still `_LEAST_SHRINKING` times as high
     and wide as the result.
-
-    Args:
-        data: the encoded file.
-        header: its header.
-        box: in pixels of the full image.
-        size: height and width of the result.
-        interpolation: the filter.
-        out: where to write, by the rules of `placing`.
 
     Raises:
         ValueError: the file is damaged or cut off. Damage below the box may go unnoticed.

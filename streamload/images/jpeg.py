@@ -38,8 +38,6 @@ class JpegHeader(NamedTuple):
     """The header of a JPEG.
 
     Attributes:
-        height: rows.
-        width: columns.
         colour_space: simplejpeg's name: "RGB", "YCbCr", "Gray", "CMYK" or "YCCK".
         progressive: there may be many scans over the picture.
         block_rows: rows that are decoded at a time; 0 if decoding cannot stop early.
@@ -120,7 +118,7 @@ def decode_jpeg(
 
     Args:
         data: the encoded file.
-        header: its header.
+        header: of the file.
         eighths: the scale, 8 or one of `smallest_scale`.
         rows: how many rows of the full picture are needed, from the top; None for all of them. Damage to the
             file below these rows may go unnoticed, but not that it is cut off.

@@ -131,7 +131,7 @@ class CenterCrop(Geometric):
         check_size("CenterCrop", self.size)
 
     def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """Return the middle, of the image's dtype: (*size, channels), or `size` for an image (height, width)."""
+        """Return the middle, of the image's dtype and number of channels."""
         return self.apply(image, None, out)
 
     def window(self, height: int, width: int, _: Any, /) -> Window:
@@ -167,11 +167,7 @@ class RandomCrop(Geometric):
             raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the part, of the image's dtype: (*size, channels), or `size` for an image (height, width).
-
-        Raises:
-            ValueError: the image with its padding is smaller than the part.
-        """
+        """Return the part, of the image's dtype; a ValueError if the image with its padding is smaller."""
         return self.apply(image, rng, out)
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
@@ -265,7 +261,7 @@ class RandomResizedCrop(_Resizing):
         check_interpolation("RandomResizedCrop", self.interpolation)
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the resized part, of the image's dtype: (*size, channels), or `size` for an image (height, width)."""
+        """Return the resized part, of the image's dtype and number of channels."""
         return self.apply(image, rng, out)
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
