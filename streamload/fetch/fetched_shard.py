@@ -18,7 +18,7 @@ from streamload.tar.decompression import Compression, Decompressor
 
 
 class Decompression:
-    """The room of a shard that is being decompressed, which waits while there is no more.
+    """The room of a shard that is being decompressed.
 
     Args:
         decompressor: a new one.
@@ -26,7 +26,6 @@ class Decompression:
         grow: called if there is no room for the next piece; returns True if it has called `add_room`.
 
     Attributes:
-        decompressor: as given.
         room_bytes: how much of the decompressed shard there is room for.
         waits: for room.
         cancelled: it ends before the shard does.

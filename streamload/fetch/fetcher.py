@@ -32,22 +32,20 @@ from streamload.tar.decompression import compression_of
 class Fetcher:
     """Fetches parts of the shards that workers cannot open by themselves.
 
-    Its users say what they need, and are notified when something has come. Nothing is started but in `pump`, which must
-    be called in a running loop, always the same one.
+    Its users request parts of its window, and are notified. Work is started by `pump` alone, in one running loop.
 
     Args:
         listing: the shards.
         fetched: the numbers of those that are fetched.
         storages: where they lie.
-        budget_bytes: what parts may take together.
+        budget_bytes: the most that parts may take together.
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
         cache: shards on the disk.
         most_requests: how many may be in flight.
 
     Attributes:
-        fetched: as given.
-        compressed: those of them that are compressed: each has a single part.
+        compressed: the fetched shards that are compressed: each has a single part.
         window: which parts are present or in flight.
     """
 
@@ -251,19 +249,14 @@ class Fetcher:
         return not any(self._has_room(*need) for need in needs)
 
     def unkeep(self) -> bool:
-        """Drop what is kept for rows that scans will find, if the counts are waited for; True if it may make room."""
+        """Drop what is kept for the rows of scans; return True if that may make room."""
         unkept = self.window.unkeep_all()
         if unkept:
             self.notify()
         return unkept
 
     def too_small(self, *, counting: bool, expands: bool = False) -> StorageError:
-        """Make the error for a budget within which nothing goes on.
-
-        Args:
-            counting: `len()` waits for all shards.
-            expands: a share of the budget is kept for the values that fields expand to.
-        """
+        """Make the error for a budget within which nothing goes on; `counting` says that `len()` waits."""
         key, missing_bytes = self._missing or (0, 0)
         for state in self._waiting[:1]:
             compressed_bytes, decompression = state.pin.total_bytes or 0, state.decompression
@@ -299,10 +292,7 @@ class Fetcher:
         return sorted(self._part_fetcher.waiting, key=lambda state: self.window.turn_of(part_key(state.number, 0)))
 
     def _to_close(self, shard: int) -> list[int] | None:
-        """Return what to `_release` so that a shard may be open: one that is needed last, or not at all.
-
-        None if there must not be one more, and none can be closed.
-        """
+        """Return what to `_release` so that a shard may be open; None if no shard can be closed."""
         if shard in self._open or len(self._open) < self._most_open:
             return []
         if self.window.shards_present < len(self._open):
@@ -393,7 +383,7 @@ class Fetcher:
         self._progress()
 
     def looked_up(self, state: FetchedShard, error: Exception | None) -> None:
-        """Note that a shard was looked up in the disk cache, or why not: its parts in flight are there, or fetched."""
+        """Note that a shard was looked up in the disk cache, or why it was not."""
         for key in sorted(self.window.parts_of(state.number)):
             number = shard_and_number(key)[1]
             if error is not None:
@@ -424,13 +414,7 @@ class Fetcher:
 
 
 class Prerequisites:
-    """A fetcher, and the loading of tables beside it, both in a running loop.
-
-    Args:
-        fetcher: fetches parts.
-        tables: takes the tables.
-        progress: called in the loop when tables have come or failed.
-    """
+    """A fetcher, and the loading of tables beside it; `progress` is called when tables have come or failed."""
 
     def __init__(self, fetcher: Fetcher, tables: Dataset, *, progress: Callable[[], None]) -> None:
         self.fetcher = fetcher

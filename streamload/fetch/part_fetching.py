@@ -41,17 +41,7 @@ _COMPARED_AT_ONCE = 2
 
 
 class PartFetcher:
-    """Fetches parts, in a running loop.
-
-    Args:
-        storages: where shards lie.
-        cache: shards on the disk, or None.
-        fetcher: notified of what happens.
-        most_requests: how many may be in flight.
-
-    Attributes:
-        transfers: the downloads in flight.
-    """
+    """Fetches parts, in a running loop, and notifies a fetcher."""
 
     def __init__(
         self,
@@ -218,15 +208,10 @@ class PartFetcher:
         self._fetcher.looked_up(state, result if isinstance(result, Exception) else None)
 
     async def _open_cached(self, state: FetchedShard) -> CacheFile | None:
-        """Open a shard's file in the disk cache, whole or to be filled, which the caller closes; see `DiskCache.open`.
+        """Open a shard's file in the disk cache, whole or to be filled, which the caller closes.
 
-        Returns:
-            The file; None if there is no cache, or it does not take the shard. A shard is not cached if its storage
-            states neither an ETag nor a date: a later run could not tell that it was rewritten.
-
-        Raises:
-            ShardChangedError: the storage has another version than the pinned one.
-            StorageError: the storage does not state a version.
+        None if there is no cache, or it does not take the shard. A shard is not cached if its storage states neither an
+        ETag nor a date: a later run could not tell that it was rewritten.
         """
         cache, url, pin = self._cache, state.url, state.pin
         if cache is None or url in self._without_version:

@@ -1,7 +1,4 @@
-"""Resident shards: what workers can map of a shard now, as a descriptor; and which of them stay mapped.
-
-A local uncompressed shard is its own file. Whatever else there is has been fetched into memory or a file.
-"""
+"""Resident shards: descriptors that workers map, and which shards stay mapped."""
 
 from __future__ import annotations
 
@@ -20,13 +17,7 @@ if TYPE_CHECKING:
 
 
 class OpenShard(NamedTuple):
-    """A shard that can be mapped; whoever gets it closes the descriptor.
-
-    Attributes:
-        url: the shard.
-        size_bytes: how much there is to map.
-        descriptor: read-only.
-    """
+    """A shard that can be mapped; its receiver closes the descriptor, which is read-only."""
 
     url: str
     size_bytes: int

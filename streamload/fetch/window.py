@@ -78,15 +78,12 @@ class _Queue:
 
 
 class PartWindow:
-    """A stretch of an epoch's parts that moves forward: parts enter it in the order of need, and leave it when passed.
+    """The parts, by their keys, that are present, in flight or needed.
 
-    Each part has a *turn*, which is when it is needed next: now, if it is *held*; else for the first planned batch that
-    needs it; else, after all of these, for the scan or the rows of its shard; else never. The missing part with the
-    first turn is fetched next. Only parts of later turns are evicted for it: first those that are never needed, the
-    longest unneeded first, then those of the last turn. So a part never waits for a later one, and while there is room
-    everything stays: of a dataset that is smaller than the budget nothing is fetched twice.
-
-    Parts are known by their keys (`parts.part_key`).
+    Each part has a *turn*, when it is needed next: now, if it is *held*; else for the first planned batch that needs
+    it; else, after all of these, for the scan or the rows of its shard; else never. The missing part with the first
+    turn is fetched next. Only parts of later turns are evicted for it: first those that are never needed, the longest
+    unneeded first, then those of the last turn. While there is room everything stays.
 
     Args:
         budget_bytes: the most that parts present or in flight may take together, beside other uses of the budget.
@@ -163,7 +160,7 @@ class PartWindow:
         return shard in self._of_shard or any(shard_and_number(key)[0] == shard for key in self._missing.ranks)
 
     def bytes_kept_from_next(self) -> int:
-        """Return what is present or in flight and may not be evicted for the part that is fetched next."""
+        """Return the bytes that may not be evicted for the part that is fetched next."""
         return self.used_bytes - sum(self._sizes[key] for key in self.evictable())
 
     # -- needs -----------------------------------------------------------------------------------------------------
@@ -213,10 +210,7 @@ class PartWindow:
         self._update(key)
 
     def keep(self, key: int, scan: int) -> None:
-        """Keep a present part for the rows that a scan will find, until something sooner needs its room.
-
-        It is not fetched again for that.
-        """
+        """Keep a present part for the rows that a scan will find, until something sooner needs its room."""
         self._kept[key] = _SCANS + scan
         self._update(key)
 
@@ -239,12 +233,9 @@ class PartWindow:
         return self._missing.first()
 
     def room_for(self, size_bytes: int, other_bytes: int, key: int | None = None) -> list[int] | None:
-        """Return what to evict to make room for a part, or for more of it; None if there cannot be room.
+        """Return what to evict to make room for bytes of a part, by default the next one; None if there cannot be room.
 
-        Args:
-            size_bytes: the bytes that come.
-            other_bytes: what else counts against the budget now.
-            key: the part; by default the one that is fetched next.
+        `other_bytes` count against the budget, too.
         """
         lacking_bytes = self.used_bytes + size_bytes + other_bytes - self.budget_bytes
         if lacking_bytes <= 0:
@@ -258,7 +249,7 @@ class PartWindow:
         return None
 
     def evictable(self, for_key: int | None = None) -> Iterator[int]:
-        """Yield what may be evicted for a part, by default the next one: what is needed later, the last first."""
+        """Yield the parts that may be evicted for one, by default the next: those needed later, the last first."""
         for_key = self.next_missing() if for_key is None else for_key
         turn = _HELD if for_key is None else self.turn_of(for_key)
         for key in self._evictable:

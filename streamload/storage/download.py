@@ -40,12 +40,12 @@ class RetryPolicy(NamedTuple):
     """When requests are repeated; a request that is slow but progresses goes on.
 
     Attributes:
-        stall_timeout_s: a request without a byte for this long is repeated.
-        give_up_timeout_s: without a byte for this long, over all tries, a request has failed.
+        stall_timeout_s: the time without a byte after which a request is repeated.
+        give_up_timeout_s: the same over all tries, after which a request has failed.
         tries: the most requests in a row without a byte; None for any number.
         first_backoff_s: the longest wait after the first failure; it doubles with each.
         most_backoff_s: the longest wait of all.
-        warn_after_s: without a byte from a host or bucket for this long, log a warning.
+        warn_after_s: the time without a byte from a host or bucket after which a warning is logged.
     """
 
     stall_timeout_s: float = 30.0
@@ -172,12 +172,9 @@ class Attempts:
 
 @dataclass(slots=True)
 class Pin:
-    """The version of a shard that is read, by the listing or the first answer; later answers must agree.
+    """Size and etag of the shard that is read, by the listing or the first answer; later answers must agree.
 
-    Attributes:
-        total_bytes: the size; None until it is known.
-        etag: the version; None until it is known, or if the storage has none.
-        indexed: the first values come from an index, which may be older than the shard.
+    `indexed` says that they come from an index, which may be older than the shard.
     """
 
     total_bytes: int | None = None
@@ -208,11 +205,7 @@ class Pin:
 
 
 class Watch:
-    """Observes a download; its methods are called as things happen, and do nothing here.
-
-    Attributes:
-        position: the byte of the shard up to which everything has been written.
-    """
+    """Observes a download, which has written everything up to `position`; its methods do nothing here."""
 
     def __init__(self, start: int = 0) -> None:
         self.position = start
@@ -244,16 +237,15 @@ async def download(
     """Fetch the bytes `[start, end)` of a shard and hand each piece to `write(offset, piece)` as it arrives.
 
     The pieces come in order, without gap or overlap, and never beyond the request. A broken body is continued, under
-    the pinned etag. Transient failures are retried after a wait that grows with every request in a row without a byte.
-    A cancelled download writes nothing more.
+    the pinned etag. Transient failures are retried. A cancelled download writes nothing more.
 
     Args:
         storage: makes one request; retrying is done here.
         url: the shard.
         start: the first byte; before the shard's end.
-        end: exclusive; cut to the shard's end, which the first answer states if the pin does not know it.
-        write: called in the loop; what it raises ends the download.
-        pin: the version of the shard; shared by all its downloads.
+        end: exclusive; cut to the shard's end.
+        write: called in the loop; an exception ends the download.
+        pin: shared by all downloads of the shard.
         retries: how requests are retried.
         watch: observes the download.
 
@@ -263,8 +255,7 @@ async def download(
     Raises:
         ShardChangedError: an answer is of another version than the pinned one.
         ShardNotFoundError: there is no such shard.
-        StorageError: it cannot be read, no byte came within the limits of the retries, an answer holds more than was
-            requested, or the shard ends before `start`.
+        StorageError: it cannot be read, or an answer holds more than was requested, or the shard ends before `start`.
     """
     watch, retries = watch or Watch(), retries or Retries()
     watch.position = start

@@ -126,14 +126,7 @@ _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
 def answer_error(
     url: str, answer: _Answer | None, code: str | None = None, retry_after_s: float | None = None
 ) -> StorageError:
-    """Make the error for an answer.
-
-    Args:
-        url: what was requested.
-        answer: the HTTP status, or one of the table's words; None if it is not known.
-        code: the storage's own name for the failure (`NoSuchKey`).
-        retry_after_s: by the `Retry-After` of a throttled answer.
-    """
+    """Make the error for an answer: an HTTP status or a word of the table, and the storage's own code."""
     code = code if code is not None and _PLAIN_CODE.match(code) else None
     refused: tuple[_Kind, str] = (StorageError, "the storage refused this ({shown}); check the url and storage_options")
     otherwise = _ANSWERS[500] if isinstance(answer, int) and answer >= 500 else refused

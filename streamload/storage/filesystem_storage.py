@@ -101,11 +101,6 @@ class FilesystemStorage:
 
     Asynchronous filesystems are awaited on the running loop, with an instance of their own, which `aclose` closes, or
     for blocking calls on a loop that ends with the call. All others are called on threads.
-
-    Args:
-        options: `storage_options`, as the filesystem takes them.
-        filesystem: the filesystem to read with; None finds it by the url.
-        retries: how requests are retried.
     """
 
     def __init__(self, options: Mapping[str, Any], filesystem: Any = None, retries: Retries | None = None) -> None:

@@ -47,12 +47,8 @@ _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNOREC
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Write a file under a hidden temporary name in its own folder, then rename it.
 
-    On an error the temporary file is removed, and the old file is unchanged.
-
-    Args:
-        path: the file to make or to replace.
-        write: called with the open file.
-        durable: wait until the bytes are on the disk before renaming.
+    On an error the temporary file is removed, and the old file is unchanged. If `durable`, wait until the bytes are on
+    the disk before renaming.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full; its filename is `path`.

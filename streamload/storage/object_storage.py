@@ -89,14 +89,7 @@ _ALIASES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectOptions:
-    """How to make an obstore store.
-
-    Attributes:
-        family: `s3`, `gs`, `az` or `http`.
-        config: the store's own settings.
-        client: settings of its HTTP client.
-        profile: of the user's AWS files, for credentials.
-    """
+    """Settings of an obstore store of a family (`s3`, `gs`, `az`, `http`), of its client, and an AWS profile."""
 
     family: str
     config: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -403,9 +396,7 @@ class ObjectStorage:
                 return await self._open_signed(url, start, end, etag)
             if type(error) is ShardChangedError or (isinstance(error, errors.WholeAnswerError) and start == 0):
                 return await self._empty_or_refused(url, start, etag, error)
-            if self._web and isinstance(error, TransientStorageError) and error.throttled:
-                raise await asyncio.to_thread(self._noted, url, error) from None
-            raise self._noted(url, error) from None
+            raise await asyncio.to_thread(self._noted, url, error) from None
         total_bytes, now = result.meta["size"], _version(result.meta)
         if not same_etag(etag, now):
             raise errors.changed_error(url, etag, now)

@@ -237,16 +237,13 @@ def split_pattern(path: str) -> tuple[str, list[str]]:
 def find_entries(
     folder: str, steps: Sequence[str], level: Callable[[str], Iterable[Entry]], *, folders: bool
 ) -> list[Entry]:
-    """Return the files (or the folders) that a pattern matches, each once.
+    """Return the files (or the folders) that match steps (see `split_pattern`) from a folder on, each once.
 
     Args:
         folder: where to begin.
-        steps: the components from there on; see `split_pattern`.
+        steps: components of a pattern.
         level: lists a folder; returns nothing if it is missing.
         folders: return folders.
-
-    Raises:
-        StorageError: a link leads `**` back to its own folder.
     """
     listed: dict[str, list[Entry]] = {}
 

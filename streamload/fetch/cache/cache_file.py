@@ -23,11 +23,7 @@ class LockBusyError(Exception):
 
 
 def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file for this opening of it and its copies; False if another opening has it.
-
-    Raises:
-        OSError: the file system has no locks.
-    """
+    """Lock a file for this descriptor and its copies; False if another has it. Raises OSError without locks."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -54,9 +50,7 @@ def is_in_use(path: str) -> bool:
 
 @contextmanager
 def locked_file(path: str, wait_s: float) -> Iterator[None]:
-    """Hold the lock of a file, which is made if need be, for the body.
-
-    It is tried every few milliseconds, since a wait in the kernel could be neither limited nor interrupted.
+    """Hold the lock of a file for the body; the file is made if it is missing.
 
     Raises:
         LockBusyError: another process has kept it all the time.
@@ -115,11 +109,7 @@ class CacheFile:
 
     @classmethod
     def create(cls, temporary: str, shard_bytes: int, part_bytes: int, path: str) -> CacheFile:
-        """Make a file to be filled. The folder's lock is held, so that it is not removed before it is locked.
-
-        Raises:
-            OSError: it cannot be made, and is not there.
-        """
+        """Make a file to be filled. The folder's lock is held, so that it is not removed before it is locked."""
         made = cls(os.open(temporary, _CREATE, 0o600), shard_bytes, part_bytes, path, temporary)
         try:
             os.ftruncate(made.descriptor, cached_bytes(shard_bytes, part_bytes))
