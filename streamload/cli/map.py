@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from streamload.cli.command import Json, Ray, StorageOption, Where, Workers, print_document, print_line, reported_errors
-from streamload.errors import StorageError, without_secrets
-from streamload.index.listing import IndexLookup
+from streamload.errors import without_secrets
+from streamload.index.listing import list_shards
 from streamload.pack.mapping import map_shards
 from streamload.pack.output import UsageError, shown_bytes
 from streamload.storage.storages import Storages
@@ -66,14 +66,13 @@ def map_command(
             storage_options=options,
             ray=ray,
         )
-    index = IndexLookup(None, Storages(options)).of_folder(dest.rstrip("/"))
-    if index is None:
-        raise StorageError("the shards are complete, but their index cannot be read; check permissions", url=dest)
-    samples, size = sum(shard.samples for shard in index.shards), sum(shard.bytes for shard in index.shards)
+    listing = list_shards(dest, None, Storages(options))
+    shards, samples = len(listing.shards), sum(listing.counts or ())
+    size = sum(shard.bytes for shard in listing.shards)
     if as_document:
-        print_document({"shards": len(index.shards), "samples": samples, "bytes": size})
+        print_document({"shards": shards, "samples": samples, "bytes": size})
     else:
-        counts = f"{counted(len(index.shards), 'shard')}, {counted(samples, 'sample')}, {shown_bytes(size)}"
+        counts = f"{counted(shards, 'shard')}, {counted(samples, 'sample')}, {shown_bytes(size)}"
         print_line(f"{without_secrets(dest)}: {counts}")
 
 
@@ -89,8 +88,7 @@ def _loaded(named: str) -> Callable[[Any], Any]:
         raise UsageError(
             f"{module_name!r} cannot be imported ({exc}); name a module that lies here or is installed"
         ) from exc
-    found = getattr(module, name, None)
-    if not callable(found):
+    function: Callable[[Any], Any] | None = getattr(module, name, None)
+    if not callable(function):
         raise UsageError(f"the module {module_name!r} has no function {name!r}")
-    loaded: Callable[[Any], Any] = found
-    return loaded
+    return function
