@@ -170,9 +170,6 @@ def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
 def describe_rows(row: Any) -> Layout:
     """Return the layout of batches of rows like this one, as torch's `default_collate` would collate them.
 
-    Arrays, tensors and numbers become arrays with a leading axis of rows; strings and bytes become lists, or tuples
-    if they are items of sequences; dicts and named tuples keep their class; other tuples and lists become lists.
-
     Raises:
         TypeError: the row holds something that `default_collate` refuses, or must collate itself.
     """

@@ -207,14 +207,14 @@ def _delayed_s() -> float:
 
 
 class TaskRunner:
-    """Keeps what a pool has opened for one worker, and does that worker's tasks, one at a time.
+    """Does the tasks of one worker, one at a time, and keeps what the pool has opened for it.
 
     Most batches of a job have one layout. So the rows of a batch are written in place as they are made, by the layout
     of the batch before. A batch that does not fit it gets a layout of its own.
 
     Args:
         job: what the user wants of a sample and of a batch.
-        heap: where batches are written, if the worker shares its memory with the pool; else slots are opened for it.
+        heap: where batches are written, if the worker shares its memory with the pool.
         in_callers_process: as for `RowMaker`; and no shard is mapped as a whole, see `OpenShards`.
 
     Attributes:

@@ -189,9 +189,9 @@ class PlacedRows:
 class PlacedBlocks:
     """A column of small arrays, copied to the memory of a batch together, as soon as all of the batch are made.
 
-    Copied one by one, each would cost a view; copied after all of a task's batches, they would have left the caches.
-    Until two consecutive values do not share memory, each value is also copied at once: a function may return the same
-    array every time.
+    Copied one by one, each would cost a view; copied after all batches of a task, they would have left the caches.
+    Until two consecutive values do not share memory, each is also copied at once: a function may return the same array
+    always.
 
     Args:
         blocks: for each batch the memory for its values.
@@ -256,13 +256,12 @@ class Rows:
     """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
 
     Attributes:
-        count: the number of rows.
         values: the rows themselves, if they are not kept as columns.
-        columns: the values of each field: a list, an array with a leading axis of rows, `PlacedRows`, `PlacedBlocks`,
+        columns: a list for each field, an array with a leading axis of rows, `PlacedRows`, `PlacedBlocks`,
             `StoredRows` or `StoredBytes`.
         kind: dict or tuple: what one row is.
         keys: the names of the fields, for dicts.
-        optional: the numbers of the columns in which None stands for an optional field that a sample lacks.
+        optional: the numbers of the columns in which None stands for a missing optional field.
     """
 
     count: int

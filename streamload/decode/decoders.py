@@ -207,13 +207,11 @@ def decoder_for(
     """Return the decoder of a field.
 
     Args:
-        field: the field's full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides;
-            `gz` is decompressed and then decoded by the extension before it. Unknown extensions give bytes.
-        decode: True for the built-in decoders, False for bytes, or a mapping from a full field name or a last
-            extension, or several (`"jpg;png"`), to a function of `bytes`, which adds to the built-in decoders or
-            replaces them. A full name takes precedence over an extension.
-        limit_bytes: by how much a decoded field may exceed its stored bytes, in the formats that can expand: `gz`,
-            `npz` and `pt`. Images have a limit of their own.
+        field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
+            decompressed and then decoded by the extension before it. Unknown extensions give bytes.
+        decode: True for the built-in decoders, False for bytes, or a mapping from a full name, which takes precedence,
+            or a last extension, or several (`"jpg;png"`), to a function of `bytes`, besides the built-in decoders.
+        limit_bytes: by how much a decoded field may exceed its stored bytes, for `gz`, `npz` and `pt`.
 
     Raises:
         TypeError: `decode` is something else, or holds something that is not callable.

@@ -283,10 +283,10 @@ class FieldReader:
     def encoded(self, work: Work, column: Column, row: int, name: str) -> Encoded:
         """Return a field's bytes, checked, in the kind of memory that its decoder takes without a copy.
 
-        `name` is that of the alternative that the row has. If it `keeps_nothing`, the next call may reuse the memory.
+        `name` is the alternative that the row has. If it `keeps_nothing`, the next call may reuse the memory.
 
         Raises:
-            RowError: the sample has no such field, or its bytes cannot be read or are not what the index says.
+            RowError: the field is missing, cannot be read, or is not what the index says.
         """
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:

@@ -144,8 +144,7 @@ class _Found:
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles the user's functions and classes by value, for a process that imports their modules.
 
-    A global generator, also one that a function such as `random.random` is bound to, becomes that of the loading
-    process. A lock becomes a new one.
+    A global generator, or a method bound to one, becomes that of the loading process; a lock becomes a new one.
 
     Args:
         file: takes the bytes.

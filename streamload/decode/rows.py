@@ -72,7 +72,7 @@ class _Transformed:
 
 
 class RowMaker:
-    """Makes rows from bytes, in any process on any machine: it knows neither batches nor slots.
+    """Makes rows from bytes; it knows neither batches nor slots.
 
     Args:
         job: what the user wants of a sample.

@@ -70,14 +70,11 @@ def image_size(data: memoryview) -> tuple[int, int]:
 
 
 def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """Decode an image; the first bytes decide on the format, not the name.
+    """Decode an image to uint8 (height, width, 3), C-contiguous; the first bytes decide on the format, not the name.
 
     Args:
         data: the encoded file.
         out: where to write, by the rules of `placing`; a JPEG of this size is decoded straight into it.
-
-    Returns:
-        uint8 array (height, width, 3), C-contiguous, writable, in memory of its own; or `out`.
 
     Raises:
         ValueError: not a known format, damaged, cut off, too large, with more than 8 bits a channel, or with pixels

@@ -238,13 +238,13 @@ def cut(
     Args:
         image: is not changed.
         window: the source of the result's pixels.
-        interpolation: how a box of another size than the result is resampled.
+        interpolation: for a box of another size than the result.
         out: where to write.
         fill: the value beyond the image's edges.
 
     Raises:
-        TypeError: only "nearest" can resample its values: truth values, or integers other than uint8 and uint16.
-        ValueError: the result, or the box at its width, has more pixels than an image may have.
+        TypeError: only "nearest" can resample truth values, and integers other than uint8 and uint16.
+        ValueError: the result, or the box at its width, has too many pixels.
     """
     if window.mirrored:
         if image.dtype != np.uint8:
@@ -348,9 +348,8 @@ def decode_resampled(
 ) -> Image:
     """Decode a JPEG no larger than needed, and no further down than the box, and resample the box.
 
-    If the box is at least five times as high and wide as the result, the inverse transform of the JPEG itself shrinks
-    the picture, by the largest factor of 8/4, 8/3 and 8/2 after which the box is still `_LEAST_SHRINKING` times as high
-    and wide as the result.
+    The inverse transform of the JPEG itself shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 after which
+    the box is still `_LEAST_SHRINKING` times as high and wide as the result.
 
     Raises:
         ValueError: the file is damaged or cut off. Damage below the box may go unnoticed.

@@ -114,19 +114,15 @@ def _scaled(side: int, eighths: int) -> int:
 def decode_jpeg(
     data: memoryview, header: JpegHeader, *, eighths: int = 8, rows: int | None = None, out: Image | None = None
 ) -> Image | None:
-    """Decode a JPEG that is neither CMYK nor YCCK.
+    """Decode a JPEG that is neither CMYK nor YCCK; None if simplejpeg cannot decode this kind of file.
 
     Args:
         data: the encoded file.
         header: of the file.
         eighths: the scale, 8 or one of `smallest_scale`.
-        rows: how many rows of the full picture are needed, from the top; None for all of them. Damage to the
-            file below these rows may go unnoticed, but not that it is cut off.
+        rows: how many rows of the full picture are needed, from the top; the result may have fewer than the whole
+            picture. Damage below these rows may go unnoticed, but not that the file is cut off.
         out: where to write, uint8, C-contiguous, of the shape of the result; for `rows=None` only.
-
-    Returns:
-        uint8 (height, width, 3), or None if simplejpeg cannot decode this kind of file. With `rows` there may be fewer
-        rows than in the whole picture, but the same ones.
 
     Raises:
         ValueError: the file is damaged or cut off.

@@ -2,19 +2,17 @@
 
 Each agrees with torchvision's operation of the same name on PIL images: exactly if it moves or resamples pixels, except
 for "bilinear", the default, which is three times as fast and on photographs within 1 of 255 in the mean over an image
-and within 12 for 999 of 1000 values (within 1 for all of them when enlarging; `resize_bilinear` says more); `ToFloat`
-and `Normalize` within 1e-6. A crop is cut out before it is resized, so pixels around it have no part in it, as some
-have at the border in Pillow's `resize(box=)`. Operations never change their argument.
+and within 12 for 999 of 1000 values (`resize_bilinear` says more); `ToFloat` and `Normalize` within 1e-6. A crop is cut
+out before it is resized, so pixels around it have no part in it. Operations never change their argument.
 
 A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. The same state of it
 gives the same bytes.
 
-An operation with a method `from_encoded(data, rng)` may get the encoded file instead of the array, in memory that is
-reused afterwards. A JPEG is then decoded no further down than the crop. If it shrinks to a fifth or less, it is also
-decoded at a smaller scale, and the result differs from that of the two steps: measured on 17 photographs and textures
-and 2 pages of text, by 1 of 255 in the mean over an image at most (1.03 in the worst of 1,652 cases) and by 15 for 999
-of 1000 values. Noise and drawings in black and white differ by up to 4 in the mean, coloured stripes of two pixels by
-5, and a board of squares of 8 pixels, which are the JPEG's own blocks, by 9. In all other cases it is the same.
+An operation with a method `from_encoded(data, rng)` may get the encoded file instead, in memory that is reused
+afterwards. A JPEG is then decoded no further down than the crop, and, if it shrinks to a fifth or less, at a smaller
+scale. Then the result differs from that of the two steps: on photographs and text by 1 of 255 in the mean over an image
+(1.03 in the worst of 1,652 cases) and by 15 for 999 of 1000 values; noise and drawings in black and white by up to 4 in
+the mean, stripes of two pixels by 5, and a board of squares of 8 pixels, which are the JPEG's own blocks, by 9.
 
 Every operation takes an array `out=` to write its result into; `placing` states the rules.
 """
