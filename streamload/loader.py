@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from streamload.arguments import advises, as_python, check_int, no_attribute
-from streamload.cluster.connection import RayConnection
 from streamload.decode.tasks import OnError, Transform
 from streamload.errors import SampleError, without_secrets
 from streamload.options import Options, rank_and_world_size
@@ -185,6 +184,8 @@ class StreamLoader(NamedClasses):
         self._options = options = options.resolved_for(named_places(portions.values()))
         start_elsewhere = None
         if (feeders := options.feeders) is not None:
+            from streamload.cluster.connection import RayConnection
+
             start_elsewhere = partial(RayConnection, feeders, budget_is_automatic=memory_budget == "auto")
         self._link = FeederLink(options, portions, self._sampling, cuda=cuda, start_elsewhere=start_elsewhere)
         self._listing, self._lanes = self._link.listing, self._sampling.lanes

@@ -25,11 +25,11 @@ from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
 from streamload.order.share import EpochStart
 from streamload.trainer.scan_progress import ScanProgress
-from streamload.workers.caller_pool import CallerWorker
 from streamload.workers.launch import STACK_S, Child, launch
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch
+    from streamload.workers.caller_pool import CallerWorker
 
 _GRACE_S = 0.7
 _FEEDER = "streamload.feeder.start"
@@ -221,6 +221,8 @@ class FeederProcess(Connection):
 
     def make_rows(self, job: Job) -> None:
         """Do the tasks of a feeder without workers: `receive` does them, in its caller's thread."""
+        from streamload.workers.caller_pool import CallerWorker  # with the decoders
+
         self._worker = worker = CallerWorker(job)
         weakref.finalize(self, worker.close)
 
