@@ -72,6 +72,8 @@ TORCH_IN_FUNCTIONS = {
 STARTERS = {"streamload.workers.launch": "subprocess", "streamload.pack.processes": "multiprocessing"}
 """Modules that start processes, and the library of each."""
 IMPORTS_LATE = {
+    "streamload.loader",
+    "streamload.trainer.connection",
     "streamload.trainer.feeder_link",
     "streamload.pack",
     "streamload.feeder.start",
