@@ -107,14 +107,6 @@ def test_a_mask_that_was_decoded_to_colours_is_an_error_of_the_program(shards: s
         next(iter(loader))
 
 
-def test_a_depth_map_without_a_decoder_names_one(shards: str) -> None:
-    with (
-        StreamLoader(shards, 4, fields=("depth.png",), num_workers=0) as loader,
-        pytest.raises(errors.DecodeError, match=r"16 bits a channel.*images\.unchanged"),
-    ):
-        next(iter(loader))
-
-
 # separate crops
 
 

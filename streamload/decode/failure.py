@@ -74,9 +74,20 @@ def first_line(error: BaseException) -> str:
     return in_words(cause if isinstance(cause, BaseException) else error).strip().partition("\n")[0]
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Failure:
     """Convert an exception and its causes to a form that can be sent to another process."""
-    return _failure_of(error, set())
+    seen = _seen | {id(error)}
+    behind = error.__cause__
+    # The cause is sent separately, and would be shown twice.
+    text = "".join(traceback.format_exception(error, chain=behind is None))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    pickled: bytes | None = None
+    with Attempt() as attempt:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)  # exceptions with an __init__ of their own often pickle but do not load
+    # `raise error from error` is legal and makes an endless chain.
+    cause = None if behind is None or id(behind) in seen else failure_of(behind, seen)
+    return Failure(pickled if attempt.error is None else None, summary, text, cause)
 
 
 def answer_failure(error: BaseException) -> Failure:
@@ -88,21 +99,6 @@ def answer_failure(error: BaseException) -> Failure:
 def failure_here(error: Exception) -> Failure:
     """Wrap an exception that stays in this process itself, so that a debugger finds its frames."""
     return Failure(None, in_words(error), "", original=Original(error))
-
-
-def _failure_of(error: BaseException, seen: set[int]) -> Failure:
-    seen.add(id(error))
-    behind = error.__cause__
-    # The cause is sent separately, and would be shown twice.
-    text = "".join(traceback.format_exception(error, chain=behind is None))
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    pickled: bytes | None = None
-    with Attempt() as attempt:
-        pickled = cloudpickle.dumps(error)
-        pickle.loads(pickled)  # exceptions with an __init__ of their own often pickle but do not load
-    # `raise error from error` is legal and makes an endless chain.
-    cause = None if behind is None or id(behind) in seen else _failure_of(behind, seen)
-    return Failure(pickled if attempt.error is None else None, summary, text, cause)
 
 
 def error_from(failure: Failure) -> Exception:

@@ -415,10 +415,6 @@ def test_users_decoders_add_and_replace() -> None:
     assert decode("png", b"", decode=both) == "extension"
 
 
-def test_decode_false_gives_bytes() -> None:
-    assert decode("cls", b"5", decode=False) == b"5"
-
-
 @pytest.mark.parametrize("field", ["jpg", "PNG", "x.png"])
 def test_one_function_may_decode_several_fields(field: str) -> None:
     assert decode(field, b"5", decode={"jpg;png": int}) == 5

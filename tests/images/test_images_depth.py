@@ -60,18 +60,6 @@ def test_what_would_lose_bits_is_refused_with_the_ways_out(kind: str) -> None:
     assert height * width > 0
 
 
-def test_8_bits_of_the_same_kinds_are_read() -> None:
-    rgb = NARROW[..., :3]
-    for data in (
-        encoded(rgb, "PNG"),
-        encoded(NARROW, "PNG"),
-        encoded(rgb, "TIFF"),
-        encoded(rgb, "TIFF", compression="tiff_lzw"),
-        encoded(rgb, "PPM"),
-    ):
-        np.testing.assert_array_equal(decode_image(memoryview(data)), rgb)
-
-
 @pytest.mark.parametrize(
     ("data", "grey"),
     [
