@@ -12,13 +12,7 @@ from streamload.pack.output import UsageError
 from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, rows_of_arrays
 from streamload.pack.sources.folders import Tree, samples_of_folder, walk
 from streamload.pack.sources.source import Source, SourceOptions, extension_of, is_data
-from streamload.pack.sources.table import (
-    TABLE_EXTENSIONS,
-    Table,
-    id_columns,
-    open_table,
-    samples_of_table,
-)
+from streamload.pack.sources.table import TABLE_EXTENSIONS, Table, id_columns, open_table, samples_of_table
 from streamload.storage.errors import close_matches
 from streamload.text import counted, listed
 
