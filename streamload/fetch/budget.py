@@ -98,16 +98,13 @@ def check_window(
 
     Args:
         budget_bytes: for everything.
-        window: samples.
+        window: in samples.
         samples: of the dataset.
         data_bytes: of the dataset.
-        lanes_read: how many lanes this rank reads.
-        lanes: how many there are.
-        shards: how many there are.
+        lanes_read: by this rank.
+        lanes: of the order.
+        shards: of the dataset.
         expands: fields are read that may expand.
-
-    Raises:
-        ValueError: it does not fit.
     """
     sample_bytes = data_bytes / max(1, samples)
     waiting = min(window, -(-samples // lanes))

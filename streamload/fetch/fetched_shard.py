@@ -135,9 +135,8 @@ class FetchedShard:
 
     Attributes:
         number: in the listing.
-        url: the shard.
         pin: the version that is read.
-        compression: how it is compressed; it is decompressed as a whole then, and has the single part 0.
+        compression: a compressed shard is decompressed whole, and has the single part 0.
         total_bytes: its size, decompressed; None until it is known.
         generation: changes with every memory or file that the shard gets; workers need a new descriptor for each.
         memory: where its parts arrive.

@@ -38,7 +38,7 @@ class Fetcher:
         listing: the shards.
         fetched: the numbers of those that are fetched.
         storages: where they lie.
-        budget_bytes: the most that parts may take together.
+        budget_bytes: for parts.
         wake: called when there is something to pump.
         progress: called in the loop when parts have come or failed.
         cache: shards on the disk.

@@ -134,7 +134,7 @@ class Channel:
 
         Raises:
             EOFError: the other end is gone.
-            TimeoutError: no whole message came within `timeout_s`.
+            TimeoutError: no whole message came in time.
             WorkerError: its content, or a module that it needs, exits when it is loaded.
             OSError: this process has too many open files for the descriptors.
         """

@@ -82,8 +82,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # of glibc's `mallopt(3)
 def keep_freed_memory(kept_bytes: int) -> bool:
     """Make the heap of our own process keep freed memory; return True if the C library knows how (glibc only).
 
-    glibc maps and unmaps buffers of some hundred kilobytes one by one, or trims the heap, so their pages are faulted in
-    again and again.
+    glibc unmaps buffers of some hundred kilobytes, so their pages are faulted in again and again.
 
     Args:
         kept_bytes: how much free memory stays at the heap's end; buffers of up to an eighth of that come from it.

@@ -87,8 +87,8 @@ class CacheFile:
         descriptor: for reading, and for writing unless it is whole; this object closes it.
         shard_bytes: the shard's size.
         part_bytes: that of all parts but the last.
-        path: its final path.
-        temporary: the path at which it is filled; None for a file that is whole.
+        path: the final path.
+        temporary: the path of a file that is being filled; None for a whole one.
 
     Attributes:
         n_parts: how many parts the shard has.

@@ -40,14 +40,11 @@ from streamload.text import counted
 
 
 class CachedFile(NamedTuple):
-    """A file of the cache.
+    """A file of the cache; of two that are needed at the same time the older is evicted first.
 
     Attributes:
-        name: its name.
-        bytes: the space it counts for.
         next_use: when it is needed next; infinity for never, or not known.
-        made_ns: when it was last changed; of two that are never needed the older goes first.
-        path: where it is.
+        made_ns: when it was last changed.
     """
 
     name: str
@@ -74,8 +71,7 @@ def files_to_evict(
         may_go: called with a file before it is chosen.
 
     Returns:
-        The files to remove; None if there is room only in place of files that are needed as soon or sooner: then the
-        new one should not be kept.
+        None if there is room only in place of files that are needed as soon or sooner.
     """
     present = sorted(files, key=lambda file: (-file.next_use, file.made_ns))
     lacking = sum(file.bytes for file in present) + needed_bytes - size_bytes
@@ -136,8 +132,7 @@ class DiskCache:
     def open(self, identity: ShardIdentity) -> CacheFile | None:
         """Open a shard to read it, or to fill it if it is not whole, and begin its present use.
 
-        A whole file is compared with its checksums once in each process. To make a file may wait up to a second for
-        other processes.
+        A whole file is compared with its checksums once in each process.
 
         Returns:
             The file, which the caller closes; None if it is not to be cached: another process is filling it, there is
