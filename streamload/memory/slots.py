@@ -86,7 +86,7 @@ class SlotPool:
     batch), `note_released` (no view is left; free again). The pool owns one descriptor of it; workers get duplicates,
     and the trainer one that it maps and closes, since its descriptors are the user's.
 
-    A user who keeps batches keeps their slots: after `MOST_KEPT_SLOTS` the pool gives the oldest to the trainer for good.
+    A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` the pool gives the oldest to the trainer.
 
     Args:
         descriptors: how many the process that fills slots may have open; 0 for as many as this one.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import sys
 import tempfile
 from contextlib import suppress
@@ -47,8 +48,6 @@ def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
 
 def descriptor_limit() -> int:
     """Return how many descriptors this process may have open; at most 1,048,576."""
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _NO_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _NO_LIMIT)
 
@@ -67,8 +66,6 @@ def naming_the_limit(error: BaseException) -> BaseException:
 
 def raise_descriptor_limit() -> None:
     """Raise this process's soft limit of descriptors to its hard one: shards and slots take one each."""
-    import resource
-
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (hard, _MACOS_LIMIT):  # macOS reports a hard limit that it does not accept
         with suppress(ValueError, OSError):
