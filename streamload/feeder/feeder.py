@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic, perf_counter, process_time
-from typing import Any, Literal
+from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
@@ -55,18 +55,14 @@ from streamload.workers.protocol import Pool, WorkerActivity
 # Totals go with batches, and a message with them takes a hundredth of a millisecond more.
 _SENT_EVERY_S = 0.02
 
-_Reason = Literal["work", "memory", "network", "scan"]
-
 
 class FeederMeter:
     """Adds up, in `totals`, what a feeder and its workers do.
 
-    While the loop waits, it adds up where the workers' time goes, as "awaited_s/REASON": "work"; or what idle workers
-    wait for: the "network", a "scan" of a shard, or room in memory_budget ("memory"). If one of three workers works and
-    the others wait for the network, a third of that time counts as work. So does all time in which the batches after
-    the awaited one are ready. The loop counts as waiting as soon as it need not acknowledge any of its batches.
-
-    `events` are those for a trace since the last message; None if none is recorded.
+    While the loop waits, which is when it need not acknowledge any of its batches, workers' time goes to
+    "awaited_s/REASON": "work", or what idle workers wait for: the "network", a "scan" of a shard, or room in
+    memory_budget ("memory"). If one of three workers works and the others wait for the network, a third counts as work;
+    so does all time in which the batches after the awaited one are ready.
     """
 
     def __init__(
@@ -169,17 +165,14 @@ class FeederMeter:
         workers, with_tasks = self._pool.workers_with_tasks()
         if with_tasks:
             yield "awaited_s/work", with_tasks / workers
-        if with_tasks < workers:
-            yield f"awaited_s/{self._why_idle()}", 1 - with_tasks / workers
-
-    def _why_idle(self) -> _Reason:
+        if with_tasks == workers:
+            return
+        why_idle = "scan"
         if self._stream.full:
-            return "work"  # one batch takes longer than those after it
-        if self._fetcher is None:
-            return "scan"
-        if self._fetcher.counts.in_flight or not self._scans.outstanding:
-            return "memory" if self._fetcher.lacks_room else "network"
-        return "scan"
+            why_idle = "work"  # one batch takes longer than those after it
+        elif self._fetcher is not None and (self._fetcher.counts.in_flight or not self._scans.outstanding):
+            why_idle = "memory" if self._fetcher.lacks_room else "network"
+        yield f"awaited_s/{why_idle}", 1 - with_tasks / workers
 
 
 def _of_transfers(counts: TransferCounts) -> dict[str, float]:
@@ -198,16 +191,6 @@ def _of_transfers(counts: TransferCounts) -> dict[str, float]:
 
 
 _SHOWN_WORKERS = 2
-
-
-async def what_holds_up(pool: Pool, tables: Dataset, prerequisites: Prerequisites | None) -> str:
-    """Say what the next batch waits for now; empty if nothing shows."""
-    busy = await pool.inspect()
-    if busy:
-        others = len(busy) - _SHOWN_WORKERS
-        shown = [_doing(worker, tables) for worker in busy[:_SHOWN_WORKERS]]
-        return "\n".join([*shown, *([f"{counted(others, 'more worker')} at work"] if others > 0 else [])])
-    return "" if prerequisites is None else _fetching(prerequisites)
 
 
 def _doing(worker: WorkerActivity, tables: Dataset) -> str:
@@ -254,7 +237,7 @@ class Feeder:
         send: takes messages for the trainer, with descriptors.
         start_pool: starts the workers, which notify this object.
         shards: opens all shards, if nothing is to be fetched.
-        indexes: indexes of the listing that have been read already, by folder.
+        indexes: indexes that have been read already, by folder.
     """
 
     def __init__(
@@ -352,7 +335,13 @@ class Feeder:
 
     async def what_holds_up(self) -> str:
         """Say what the next batch waits for; empty if nothing shows."""
-        return await what_holds_up(self.pool, self.tables, self.prerequisites)
+        busy = await self.pool.inspect()
+        if not busy:
+            return "" if self.prerequisites is None else _fetching(self.prerequisites)
+        lines = [_doing(worker, self.tables) for worker in busy[:_SHOWN_WORKERS]]
+        if len(busy) > _SHOWN_WORKERS:
+            lines.append(f"{counted(len(busy) - _SHOWN_WORKERS, 'more worker')} at work")
+        return "\n".join(lines)
 
     def _answer_count(self) -> None:
         """Answer the trainer that waits for the counts of all shards, once they are known."""
@@ -450,25 +439,20 @@ class Feeder:
     def pump(self) -> None:
         """Do what can be done now. Failures are sent to the trainer."""
         with self._failing():
-            self._schedule()
+            with self._failing():
+                self._stream.pump()
+            if self.scans.feed():
+                self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
+            while self.pool.has_room() and (task := self.scans.next_task()) is not None:
+                self.scans.submit(task, self.pool)
+            self._answer_count()
             self._meter.note_state()
             self._check_room()
 
-    def _schedule(self) -> None:
-        with self._failing():
-            self._stream.pump()
-        if self.scans.feed():
-            self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
-        while self.pool.has_room() and (task := self.scans.next_task()) is not None:
-            self.scans.submit(task, self.pool)
-        self._answer_count()
-
     def _check_room(self) -> None:
         """Fail if what is needed at once does not fit, and nothing is running that could make room."""
-        if self.fetcher is None:
-            return
         fetcher = self.fetcher
-        if not fetcher.stalled or self.scans.in_flight or self._stream.busy:
+        if fetcher is None or not fetcher.stalled or self.scans.in_flight or self._stream.busy:
             return
         if self._stream.has_abandoned:
             self.pool.drop_unwanted()

@@ -29,7 +29,6 @@ class PipelineSettings(NamedTuple):
     """The settings of every epoch of a loader.
 
     Attributes:
-        order: the order and its division into batches.
         fields: the wanted fields, or None for all.
         verify: check the bytes against the index's checksums.
         prefetch_batches: the least number of batches that may be in flight or wait for the loop.
@@ -55,7 +54,6 @@ class ReadyBatch(NamedTuple):
     """A batch for the trainer.
 
     Attributes:
-        slot: where it lies.
         size_bytes: how much of the slot it uses.
         layout: its pickled layout; None if all its samples failed.
         rows: how many it has, without those that were left out.
@@ -94,10 +92,8 @@ class Configure(NamedTuple):
 
     Attributes:
         listing: the shards; None for those that this feeder has listed last.
-        settings: the pipeline's.
         job: the pickled `Job`, see `job_pickle`.
         workers: how many; 0 if the trainer makes the rows itself.
-        fetching: how shards are fetched that are remote or compressed.
         import_path: the trainer's `sys.path`.
         ends_at_failure: the first sample that fails, in the epoch's order, ends the pass.
         log_levels: of the trainer's loggers, for the workers.

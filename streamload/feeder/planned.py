@@ -97,14 +97,7 @@ _FEW_SAMPLES = 64
 
 
 class _Group(NamedTuple):
-    """Rows of a block that one table locates: that of a shard, or of several small shards.
-
-    Attributes:
-        table: where the samples lie.
-        shards: the shards.
-        samples: int64[n], the row's number in the table.
-        rows: int64[n], the row's number in the block.
-    """
+    """Rows that one table locates, of a shard or several small ones: their numbers in the table and in the block."""
 
     table: ShardTable
     shards: tuple[int, ...]

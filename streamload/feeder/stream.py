@@ -145,7 +145,7 @@ class BatchStream:
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether tasks of an abandoned epoch are in flight. They hold the bytes that they read."""
+        """Whether abandoned tasks are in flight, which hold the bytes that they read."""
         return bool(self._abandoned)
 
     @property
@@ -155,7 +155,7 @@ class BatchStream:
         return None if newest is None else newest.identity
 
     def request(self, start: EpochStart) -> None:
-        """Start the epoch that the trainer requests, or go on with it if it was begun ahead."""
+        """Start an epoch, or go on with it if it was begun ahead."""
         follows = self._requested is None or start == _after(self._requested)
         self._may_begin_next = self._works_ahead and follows
         if self._in_progress or self._ahead is None or self._ahead.start != start:

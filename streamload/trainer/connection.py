@@ -115,11 +115,7 @@ class Connection(ABC):
 
     @abstractmethod
     def receive_now(self) -> Any | None:
-        """Return the feeder's next message if it is here already, else None, without any work.
-
-        Raises:
-            FeederDiedError: the feeder is dead.
-        """
+        """Return the feeder's next message if it is here already, else None, without any work."""
 
     @abstractmethod
     def _go_on(self, deadline_s: float | None) -> None:
@@ -129,8 +125,7 @@ class Connection(ABC):
         """Send a call, and wait for its answer. Messages that come before it are kept for `receive`.
 
         Raises:
-            TimeoutError: it did not come in time.
-            FeederDiedError: the feeder is dead.
+            TimeoutError, FeederDiedError: as `receive`.
             LoaderClosedError: another thread has closed the connection.
             Exception: what the feeder has failed with.
         """

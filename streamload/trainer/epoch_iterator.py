@@ -194,12 +194,7 @@ class EpochIterator(Iterator[Any]):
         return now_s
 
     def turn(self, receive: Callable[[], Any], requested_s: float) -> tuple[Any] | None:
-        """Go on to the next batch, which the loop has requested at that time.
-
-        If `receive` returns None instead of a message, the turn ends without a batch, and nothing is lost.
-
-        Returns:
-            The batch, in a tuple; or None if `receive` returned None.
+        """Go on to the next batch, and return it in a tuple; None if `receive` returned None instead of a message.
 
         Raises:
             StopIteration: the epoch is over, or the user has closed the pass.
@@ -240,11 +235,7 @@ class EpochIterator(Iterator[Any]):
             return batch
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        """Return the next batch, in a tuple, or None if `receive` returned None. A feeder that has died is replaced.
-
-        Raises:
-            WorkerError: two died in turn, and no batch came in between.
-        """
+        """Return what `turn` does. A feeder that has died is replaced, but not two with no batch in between."""
         while True:
             try:
                 if self.connection.death is not None:  # a call has found that; what was announced may be gone
@@ -410,10 +401,10 @@ class EpochIterator(Iterator[Any]):
         return True
 
     def close(self) -> None:
-        """End the pass before its end, as leaving the loop does: from now on it gives nothing. Idempotent.
+        """End the pass before its end, as leaving the loop does, for `yield from` and `contextlib.closing`. Idempotent.
 
-        So `yield from` and `contextlib.closing` close an iterator. If another task or thread is waiting for a batch of
-        it, which might take that for the epoch's end, it raises LoaderClosedError there.
+        Another task or thread that waits for a batch of it gets LoaderClosedError: it might take an end for the
+        epoch's.
         """
         if self._state in (_IDLE, _IN_TURN):
             awaited = self.on_close is not None
@@ -422,10 +413,10 @@ class EpochIterator(Iterator[Any]):
                 self._state = _FINISHED
 
     def end(self, why: str) -> None:
-        """End the pass where it stands, for another one or because it was dropped, without waiting for a sample.
+        """End the pass where it stands, without waiting for a sample: for another one, or because it was dropped.
 
-        The feeder abandons the rest of the epoch, and its processes stay for the next one. They end only if a batch of
-        this pass is being waited for, in another thread or further up in this one.
+        The feeder abandons the rest of the epoch, and its processes stay, unless a batch of this pass is being waited
+        for, in another thread or further up in this one.
         """
         if self._state not in (_IDLE, _IN_TURN):
             return

@@ -46,13 +46,7 @@ _RESTARTS_WARNED_OF = 2
 
 
 class _Configured(NamedTuple):
-    """What a feeder was told.
-
-    Attributes:
-        message: the same.
-        job: the user's functions, if this process makes the rows.
-        functions: what the user had given by field or extension.
-    """
+    """What a feeder was told, the job if this process makes the rows, and what the user had given."""
 
     message: Configure
     job: Job | None
@@ -62,21 +56,15 @@ class _Configured(NamedTuple):
 class FeederLink:
     """Starts the feeder, in a process of its own or in the caller's thread, and knows the shards that it reads.
 
-    If it cannot be made, no feeder is left.
-
     Args:
         options: the loader's.
         portions: the datasets, by name.
         sampling: what epochs are made of; it is resolved here.
         cuda: page-locks memory, if there is a device.
-        start_elsewhere: starts and configures feeders on other nodes; None if the feeder is to be on this machine.
-
-    Attributes:
-        listing: the shards.
+        start_elsewhere: starts and configures feeders on other nodes.
 
     Raises:
-        TypeError, ValueError: the weights, or what is to take part, don't fit the dataset; no shard has a wanted field;
-            or more must be held in memory at once than the budget allows.
+        TypeError, ValueError: the arguments do not fit the dataset, or need more memory than the budget allows.
         StreamloadError: as `list_shards`; or labels or columns that are needed are missing, or cannot be read.
     """
 
@@ -145,16 +133,12 @@ class FeederLink:
         return None if selected.all() else selected
 
     def settings(self, lanes: int) -> PipelineSettings:
-        """How the order and the batches are made."""
+        """Return how the order and the batches are made."""
         settings = self._options.pipeline(lanes, self._existing)
         return settings._replace(order=replace(settings.order, sampling=self._sampling.sampling))
 
     def begin(self, start: EpochStart, lanes: int, *, traced: bool, at_once: bool = True) -> Connection:
-        """Request an epoch from a configured feeder, and return the connection to it.
-
-        Raises:
-            StreamloadError: as `connect`.
-        """
+        """Request an epoch from a configured feeder, at once unless it has begun it by itself."""
         connection = self.connect(lanes)
         if traced:
             connection.send_later(Tracing(on=True))
@@ -171,7 +155,7 @@ class FeederLink:
 
         Raises:
             LoaderClosedError: the loader was closed.
-            DatasetIndexError: labels of several folders are read, and the same label has different names in them.
+            DatasetIndexError: the same label has different names in several folders.
             StorageError: a `classes.json` cannot be read.
         """
         if self._closed:
@@ -187,20 +171,16 @@ class FeederLink:
         return connection
 
     def change_transform(self, transform: Transform | None) -> Options:
-        """Have later passes use another transform; a running pass is not changed.
-
-        Raises:
-            TypeError, ValueError: it makes no sense, or has functions for fields that no sample has.
-        """
+        """Have later passes use another transform. Raises TypeError or ValueError if it makes no sense."""
         options = replace(self._options, transform=transform)
         check_fields(self._portions, self._listings, options)
         self._options = options
         return options
 
     def take_changes(self) -> None:
-        """End a feeder whose workers have other functions, or other values that these refer to, than there are now.
+        """End a feeder whose workers have other functions, or values that these refer to, than there are now.
 
-        To be called between two passes. What the feeder has begun ahead was made with the old ones.
+        Called between passes: what the feeder has begun ahead was made with the old ones.
 
         Raises:
             TypeError: a function now holds something that cannot leave this process.
@@ -234,12 +214,8 @@ class FeederLink:
     def count(self, lanes: int, *, in_pass: bool) -> tuple[int, ...]:
         """Return the samples of each shard; waits until all have been scanned.
 
-        Args:
-            lanes: of the order.
-            in_pass: a pass is running, which then hears of a failure too.
-
-        Raises:
-            StreamloadError: a shard cannot be read, or is damaged.
+        If a pass is running, it hears of a failure too. Raises StreamloadError if a shard cannot be read, or is
+        damaged.
         """
         if self._start_elsewhere is not None:  # the feeders there are busy with batches
             return tuple(self._client.counts(self.listing))
@@ -252,11 +228,7 @@ class FeederLink:
         return counts
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the bytes of each shard. If the listing did not have them, each shard is requested, once.
-
-        Raises:
-            StorageError: a shard cannot be looked at.
-        """
+        """Return the bytes of each shard, which are requested if the listing did not have them."""
         shards = self.listing.shards
         unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
         found = self._client.call("look_at", unknown, self._options.storages) if unknown else {}
@@ -325,7 +297,7 @@ class FeederLink:
         return process
 
     def _needs_no_process(self) -> bool:
-        """Whether the caller makes the rows, and nothing has to be fetched for that, or only this process could."""
+        """Return True if the caller makes the rows, and nothing is fetched, or only by this process."""
         client = self._client
         if self._options.workers or not client.is_here:
             return False

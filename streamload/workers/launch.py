@@ -58,12 +58,12 @@ class Fork:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has been waited for: then the number may be another process's."""
+        """Send a signal, unless it has been waited for: the number may be another process's."""
         if self.returncode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send it SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

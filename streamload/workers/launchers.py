@@ -14,14 +14,7 @@ from streamload.warn_at_caller import warn_at_caller
 
 
 class _Launcher(NamedTuple):
-    """A program that starts a task for each rank, and the variables in which it says so.
-
-    Attributes:
-        name: what users call it.
-        tasks: how many it has started.
-        task: which of them this is.
-        tasks_here: how many of them run on this machine.
-    """
+    """A program that starts a task for each rank, and its variables: how many, which one, how many here."""
 
     name: str
     tasks: str
@@ -44,13 +37,7 @@ _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
 
 
 class Launched(NamedTuple):
-    """What the launcher of this process says.
-
-    Attributes:
-        launcher: its name.
-        tasks: how many tasks it has started, two or more.
-        task_variable: the environment variable with this task's number.
-    """
+    """The launcher of this process: its name, its tasks (two or more), and the variable with this task's number."""
 
     launcher: str
     tasks: int

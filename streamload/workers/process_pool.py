@@ -55,13 +55,11 @@ _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
 class PoolWorker:
-    """A worker that has been launched.
+    """A worker that has been launched, whose process this object now owns.
 
     Attributes:
-        number: the same.
         started: it has reported that it is ready.
         link: knows its tasks and what it has open.
-        channel: to it.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,16 @@ def test_a_shard_that_is_gone(folder: Path, workers: int) -> None:
     with StreamLoader(urls, 5, fields=("cls",), num_workers=workers) as loader:
         Path(urls[BAD]).unlink()
         assert labels_before(ShardNotFoundError, loader) == (list(range(BAD * SAMPLES)), urls[BAD])
+
+
+def test_a_shard_that_is_gone_when_the_next_epoch_is_begun_ahead(tmp_path: Path) -> None:
+    """Of more shards than stay open between epochs. The loop waited for its batch forever."""
+    folder = Path(write_numbers(tmp_path / "s", [1] * 100))
+    with StreamLoader(folder, 1, fields=("cls",), num_workers=1, prefetch_batches=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        (folder / "part000-000000.tar").unlink()
+        assert len(list(batches)) == 99
+        time.sleep(0.5)
+        with pytest.raises(ShardNotFoundError):
+            next(iter(loader))
