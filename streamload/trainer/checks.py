@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from streamload.arguments import alternatives
@@ -115,19 +115,16 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
 
 def warn_of_no_effect(options: Options, listings: Sequence[Listing]) -> None:
     """Warn, at the line of the user's program, of arguments that other arguments or local shards make meaningless."""
-    for message in _without_effect(options, listings):
-        warn_at_caller(message)
-    known = all(listing.counts is not None for listing in listings)
-    warn_of_unused_decoders(options, [name for listing in listings for name in listing.fields] if known else [])
-
-
-def _without_effect(options: Options, listings: Sequence[Listing]) -> Iterator[str]:
     storages = options.storages
     if options.cache_dir is not None and not any(fetched_shards(listing, storages) for listing in listings):
-        yield f"cache_dir={options.cache_dir!r} has no effect: all shards are local files, read where they lie"
+        warn_at_caller(
+            f"cache_dir={options.cache_dir!r} has no effect: all shards are local files, read where they lie"
+        )
     folders = {folder for listing in listings for folder in listing.folders}
     if options.storage_options and is_all_local([f"{folder}/" for folder in folders], storages):
-        yield "storage_options= has no effect: all shards are local files"
+        warn_at_caller("storage_options= has no effect: all shards are local files")
+    known = all(listing.counts is not None for listing in listings)
+    warn_of_unused_decoders(options, [name for listing in listings for name in listing.fields] if known else [])
 
 
 def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:

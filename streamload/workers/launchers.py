@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamload.limits import processor_quota
@@ -42,12 +41,6 @@ class Launched(NamedTuple):
     launcher: str
     tasks: int
     task_variable: str
-
-
-@dataclass(frozen=True, slots=True)
-class _LocalRanks:
-    count: int
-    may_be_bound: bool
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------
@@ -94,20 +87,21 @@ def local_ranks() -> int:
     If it says nothing, or has started fewer tasks than there are ranks, it is the world size, and no more than the CUDA
     devices here, of which each rank has one.
     """
-    return _local_ranks().count
+    return _local_ranks()[0]
 
 
-def _local_ranks() -> _LocalRanks:
+def _local_ranks() -> tuple[int, bool]:
+    """Return the ranks on this machine, and True if the launcher may bind each to processors of its own."""
     for name in _SHARING_LAUNCHERS:
         if count := _number(name):
-            return _LocalRanks(count, may_be_bound=False)
+            return count, False
     group = rank_of_group()
     world_size = max(1, (_number("WORLD_SIZE") or 1) if group is None else group[1])
     for launcher in _BINDING_LAUNCHERS:
         count, tasks = _tasks_here(launcher.tasks_here), _number(launcher.tasks)
         if count and (tasks is None or tasks >= world_size):
-            return _LocalRanks(count, may_be_bound=True)
-    return _LocalRanks(min(world_size, _cuda_devices() or world_size), may_be_bound=False)
+            return count, True
+    return min(world_size, _cuda_devices() or world_size), False
 
 
 def _tasks_here(variable: str) -> int | None:
@@ -147,10 +141,10 @@ def processors_of_rank(root: str = "/") -> int:
 
     Those that the launcher has bound this task to are its own, as far as the job has enough of them for all.
     """
-    ranks, bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
-    of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if ranks.may_be_bound else bound
-    share = min(bound, of_all // ranks.count)
-    return max(1, share if quota is None else min(share, quota // ranks.count))
+    (ranks, may_be_bound), bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
+    of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if may_be_bound else bound
+    share = min(bound, of_all // ranks)
+    return max(1, share if quota is None else min(share, quota // ranks))
 
 
 def _bound_processors() -> int:
