@@ -197,12 +197,7 @@ def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
 
 
 def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the file with the columns of an index, an archive of NumPy arrays.
-
-    Args:
-        index: the index.
-        columns: by name the values of all samples, in the order of the shards: numbers or strings.
-    """
+    """Return the file with the columns of an index, an archive of NumPy arrays in the order of the shards."""
     arrays: dict[str, Any] = {
         _SHARDS: np.array([entry.name for entry in index.shards], dtype=np.str_),
         _CRC32: np.array([entry.table_crc32 for entry in index.shards], np.uint32),

@@ -106,8 +106,6 @@ class Dataset:
     def find(self, shard: int) -> ShardTable | None:
         """Return a shard's table, and learn its count; None if the shard has to be scanned. Blocks unless fetched.
 
-        The table of a shard that is being scanned has the samples found so far.
-
         Raises:
             DatasetIndexError: the index is damaged or does not belong to the shard.
             StorageError: the index cannot be read.
@@ -230,12 +228,7 @@ class Dataset:
         return self._derive(shard, name, (table,), lambda: table.column(name))
 
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the samples `[start, end)` of a shard as those of one of its sidecars, as far as they are known.
-
-        Args:
-            number: of the sidecar, or of the shard itself.
-            samples: stretches of the shard.
-        """
+        """Return stretches `[start, end)` of a shard's samples as those of the shard or sidecar `number`, if known."""
         owner = self.listing.owner(number)
         table, other = self._tables.get(owner), self._tables.get(number)
         if owner == number or table is None or other is None:
@@ -395,13 +388,7 @@ def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArra
 def _joined_table(
     shard: int, table: ShardTable, sidecars: Mapping[int, tuple[ShardTable, NDArray[np.int64]]]
 ) -> ShardTable:
-    """Return a shard's table with the fields of sidecars; `member_shard` names the shard of each member.
-
-    Args:
-        shard: the shard's number.
-        table: the shard's.
-        sidecars: by number, the sidecar's table, and the result of `_matched_samples`.
-    """
+    """Return a shard's table with the fields of sidecars, each given with the result of `_matched_samples`."""
     counts = np.diff(table.sample_start)
     fields = dict.fromkeys((*table.fields, *(name for other, _ in sidecars.values() for name in other.fields)))
     numbers = {name: number for number, name in enumerate(fields)}

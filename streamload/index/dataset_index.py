@@ -64,11 +64,7 @@ def pack_table(table: ShardTable) -> bytes:
 def unpack_table(content: bytes, url: str, crc32: int | None = None, *, offset: int | None = None) -> ShardTable:
     """Return a table that `pack_table` packed, with views of the bytes, and check that it lies within the shard.
 
-    Args:
-        content: the bytes.
-        url: the file of the bytes, for errors.
-        crc32: the checksum of the bytes, if it is known.
-        offset: of the bytes in that file, for errors.
+    `url` and `offset` are for errors.
 
     Raises:
         DatasetIndexError: the table is damaged, of another version, or inconsistent.

@@ -36,12 +36,7 @@ _log = logging.getLogger("streamload")
 
 
 class IndexFolder:
-    """The folder of an index to write. Every method may raise StorageError.
-
-    Args:
-        storage: the folder's.
-        folder: its path or url; it is made if need be.
-    """
+    """The folder of an index to write, made if need be. Every method may raise StorageError."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self.folder = storage.absolute(folder).rstrip("/")
@@ -186,11 +181,7 @@ def _table_files(
 ) -> Iterator[tuple[list[IndexedShard], bytes | None]]:
     """Cut sorted entries into table files, and hold one at a time.
 
-    Args:
-        place: the index's folder.
-        old: the index as it was.
-        entries: of all shards.
-        packed: returns the packed table of a shard; None if it is in the old index.
+    `packed` returns the table of a shard; None if it is in the old index.
 
     Yields:
         The entries of a file with their places, and its content; None if the file exists unchanged.
