@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import os
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from processes import children, wait_until
 from transforms import noise
 
 from streamload import ShardWriter, StreamLoader
-from streamload.errors import LoaderClosedError, TransformError
+from streamload.errors import LoaderClosedError, ShardChangedError, TransformError
 from streamload.images import Compose, Resize
 
 
@@ -119,6 +120,38 @@ def test_rows_behind_one_that_kills_workers_are_those_of_its_batch_alone(source:
         assert wait_until(lambda: len(os.listdir(folder)) == 3 and len(children("workers.worker")) == 1)
         loader.load_state_dict({**state, "epoch": 1, "position": 4})
         assert [batch[0].tolist() for batch in loader] == whole[1:]
+
+
+def test_a_failure_in_the_epoch_begun_ahead_is_not_met_if_it_has_passed(tmp_path: Path) -> None:
+    def slow(value: int) -> int:
+        time.sleep(0.004)
+        return value
+
+    folder = write_numbers(tmp_path / "s", [20] * 12)
+    changed = sorted(Path(folder).glob("*.tar"))[2]
+    times = changed.stat()
+    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": slow}, "prefetch_batches": 4}
+    with StreamLoader(folder, 20, num_workers=1, **options) as loader:
+        for number, _ in enumerate(loader):
+            time.sleep(0.2)
+            if number == 4:
+                os.utime(changed, (1, 1))
+        time.sleep(0.3)
+        os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert [labels.tolist() for (labels,) in loader] == [list(range(n, n + 20)) for n in range(0, 240, 20)]
+
+
+def test_a_shard_that_has_changed_before_the_last_task_is_an_error(tmp_path: Path) -> None:
+    (plain,) = Path(write_numbers(tmp_path / "one", [4])).glob("*.tar")
+    compressed = tmp_path / "one.tar.gz"
+    compressed.write_bytes(gzip.compress(plain.read_bytes()))
+    (changed,) = Path(write_numbers(tmp_path / "other", [4])).glob("*.tar")
+    urls = [str(compressed), str(changed)]
+    with StreamLoader(urls, 4, fields=("cls",), num_workers=1, prefetch_batches=2) as loader:
+        assert len(loader) == 2
+        os.utime(changed, (1, 1))
+        with pytest.raises(ShardChangedError):
+            list(loader)
 
 
 def test_a_closed_loader_starts_nothing(tmp_path: Path) -> None:

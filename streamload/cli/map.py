@@ -15,6 +15,7 @@ from streamload.errors import without_secrets
 from streamload.index.listing import list_shards
 from streamload.pack.mapping import map_shards
 from streamload.pack.output import UsageError, shown_bytes
+from streamload.storage.protocol import escaped
 from streamload.storage.storages import Storages
 from streamload.text import counted
 
@@ -66,7 +67,7 @@ def map_command(
             storage_options=options,
             ray=ray,
         )
-    listing = list_shards(dest, None, Storages(options))
+    listing = list_shards(escaped(dest), None, Storages(options))
     shards, samples = len(listing.shards), sum(listing.counts or ())
     size = sum(shard.bytes for shard in listing.shards)
     if as_document:

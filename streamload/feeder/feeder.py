@@ -256,7 +256,7 @@ class Feeder:
         self._send = send
         self._owns_process = shards is None
         self._expands = configure.fetching.expands
-        self._turn_is_due = False
+        self._turn_is_due = self._closed = False
         self._totals = Totals()
         self._counting: int | None = None  # the number of the call that waits for all counts
         self._reported_s = 0.0
@@ -289,6 +289,7 @@ class Feeder:
 
     def close(self) -> None:
         """End the workers and close the slots. Idempotent."""
+        self._closed = True
         self.pool.close()
         self._slots.close()
 
@@ -396,9 +397,10 @@ class Feeder:
 
     def _fail(self, error: Exception) -> None:
         """Report that nothing can go on, and do nothing more."""
-        failed_for = self._stream.newest
+        requested = self._stream.requested
         self._stream.stop()
         self._counting = None
+        failed_for = None if requested is None else requested.identity
         self._send(Failed(failure_of(naming_the_limit(error)), failed_for), ())
 
     # -- events of the pool ----------------------------------------------------------------------------------------
@@ -491,6 +493,8 @@ class Feeder:
 
     def _take_turn(self) -> None:
         self._turn_is_due = False
+        if self._closed:  # a task that was given now would open memory that nobody closes
+            return
         with self._failing():
             assert self.prerequisites is not None
             self.prerequisites.fetcher.pump()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from streamload.decode.failure import Attempt
 from streamload.decode.missing_field import with_fields
-from streamload.decode.tasks import BatchDone, BatchSlot, RowFailure, RowsDone, RowTask, ScanTask
+from streamload.decode.tasks import BatchDone, BatchSlot, RowFailure, RowsDone, RowTask
 from streamload.errors import StreamloadError
 from streamload.feeder.lookahead import MAX_RUN_ROWS, Lookahead, Source
 from streamload.feeder.messages import FailedRow, PipelineSettings, ReadyBatch
@@ -76,14 +76,17 @@ class _Pace:
 class BatchStream:
     """Makes the epoch that the trainer has requested, and begins the next one before it is requested.
 
-    The first batches of the next epoch are made while the last ones of the current one are used, and announced as soon
-    as that has ended. A trainer that starts elsewhere discards them; then nothing is made ahead until one epoch follows
+    The first batches of the next epoch are made while the last ones of the current one are used, and announced when it
+    is requested. A trainer that starts elsewhere has them dropped; then nothing is made ahead until one epoch follows
     another again. A failure in the next epoch is met again when that epoch is requested.
 
     A trainer may leave its epoch, or request another one: all batches that were not announced are abandoned.
 
     `send_ready` announces batches: their epoch, the batches, whether they end the requested epoch, and how many the
     trainer may take before it acknowledges. `works_ahead=False` never begins an epoch before it is requested.
+
+    Attributes:
+        requested: the epoch that was requested last.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class BatchStream:
         shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
         self._most_run_rows = min(shards_at_once, MAX_RUN_ROWS) if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
         self._pace = _Pace()
-        self._requested: EpochStart | None = None  # last
+        self.requested: EpochStart | None = None
         self._in_progress = False  # not all of the requested epoch has been announced
         self._may_begin_next = works_ahead  # one epoch has followed another
         self._ahead: Lookahead | None = None  # of the requested epoch, then of the next
@@ -148,25 +151,19 @@ class BatchStream:
         """Whether abandoned tasks are in flight, which hold the bytes that they read."""
         return bool(self._abandoned)
 
-    @property
-    def newest(self) -> tuple[int, int, int] | None:
-        """The identity of the newest epoch in progress: nothing of an older one is announced any more."""
-        newest = self._requested if self._in_progress or self._ahead is None else self._ahead.start
-        return None if newest is None else newest.identity
-
     def request(self, start: EpochStart) -> None:
         """Start an epoch, or go on with it if it was begun ahead."""
-        follows = self._requested is None or start == _after(self._requested)
+        follows = self.requested is None or start == _after(self.requested)
         self._may_begin_next = self._works_ahead and follows
         if self._in_progress or self._ahead is None or self._ahead.start != start:
             self.stop()
-            self._requested = start
+            self.requested = start
             self._ahead = self._begin(start)
-        self._requested, self._in_progress = self._ahead.start, True
+        self.requested, self._in_progress = self._ahead.start, True
 
     def abandon(self, number: int) -> None:
         """Abandon the epoch that was requested as this pass, if it has not ended."""
-        if self._in_progress and self._requested is not None and self._requested.number == number:
+        if self._in_progress and self.requested is not None and self.requested.number == number:
             self.stop()
 
     def stop(self) -> None:
@@ -213,50 +210,57 @@ class BatchStream:
             StreamloadError: a shard of the requested epoch cannot be read, and every batch before it has been made.
         """
         self._announce()
-        with Attempt() as attempt:
-            self._schedule()
-        if attempt.error is not None:
-            if self._planning() is not None:
-                raise attempt.error
-            self._drop_all_but(self._requested)
+        self._schedule()
         self._announce()
 
     def _planning(self) -> Lookahead | None:
         """Return what plans the requested epoch; None once all of its batches have a task."""
         ahead = self._ahead
-        if not self._in_progress or ahead is None or ahead.start is not self._requested or ahead.exhausted:
+        if not self._in_progress or ahead is None or ahead.start is not self.requested or ahead.exhausted:
             return None
         return ahead
 
     def _announce(self) -> None:
-        """Announce the batches at the head that are done, and the end of the requested epoch."""
-        while self._in_progress or self._batches:
-            start = self._requested if self._in_progress else self._batches[0].start
+        """Announce the batches at the head of the requested epoch that are done, and its end."""
+        while self._in_progress:
+            start, ready = self.requested, []
             assert start is not None
-            ready = []
             while self._batches and self._batches[0].start is start and (done := self._batches[0].done) is not None:
                 ready.append(self._ready(self._batches.popleft(), done))
-            is_over = self._planning() is None and not (self._batches and self._batches[0].start is start)
-            last = self._in_progress and is_over
+            last = self._planning() is None and not (self._batches and self._batches[0].start is start)
             if not ready and not last:
                 return
             self._untaken += len(ready)
-            self._in_progress = self._in_progress and not last
+            self._in_progress = not last
             self._send_ready(start, ready, last, self._acknowledge_after)
 
     def _schedule(self) -> None:
         while self._pool.has_room():
-            task = self._scans.next_task() or self._next_run() or self._scans.next_task()
-            if task is None:
-                break
-            if isinstance(task, ScanTask):
-                self._scans.submit(task, self._pool)
-            else:
-                with Attempt() as attempt:
-                    self._pool.submit(task)
-                if attempt.error is not None:
-                    self.end_task(task.number, None)
+            if (scan := self._scans.next_task()) is not None:
+                self._scans.submit(scan, self._pool)
+                continue
+            with Attempt() as attempt:
+                if self._submit_run():
+                    continue
+            if attempt.error is not None:
+                if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
                     raise attempt.error
+                self._drop_all_but(self.requested)  # it is met again when the next epoch is requested
+            if (scan := self._scans.next_task()) is None:
+                return
+            self._scans.submit(scan, self._pool)
+
+    def _submit_run(self) -> bool:
+        """Submit a task of consecutive batches; False if none can be scheduled now."""
+        task = self._next_run()
+        if task is None:
+            return False
+        with Attempt() as attempt:
+            self._pool.submit(task)
+        if attempt.error is not None:
+            self.end_task(task.number, None)
+            raise attempt.error
+        return True
 
     def _next_run(self) -> RowTask | None:
         """Make a task of consecutive batches of one block; None if nothing can be scheduled now."""
@@ -300,7 +304,7 @@ class BatchStream:
         """Take the next batch: of the requested epoch, then of the one after it."""
         assert self._ahead is not None
         source, start = self._ahead.take(), self._ahead.start
-        if source is None and self._ahead.exhausted and start is self._requested and self._may_begin_next:
+        if source is None and self._ahead.exhausted and start is self.requested and self._may_begin_next:
             self._ahead = self._begin(_after(start))
             source = self._ahead.take()
         return source

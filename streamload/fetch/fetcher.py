@@ -218,7 +218,8 @@ class Fetcher:
             self._drop(free)
         self._missing = None
         for state in self._waiting:
-            self.grow(state)
+            if state.decompression is not None:  # else the growth of one before has stopped it
+                self.grow(state)
         while (key := self.window.next_missing()) is not None:
             shard, number = shard_and_number(key)
             state = self.state_of(shard)

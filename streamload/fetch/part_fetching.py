@@ -55,7 +55,7 @@ class PartFetcher:
         self._fetcher = fetcher
         self.transfers = Transfers(fetcher.has_room, retries=storages.retries, most=most_requests)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._lookups: set[FetchedShard] = set()
+        self._lookups: dict[FetchedShard, asyncio.Task[CacheFile | None]] = {}
         self._without_version: set[str] = set()
         self._comparing = asyncio.Semaphore(_COMPARED_AT_ONCE)
         self._unwritten = 0
@@ -88,8 +88,7 @@ class PartFetcher:
             self._decompressions.append((state, job))
         elif self._is_unknown(state):
             if state not in self._lookups:
-                self._lookups.add(state)
-                self._start(self._open_cached(state), partial(self._looked_up, state))
+                self._lookups[state] = self._start(self._open_cached(state), partial(self._looked_up, state))
         elif state.file is not None and number not in state.file.missing:
             self._fetcher.arrived(state, number, 0)
         else:
@@ -111,6 +110,8 @@ class PartFetcher:
         """Stop everything, and write what has come. Idempotent."""
         for _, job in self._running():
             job.cancel()
+        for lookup in self._lookups.values():
+            lookup.cancel()
         await self.transfers.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._writer.shutdown()
@@ -200,7 +201,7 @@ class PartFetcher:
         return self._cache is not None and state.compression is None and not state.looked_up
 
     def _looked_up(self, state: FetchedShard, result: CacheFile | Exception | None) -> None:
-        self._lookups.discard(state)
+        del self._lookups[state]
         if not isinstance(result, Exception):
             state.file, state.total_bytes, state.looked_up = result, state.pin.total_bytes, True
             if result is not None and result.whole:

@@ -15,6 +15,7 @@ from streamload.fetch.parts import shard_and_number
 _HELD = 0
 _AT_ONCE = 1
 _SCANS = 1 << 60
+_LAST = (1 << 62) - 1
 _NEVER = 1 << 62
 _MOST_STALE = 64
 
@@ -200,8 +201,8 @@ class PartWindow:
             self._update(key)
 
     def request(self, key: int, scan: int | None) -> None:
-        """Fetch a part for a scan (later scans have larger numbers), or for None at once. Idempotent."""
-        self._requested[key] = _AT_ONCE if scan is None else _SCANS + scan
+        """Fetch a part for a scan (later scans have larger numbers), or for None after all others. Idempotent."""
+        self._requested[key] = _LAST if scan is None else _SCANS + scan
         self._update(key)
 
     def withdraw(self, key: int) -> None:

@@ -194,7 +194,8 @@ def samples_in(result: Any) -> Iterable[Mapping[str, object]]:
 
 def _failed_input(number: int, value: object, exc: Exception) -> StreamloadError:
     notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", ()))
-    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if frame.filename != __file__]
+    ours = os.path.dirname(os.path.dirname(__file__))
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if not frame.filename.startswith(ours)]
     where = f", at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return StreamloadError(
         f"input {number} ({_SHOWN.repr(value)}) cannot be packed: {type(exc).__name__}: {exc}{notes}{where}; correct "

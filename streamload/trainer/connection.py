@@ -172,9 +172,7 @@ class Connection(ABC):
             self._failed = message
 
     def _take(self) -> Any | None:
-        with suppress(IndexError):
-            return self._messages.popleft()
-        return None
+        return self._messages.popleft() if self._messages else None
 
     def _drop_messages(self) -> None:
         self._messages.clear()

@@ -251,7 +251,8 @@ class ConsecutiveShards:
         except OSError as exc:
             raise StorageError(
                 f"cannot write shards to {without_secrets(self._folder.folder)!r}: {exc.strerror or exc}; make room, "
-                "or check its rights"
+                "or check its rights",
+                url=exc.filename if isinstance(exc.filename, str) else None,
             ) from exc
 
 

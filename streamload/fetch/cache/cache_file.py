@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from streamload.memory.unnamed import write_fully
 
 _RETRY_S = 0.002
+_MARKED_AT_MOST = 100
 
 
 class LockBusyError(Exception):
@@ -33,7 +34,10 @@ def try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 def mark_in_use(descriptor: int) -> None:
     """Show others that the file is in use, until the last copy of this descriptor is closed."""
-    try_lock(descriptor, fcntl.LOCK_SH)
+    for _ in range(_MARKED_AT_MOST):  # `is_in_use` of another process holds the lock for a moment
+        if try_lock(descriptor, fcntl.LOCK_SH):
+            return
+        time.sleep(_RETRY_S)
 
 
 def is_in_use(path: str) -> bool:
@@ -43,7 +47,9 @@ def is_in_use(path: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not try_lock(descriptor)
+        is_free = try_lock(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return not is_free
     finally:
         os.close(descriptor)
 

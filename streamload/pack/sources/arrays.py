@@ -6,6 +6,7 @@ Arrays are mapped; those in a compressed `.npz` are held in memory. Nothing in a
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zipfile
 import zlib
@@ -138,15 +139,17 @@ def _member(path: str, file: io.BufferedReader, archive: zipfile.ZipFile, entry:
     except ValueError as exc:
         raise UsageError(f"{path!r}: the array {name!r} cannot be used: {exc}") from exc
     if entry.compress_type != zipfile.ZIP_STORED:
-        return _decompressed(path, entry.filename)
+        status = os.fstat(file.fileno())
+        return _decompressed(path, entry.filename, status.st_size, status.st_mtime_ns)
     file.seek(entry.header_offset + _LENGTHS_AT)
     name_bytes, extra_bytes = struct.unpack("<2H", file.read(4))
     return _mapped(path, layout, entry.header_offset + _LENGTHS_AT + 4 + name_bytes + extra_bytes)
 
 
 @lru_cache(maxsize=16)
-def _decompressed(path: str, name: str) -> NDArray[Any]:
-    """Hold an array in memory for all tasks of a process."""
+def _decompressed(path: str, name: str, size: int, time_ns: int) -> NDArray[Any]:
+    """Hold an array in memory for all tasks of a process, until size or time of its file change."""
+    del size, time_ns
     with zipfile.ZipFile(path) as archive, archive.open(name) as member:
         array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
         return array
