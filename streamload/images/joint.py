@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import alternatives, as_python
-from streamload.images.geometry import Geometric, Window, check_image, cut
+from streamload.images.geometry import Window, check_image, cut
 from streamload.images.operations import (
     Compose,
     RandomCrop,
@@ -92,7 +92,7 @@ class Joint:
         items = [(key, kind) for key, kind in self._items(values) if values[key] is not None]
         size = _common_size(values, items)
         for operation, random in zip(self.operations, self._random, strict=True):
-            if isinstance(operation, Geometric):
+            if hasattr(operation, "window"):  # also of the user's
                 window = operation.window(*size, rng)
                 if window is not None:
                     self._move(values, items, operation, window)
@@ -116,7 +116,7 @@ class Joint:
             f"{self.fields!r}, and the sample is of type {type(values).__name__}"
         )
 
-    def _move(self, values: Any, items: Sequence[Item], operation: Geometric, window: Window) -> None:
+    def _move(self, values: Any, items: Sequence[Item], operation: Any, window: Window) -> None:
         for key, kind in items:
             if kind == "boxes":
                 values[key] = _clipped(_moved(values[key], window), window.size)
