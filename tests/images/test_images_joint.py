@@ -119,6 +119,20 @@ def test_image_and_mask_are_cut_at_the_same_place(seed: int, size: int, dtype: s
     assert cut.dtype == mask.dtype
 
 
+def test_an_operation_of_the_users_with_a_window_moves_all_fields() -> None:
+    class Mirror:
+        interpolation = "nearest"
+        window = staticmethod(RandomHorizontalFlip(1.0).window)
+
+        def __call__(self, image: Any, rng: Any) -> Any:
+            raise AssertionError("it would move the image alone")
+
+    image, mask = np.arange(12, dtype=np.uint8).reshape(2, 2, 3), np.array([[1, 2], [3, 4]], np.uint8)
+    got, cut = Joint([Mirror()], ("image", "mask"))((image, mask), rng())
+    assert (got == image[:, ::-1]).all()
+    assert cut.tolist() == [[2, 1], [4, 3]]
+
+
 def test_images_are_resampled_as_the_operation_says_and_masks_are_not() -> None:
     image = rng(1).integers(0, 256, (31, 47, 3), np.uint8)
     mask = np.where(image[:, :, 0] > 100, 255, 0).astype(np.uint8)

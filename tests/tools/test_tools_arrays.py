@@ -27,6 +27,14 @@ def npy(row: Any) -> bytes:
     return buffer.getvalue()
 
 
+def test_a_compressed_archive_that_was_rewritten_is_read_anew(tmp_path: Path) -> None:
+    for value in (1, 2):
+        np.savez_compressed(tmp_path / "data.npz", X=np.full((3, 2), value))
+        packs(tmp_path / "data.npz", tmp_path / f"dest{value}")
+        with StreamLoader(tmp_path / f"dest{value}", 3, fields=("x.npy",), num_workers=0) as loader:
+            assert next(iter(loader))[0].unique().tolist() == [value]
+
+
 def test_rows_are_what_a_shard_writer_writes_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "data.npz", X=X, y=Y, weight=np.linspace(0, 1, 10), name=np.array([f"n{n}" for n in range(10)]))
     with ShardWriter(tmp_path / "written", max_count=4) as writer:
