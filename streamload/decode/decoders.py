@@ -1,24 +1,19 @@
 """Decode the bytes of a field to a value, by the last extension of the field's name.
 
 A decoder may get a view of memory that is reused after the call, so its result owns its memory. Nothing in the data is
-executed, and sizes that the data claims are checked before memory is allocated.
+executed, and sizes that the data claims are checked before memory is touched.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import math
-import pickle
-import re
 import zipfile
 import zlib
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
-from pickle import _Unpickler
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 from streamload.arguments import alternatives, by_field, normal_name
 from streamload.decode.array_files import (
@@ -33,159 +28,7 @@ from streamload.images.files import decode_image
 from streamload.tar.extensions import KIND_OF, Kind
 from streamload.text import counted
 
-_ZIP = b"PK\x03\x04"  # as torch tells the formats apart
-_OLD_PICKLES = 5  # magic number, version, system, the object, and the keys of the storages that follow
-_REBUILD_TENSOR = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_qtensor")
-_DTYPE = 6  # its index in the arguments of _rebuild_tensor_v3, whose storage is bytes
-_PLAIN: dict[str, Any] = {"OrderedDict": OrderedDict, "Counter": Counter, "set": set, "Size": tuple, "complex": complex}
-_ELEMENT_BYTES = {
-    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
-    **dict.fromkeys(("Float", "Int", "QInt32"), 4),
-    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
-}
-
-
-def check_claims(data: bytes, limit_bytes: int) -> None:
-    """Refuse a file of `torch.save` that claims more memory than its bytes account for.
-
-    Args:
-        data: the whole file, in the zip format or the older one.
-        limit_bytes: by how much all tensors together may exceed the file.
-
-    Raises:
-        ExpansionError: the tensors exceed the file by more.
-        ValueError: a storage is larger than its stored bytes, a tensor lies beyond its storage, or an object is made
-            from a mere size.
-        Exception: the file is damaged: whatever `zipfile` and `pickle` raise.
-    """
-    if not data.startswith(_ZIP):
-        stream, claims = io.BytesIO(data), _Claims(len(data), None, limit_bytes)
-        for _ in range(_OLD_PICKLES):
-            _DryRun(stream, claims).load()
-        return
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        entries = archive.infolist()
-        check_entries(entries, len(data), limit_bytes)
-        sizes = {entry.filename.partition("/")[2].lower(): entry.file_size for entry in entries}
-        pickles = [entry for entry in entries if entry.filename.lower().endswith("/data.pkl")]
-        if len(pickles) != 1 or len(sizes) != len(entries):
-            raise ValueError("the archive does not hold one data.pkl, and every other name once")
-        _DryRun(io.BytesIO(archive.read(pickles[0])), _Claims(len(data), sizes, limit_bytes)).load()
-
-
-class _Storage(NamedTuple):
-    size_bytes: int
-    element_bytes: int
-
-
-class _Claims:
-    """Adds up the memory that a file claims; `stored` is None if the storages follow the pickles."""
-
-    def __init__(self, file_bytes: int, stored: dict[str, int] | None, limit_bytes: int) -> None:
-        self._file_bytes = file_bytes
-        self._limit_bytes = limit_bytes
-        self._stored = stored
-        self._storages: dict[Any, int] = {}
-        self._storage_bytes = 0
-        self._tensor_bytes = 0
-
-    def add_storage(self, key: Any, size_bytes: int) -> int:
-        """Add a storage and return its bytes; the same key is the same storage, as for torch."""
-        if key in self._storages:
-            return self._storages[key]
-        self._storages[key] = size_bytes
-        self._storage_bytes += size_bytes
-        if self._stored is None:
-            existing, claimed = self._file_bytes, self._storage_bytes
-        else:
-            existing, claimed = self._stored.get(f"data/{key}".lower(), 0), size_bytes
-        if size_bytes < 0 or claimed > existing:
-            raise ValueError(f"a storage of {size_bytes} bytes is announced, and {existing} bytes are there")
-        return size_bytes
-
-    def add_tensor(self, storage: _Storage, start: int, shape: Any, strides: Any, element_bytes: int) -> None:
-        elements = math.prod(shape)
-        last = start + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
-        lengths = (start, *shape, *strides)
-        if min(lengths) < 0 or (elements and (last + 1) * element_bytes > storage.size_bytes):
-            raise ValueError(f"a tensor of shape {tuple(shape)} lies beyond its storage of {storage.size_bytes} bytes")
-        self._tensor_bytes += elements * element_bytes
-        if self._tensor_bytes > self._file_bytes + self._limit_bytes:
-            raise expansion_error(
-                f"it expands from {self._file_bytes} bytes to {self._tensor_bytes} (its last tensor has shape "
-                f"{tuple(shape)}); the limit is {self._limit_bytes} more. Store what is repeated once, and "
-                "expand it in your transform",
-                self._tensor_bytes - self._file_bytes,
-            )
-
-
-class _StandIn:
-    """Replaces a class or function that a pickle names, and the result of calling it."""
-
-    def __init__(self, name: str, claims: _Claims) -> None:
-        self.name = name
-        self._claims = claims
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self.name in _REBUILD_TENSOR:
-            storage, start, shape, strides = arguments[:4]
-            element = storage.element_bytes
-            if self.name == "_rebuild_tensor_v3":
-                element = _dtype_bytes(arguments[_DTYPE].name)
-            self._claims.add_tensor(storage, start, shape, strides, element)
-        elif self.name == "_rebuild_from_type_v2":
-            function, _, inner, _ = arguments
-            return function(*inner)
-        elif self.name.endswith(("Tensor", "Storage", "bytearray")) and any(
-            isinstance(argument, int | tuple) for argument in arguments
-        ):
-            raise ValueError(f"it makes a {self.name} of a mere size, {arguments!r:.80}")
-        return _StandIn("", self._claims)
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and state and isinstance(state[0], _Storage):  # torch calls `set_` with it
-            storage, start, shape, strides = state
-            self._claims.add_tensor(storage, start, shape, strides, storage.element_bytes)
-
-    def _accept(self, *_: Any) -> None:
-        """Do nothing, for any class: torch itself refuses those that it does not know."""
-
-    __setitem__ = append = extend = _accept
-
-
-class _DryRun(_Unpickler):
-    """Reads a pickle without importing or calling anything that it names."""
-
-    dispatch: ClassVar[dict[int, Any]] = {
-        **{code: load for code, load in _Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]},
-        pickle.NEWOBJ[0]: _Unpickler.dispatch[pickle.REDUCE[0]],
-    }
-    """Without BYTEARRAY8, which allocates what it announces; torch reads no opcode so new."""
-
-    def __init__(self, stream: io.BytesIO, claims: _Claims) -> None:
-        super().__init__(stream)
-        self._claims = claims
-
-    def find_class(self, module: str, name: str) -> Any:
-        """A stand-in, or one of a few plain classes."""
-        del module
-        return _PLAIN.get(name) or _StandIn(name, self._claims)
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        """The storage that torch would allocate."""
-        _, kind, key, _, elements, *view = pid
-        element_bytes = _ELEMENT_BYTES.get(kind.name.removesuffix("Storage"), 1)
-        size_bytes = self._claims.add_storage(key, elements * element_bytes)
-        if view and view[0] is not None:
-            size_bytes = min(size_bytes, view[0][2] * element_bytes)
-        return _Storage(size_bytes, element_bytes)
-
-
-def _dtype_bytes(name: str) -> int:
-    bits = re.search(r"\d+", name)
-    return max(1, int(bits.group()) // 8) if bits else 1
-
+_ZIP = b"PK\x03\x04"
 
 Encoded = memoryview | bytearray | bytes
 """The bytes of a field. The decoder may keep a `bytearray` or `bytes`; a memoryview is reused after the call."""
@@ -356,14 +199,50 @@ def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
     import torch
 
     content = bytes(data)
+    stored_bytes = len(content)
     try:
-        check_claims(content, limit_bytes)
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if content.startswith(_ZIP):
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                entries = archive.infolist()
+            check_entries(entries, len(content), limit_bytes)
+            stored_bytes = sum(entry.file_size for entry in entries if "/data/" in entry.filename)
+        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except ExpansionError:
         raise
     except Exception as exc:  # damaged files make torch raise nearly anything
         what = str(exc) if isinstance(exc, ValueError | RuntimeError) else f"{type(exc).__name__}: {exc}"
         raise ValueError(f"torch.load(weights_only=True) cannot read it: {what}") from exc
+    tensors = [each for each in _tensors(value) if each.layout is torch.strided]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
+    if sum(storages.values()) > stored_bytes:  # torch believes what an archive announces, and would read beyond it
+        raise ValueError(f"its tensors lie beyond the {counted(stored_bytes, 'byte')} that it stores of them")
+    expanded_bytes = sum(each.numel() * each.element_size() for each in tensors)
+    if expanded_bytes > len(content) + limit_bytes:
+        raise expansion_error(
+            f"its tensors expand from {len(content)} bytes to {expanded_bytes}; the limit is {limit_bytes} more. Store "
+            "what is repeated once, and expand it in your transform",
+            expanded_bytes - len(content),
+        )
+    return value
+
+
+def _tensors(value: Any) -> list[Any]:
+    """Return all tensors in containers, each once."""
+    import torch
+
+    tensors, pending, seen = [], [value], set()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            tensors.append(each)
+        elif isinstance(each, Mapping):
+            pending += each.values()
+        elif isinstance(each, list | tuple):
+            pending += each
+    return tensors
 
 
 def _decode_by_library(data: memoryview, *, module: str, function: str, what: str, **options: Any) -> Any:

@@ -7,11 +7,9 @@ import io
 import os
 import pickle
 import sys
-import tracemalloc
 import zipfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -217,45 +215,6 @@ def test_torch_files_load_and_never_execute(tmp_path: Any) -> None:
         decode("pt", unknown)
 
 
-def old_torch_file(pickled: bytes) -> bytes:
-    file = io.BytesIO()
-    torch = pytest.importorskip("torch")
-    torch.save(None, file, _use_new_zipfile_serialization=False)
-    none = b"\x80\x02N."
-    before, found, behind = file.getvalue().partition(none)
-    assert found
-    return before + pickled + behind
-
-
-@contextmanager
-def most_bytes_taken(limit_bytes: int) -> Iterator[None]:
-    """Python's own allocations stay below a limit."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < limit_bytes
-    finally:
-        tracemalloc.stop()
-
-
-NUMBER = b"J" + (400 << 20).to_bytes(4, "little")
-CLAIMS = {
-    "bytearray": b"\x80\x02c__builtin__\nbytearray\n" + NUMBER + b"\x85R.",
-    "bytearray kept for later": b"\x80\x02" + NUMBER + b"q\0c__builtin__\nbytearray\nh\0\x85R.",
-    "storage": b"\x80\x02ctorch.storage\nUntypedStorage\n" + NUMBER + b"\x85\x81.",
-    "tensor": b"\x80\x02ctorch\nFloatTensor\n" + NUMBER + b"\x85R.",
-}
-
-
-@pytest.mark.parametrize("kind", CLAIMS)
-def test_torch_files_take_no_memory_for_a_mere_number(kind: str) -> None:
-    plain = written(lambda file: pytest.importorskip("torch").save(None, file))
-    decode("pt", plain)
-    for data in (CLAIMS[kind], old_torch_file(CLAIMS[kind]), with_pickle(plain, lambda _: CLAIMS[kind])):
-        with most_bytes_taken(20 << 20), pytest.raises(ValueError, match="of a mere size"):
-            decode("pt", data)
-
-
 @pytest.mark.parametrize("new", [True, False])
 def test_torch_files_may_not_expand_beyond_the_limit(new: bool) -> None:
     torch = pytest.importorskip("torch")
@@ -267,7 +226,7 @@ def test_torch_files_may_not_expand_beyond_the_limit(new: bool) -> None:
         if allowed:
             assert torch.equal(decoder(memoryview(data)), views[kind])
         else:
-            with pytest.raises(ValueError, match=r"expands from \d+ bytes to 1600000.*limit is 1048576"):
+            with pytest.raises(ValueError, match=r"expand from \d+ bytes to 1600000.*limit is 1048576"):
                 decoder(memoryview(data))
 
 
@@ -276,14 +235,11 @@ def test_torch_files_whose_tensors_lie_beyond_what_is_stored_are_refused(new: bo
     torch = pytest.importorskip("torch")
     plain = written(lambda file: torch.save(torch.zeros(77), file, _use_new_zipfile_serialization=new))
     length, more = b"K\x4d", b"K\xc8"
-    for behind, says in (
-        (b"t" if new else b"N", "a storage of 800 bytes is announced"),
-        (b"\x85", "beyond its storage"),
-    ):
+    for behind in (b"t" if new else b"N", b"\x85"):  # of the storage, and of the tensor in it
         old, crafted = length + behind, more + behind
         data = with_pickle(plain, lambda pickled, old=old, crafted=crafted: pickled.replace(old, crafted))
         assert data != plain
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=r"beyond the 308 bytes|torch\.load\(weights_only=True\) cannot read it"):
             decode("pt", data)
 
 
