@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
 	@echo "make test    the tests (some minutes)"
-	@echo "make test-fast  only the tests that start no process (a minute)"
+	@echo "make test-fast  only the tests of the lower rooms, which start no loader (a minute)"
 	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
 	@echo "make test-floors  the tests with the oldest versions that pyproject.toml allows, in another environment"
 	@echo "make check   ruff and mypy"
@@ -58,9 +58,8 @@ check: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(BESIDE)
 
-# Which tests these are is kept nowhere: a test is skipped at the moment it starts a process. Two folders would be in vain.
 test-fast: $(INSTALLED)
-	$(BIN)/python -m pytest $(BESIDE) --no-processes -r fE --ignore tests/remote --ignore tests/faults
+	$(BIN)/python -m pytest $(BESIDE) tests/test_structure.py $(addprefix tests/,memory tar order images index fetch decode write)
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest $(BESIDE) -m ""

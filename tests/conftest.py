@@ -6,11 +6,10 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -28,13 +27,6 @@ from servers.rclone import S3Server, serve_s3
 _WAIT_S = 20.0
 """Against what stays only: on a busy machine anything may take seconds."""
 
-_STARTS_A_PROCESS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
-"""What Python's audit hooks call it."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-processes", action="store_true", help="skip each test at the moment it starts a process")
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts."""
@@ -44,60 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("usual" if config.option.markexpr else "exhaustive")
 
 
-class _StartsAProcessError(pytest.skip.Exception, SystemExit):
-    """Also a SystemExit, which leaves an event loop at once from any task."""
-
-
-class _Cut:
-    """Whether the test that runs has been cut off in its middle, where it may leave anything behind."""
-
-    off = False
-
-
-def _cut_at_a_process(event: str, _: tuple[object, ...]) -> None:
-    if event in _STARTS_A_PROCESS:
-        _Cut.off = True
-        raise _StartsAProcessError("starts a process")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that was cut off is skipped, whatever it has made of that."""
-    report = yield
-    if _Cut.off and not report.skipped:
-        report.outcome = "skipped"
-        report.longrepr = (str(item.path), 0, "Skipped: starts a process")
-    return report
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on the Ray cluster come first, so that one process has all of them and nobody takes some of them over."""
-    items.sort(key=lambda item: not _needs_cluster(item))
+    items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
 
 
-def _needs_cluster(item: pytest.Item) -> bool:
-    return isinstance(item, pytest.Function) and "cluster" in item.fixturenames
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """What importing has made stays: garbage collections, of which tests ask for many, need not look at it.
-
-    Where pytest-xdist distributes the tests, the process that starts the others collects none.
-    """
+def pytest_collection_finish() -> None:
+    """What importing has made stays: garbage collections, of which tests ask for many, need not look at it."""
     gc.freeze()
-    if session.config.getoption("--no-processes") and session.items:
-        sys.addaudithook(_cut_at_a_process)
-        for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):  # of those that were cut off
-            session.config.addinivalue_line("filterwarnings", f"ignore::{warning}")
-
-
-def _processes() -> set[str]:
-    """All of the machine: whose they are takes much longer to find out, and is asked only of new ones, in `_ours`."""
-    return {f"process {pid}" for pid in psutil.pids()}
-
-
-def _threads() -> set[str]:
-    return {f"thread {thread.name}" for thread in threading.enumerate()}
 
 
 def _descriptors() -> set[str]:
@@ -123,20 +69,15 @@ def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         yield folder
 
 
-def _files(folder: str) -> Callable[[], set[str]]:
-    def names() -> set[str]:
-        return {f"{folder}/{name}" for name in os.listdir(folder)}
-
-    return names
-
-
-_SOURCES: list[Callable[[], set[str]]] = [_processes, _threads, _descriptors]
-if os.path.isdir("/dev/shm"):
-    _SOURCES.append(_files("/dev/shm"))
-
-
 def _inventory(temporary_folder: str) -> set[str]:
-    return set().union(_files(temporary_folder)(), *(source() for source in _SOURCES))
+    """Processes are all of the machine: whose they are takes much longer, and is asked only of new ones, in `_ours`."""
+    folders = [temporary_folder, *(["/dev/shm"] if os.path.isdir("/dev/shm") else [])]
+    return {
+        *(f"process {pid}" for pid in psutil.pids()),
+        *(f"thread {thread.name}" for thread in threading.enumerate()),
+        *_descriptors(),
+        *(f"{folder}/{name}" for folder in folders for name in os.listdir(folder)),
+    }
 
 
 def _ours(name: str) -> bool:
@@ -162,10 +103,7 @@ def _is_descendant(pid: int) -> bool:
 def nothing_left_behind(own_temporary_folder: str) -> Iterator[None]:
     """Fail a test that leaves a process, thread, descriptor, shared memory or temporary file."""
     before = _inventory(own_temporary_folder)
-    _Cut.off = False
     yield
-    if _Cut.off:
-        return
     deadline = time.monotonic() + _WAIT_S
     while left := {name for name in _inventory(own_temporary_folder) - before if _ours(name)}:
         if time.monotonic() > deadline:
@@ -194,12 +132,12 @@ def unsynced() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def obstore_runtime() -> None:
     """Start what obstore starts once for a process and keeps, so that no test seems to leave it behind."""
+
+    async def put() -> None:
+        await obstore.put_async(MemoryStore(), "a", b"")
+
     obstore.put(MemoryStore(), "a", b"")
-    asyncio.run(_ask_obstore())
-
-
-async def _ask_obstore() -> None:
-    await obstore.put_async(MemoryStore(), "a", b"")
+    asyncio.run(put())
 
 
 @pytest.fixture(scope="session")
@@ -235,7 +173,7 @@ def cluster(request: pytest.FixtureRequest, ray_clusters: SharedCluster) -> Iter
     Starting one takes seconds, and even idle it costs a tenth of a processor: it ends with the last module that has it.
     """
     yield ray_clusters.started()
-    last = [item for item in request.session.items if _needs_cluster(item)][-1]
+    last = [item for item in request.session.items if "cluster" in getattr(item, "fixturenames", ())][-1]
     if last.path == request.path:
         ray_clusters.end()
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import sys
 import warnings
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +15,6 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from matrix import exhaustive
 from same_batches import assert_same
 from torch.utils.data import default_collate
 
@@ -179,7 +175,7 @@ def test_an_error_says_where_samples_differ(source: str, values: list[Any], said
     assert said in str(ours(source, values))
 
 
-@pytest.mark.parametrize("depth", [200, 320, 400, 600, 900])
+@pytest.mark.parametrize("depth", [200, 400, 900])
 def test_a_deep_nest_is_collated_or_an_error(tmp_path: Path, depth: int) -> None:
     """Data must not be able to end the process by its depth."""
     source = write(tmp_path, [{"json": b"[" * depth + b"]" * depth}])
@@ -189,7 +185,6 @@ def test_a_deep_nest_is_collated_or_an_error(tmp_path: Path, depth: int) -> None
 # -- through a worker's memory -------------------------------------------------------------------------------------
 
 PAIRS: list[Any] = [
-    (torch.tensor([1 + 2j, 3 - 1j]).conj(), "a"),
     (torch.tensor([1 + 2j]).conj().imag, "b"),
     (torch.tensor(1.5).expand(3, 2), b"\x00\xff"),
     (torch.tensor(2.0, dtype=torch.bfloat16), ""),
@@ -209,7 +204,7 @@ def test_rows_of_changing_kinds_arrive_as_torch_collates_them(tmp_path: Path, wo
     found = batches_of(source, 2, workers, fields=("cls",), transform=lambda sample: PAIRS[sample[0] // 2])
     for batch, pair in zip(found, PAIRS, strict=True):
         assert_same(batch, default_collate([pair, pair]))
-    assert found[4][0].is_contiguous(memory_format=torch.channels_last)
+    assert found[3][0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_arrays_that_torch_refuses_without_need_are_taken(source: str) -> None:
@@ -266,20 +261,9 @@ def test_what_a_collate_fn_returns_arrives_as_it_was(tmp_path: Path) -> None:
     assert function(4) == 8
 
 
-ENDLESS: list[Any] = []
-ENDLESS.append(ENDLESS)
-
-
-@pytest.mark.parametrize(
-    ("collate_fn", "said"),
-    [
-        (lambda samples: (value for value in samples), "cannot be sent to the training process: TypeError: cannot pic"),
-        exhaustive((lambda samples: ENDLESS, "RecursionError")),
-    ],
-)
-def test_a_batch_that_cannot_be_sent_is_an_error(source: str, collate_fn: Callable[..., Any], said: str) -> None:
-    with pytest.raises(CollateError, match=said):
-        batches_of(source, 4, 1, fields=("cls",), collate_fn=collate_fn)
+def test_a_batch_that_cannot_be_sent_is_an_error(source: str) -> None:
+    with pytest.raises(CollateError, match="cannot be sent to the training process: TypeError: cannot pickle"):
+        batches_of(source, 4, 1, fields=("cls",), collate_fn=lambda samples: (value for value in samples))
 
 
 # -- fields and functions ------------------------------------------------------------------------------------------
@@ -342,19 +326,18 @@ def test_arrays_that_a_function_changes_are_its_own(tmp_path: Path) -> None:
         assert batches_of(source, 3, fields=("npy",), transform=change)[0][0].tolist() == [[11, 2, 3]] * 3
 
 
-@pytest.mark.parametrize(("size", "bad"), [(2000, (1,)), *map(exhaustive, [(3, (1,)), (3, (4, 5, 6))])])
-def test_a_function_may_return_the_same_array_every_time(tmp_path: Path, size: int, bad: tuple[int, ...]) -> None:
-    source = write(tmp_path, [{"npy": np.full(size, number)} for number in range(9)])
-    memory = np.empty(size, np.int64)
+def test_a_function_may_return_the_same_array_every_time(tmp_path: Path) -> None:
+    source = write(tmp_path, numbered(9))
+    memory = np.empty(2000, np.int64)
 
-    def decode(data: bytes) -> Any:
-        memory[:] = np.load(BytesIO(data))
-        if memory[0] in bad:
+    def fill(sample: tuple[int]) -> Any:
+        memory[:] = sample[0]
+        if sample[0] == 1:
             raise ValueError
         return memory
 
-    found = batches_of(source, 3, 1, fields=("npy",), decode={"npy": decode}, on_error="skip", pad=False)
-    assert [array[0].item() for (batch,) in found for array in batch] == [n for n in range(9) if n not in bad]
+    found = batches_of(source, 3, 1, fields=("cls",), transform=fill, on_error="skip", pad=False)
+    assert [row[0].item() for batch in found for row in batch] == [0, *range(2, 9)]
 
 
 class Fill:
@@ -428,16 +411,14 @@ def test_a_transform_of_an_alternative_sees_only_samples_that_have_it(
 def test_a_transform_of_a_field_is_not_called_where_a_dict_lacks_it(tmp_path: Path) -> None:
     source = write(tmp_path, [{"cls": 1, "txt": "a"}, {"txt": "b"}])
     (found,) = batches_of(source, 2, transform={"cls": lambda value: value + 1}, collate_fn=list)
-    assert [{key: sample[key] for key in sample if key != "__url__"} for sample in found] == [
-        {"__key__": "key0", "cls": 2, "txt": "a"},
-        {"__key__": "key1", "txt": "b"},
-    ]
+    assert [(sample.get("cls"), sample["txt"]) for sample in found] == [(2, "a"), (None, "b")]
 
 
-def test_a_collate_fn_may_see_that_a_transform_returned_nothing(source: str) -> None:
-    transform = [0, None, 2, 3].__getitem__
-    (found,) = batches_of(source, 4, fields=("cls",), transform={"cls": transform}, collate_fn=list)
-    assert found == [(0,), (None,), (2,), (3,)]
+def test_a_transform_that_returns_nothing_is_an_error_but_for_a_collate_fn(source: str) -> None:
+    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": [0, None, 2, 3].__getitem__}}
+    with pytest.raises(TransformError, match="returned None"):
+        batches_of(source, 4, **options)
+    assert batches_of(source, 4, collate_fn=list, **options) == [[(0,), (None,), (2,), (3,)]]
 
 
 def test_what_starts_from_encoded_images_gets_what_a_given_decoder_makes(tmp_path: Path) -> None:
@@ -461,38 +442,12 @@ def draws_with_rng(sample: Any, rng: np.random.Generator) -> Any:
     return rng.integers(1 << 62, size=3)
 
 
-def draws_from_globals(sample: Any) -> Any:
-    return random.getrandbits(60), np.random.randint(1 << 30, size=2), torch.randint(1 << 60, (2,))
-
-
-@pytest.mark.parametrize("transform", [draws_with_rng, draws_from_globals])
-def test_draws_change_with_sample_epoch_and_seed_alone(source: str, transform: Callable[..., Any]) -> None:
-    drawn = {}
-    for seed, batch_size in itertools.product((0, 1), (4, 2)):
-        options: dict[str, Any] = {"fields": ("cls",), "transform": transform, "num_workers": 0, "seed": seed}
-        with StreamLoader(source, batch_size, **options) as loader:
-            for epoch in range(2):
-                parts = [batch if isinstance(batch, list) else [batch] for batch in loader]
-                columns = [torch.cat(column).tolist() for column in zip(*parts, strict=True)]
-                drawn[seed, epoch, batch_size] = [str(row) for row in zip(*columns, strict=True)]
-    for seed, epoch in itertools.product((0, 1), (0, 1)):
-        assert drawn[seed, epoch, 4] == drawn[seed, epoch, 2]
-    assert len({row for rows in drawn.values() for row in rows}) == 16
-
-
 def test_fields_of_one_sample_draw_from_one_generator_in_turn(tmp_path: Path) -> None:
     source = write(tmp_path, [{"cls": 1, "txt": "a"}])
     options: dict[str, Any] = {"fields": ("cls", "txt")}
     one, other = batches_of(source, 1, transform=dict.fromkeys(("cls", "txt"), draws_with_rng), **options)[0]
     alone, _ = batches_of(source, 1, transform={"cls": draws_with_rng}, **options)[0]
     assert one.tolist() == alone.tolist() != other.tolist()
-
-
-def test_what_is_drawn_lazily_is_drawn_with_the_samples_own_seeds(source: str) -> None:
-    options: dict[str, Any] = {"decode": {"cls": lambda _: (random.random() for _ in range(3))}}
-    first, again = (batches_of(source, 4, fields=("cls",), transform={"cls": sum}, **options) for _ in range(2))
-    assert first[0][0].tolist() == again[0][0].tolist()
-    assert len(set(first[0][0].tolist())) == 4
 
 
 def test_a_collate_fn_draws_from_the_generators_of_its_first_sample(source: str) -> None:
@@ -539,19 +494,9 @@ def test_the_first_field_that_fails_is_named(tmp_path: Path, fields: tuple[str, 
 
 
 @pytest.mark.parametrize("how", ["field", "sample", "decode"])
-@pytest.mark.parametrize(
-    ("kind", "is_fatal"),
-    [
-        *(
-            (kind, True)
-            for kind in (NameError, AttributeError, TypeError, ImportError, NotImplementedError, MemoryError)
-        ),
-        *((kind, False) for kind in (ValueError, KeyError, IndexError, OSError, RuntimeError, ZeroDivisionError)),
-    ],
-)
-def test_a_mistake_in_the_program_is_fatal_and_bad_data_is_not(
-    source: str, how: str, kind: type[Exception], is_fatal: bool
-) -> None:
+def test_a_mistake_in_the_program_is_fatal_and_bad_data_is_not(source: str, how: str) -> None:
+    kind: type[Exception] = Exception
+
     def fails(value: Any) -> Any:
         if value in (1, b"1", (1,)):
             raise kind("no")
@@ -559,10 +504,10 @@ def test_a_mistake_in_the_program_is_fatal_and_bad_data_is_not(
 
     given: Any = {"transform": fails} if how == "sample" else {how.replace("field", "transform"): {"cls": fails}}
     with StreamLoader(source, 4, fields=("cls",), num_workers=0, on_error="skip", **given) as loader:
-        if is_fatal:
-            with pytest.raises((TransformError, DecodeError)):
+        for kind in (NameError, AttributeError, TypeError, ImportError, NotImplementedError, MemoryError):
+            with pytest.raises((TransformError, DecodeError), match="counts as a mistake in the program: raise Value"):
                 list(loader)
-        else:
+        for kind in (ValueError, KeyError, IndexError, OSError, RuntimeError, ZeroDivisionError):
             assert [batch[0].tolist() for batch in loader] == [[0, 2, 3]]
 
 

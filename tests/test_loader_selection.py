@@ -43,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             about = {**score, "twice": number * 2, "about": {"lang": "en" if number % 2 else "de"}}
             sample = {"__key__": key(number), "bin": bytes(size(number)), "cls": number % 10, "json": about}
             writer.write(sample | ({"txt": f"text {number}"} if has_text(number) else {}))
-    command = ["index", str(place), "--columns", "json:score,json:about.lang,json:twice"]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    for columns in ("json:score,json:about.lang", "json:twice"):  # the second is added to the first
+        assert CliRunner().invoke(app, ["index", str(place), "--columns", columns]).exit_code == 0
     return place
 
 
@@ -70,19 +70,15 @@ CONDITIONS: list[tuple[Any, Callable[[int], bool]]] = [
     ('"txt"', has_text),
     ('not "txt" and label in (1, 2)', lambda n: not has_text(n) and n % 10 in (1, 2)),
     ("2 <= label < 5 or key == '00007'", lambda n: 2 <= n % 10 < 5 or n == 7),
-    ("size.bin + 1 > 140", lambda n: size(n) + 1 > 140),
     ("size.txt < 8", lambda n: has_text(n) and n < 100),
     ("score > 1.5", lambda n: n % 7 > 0 and n > 150),
     ("not score > 1.5", lambda n: n % 7 > 0 and n <= 150),
-    ("not (score > 1.5 or label == 3)", lambda n: n % 7 > 0 and n <= 150 and n % 10 != 3),
     ("not (score > 1.5 and label == 3)", lambda n: n % 10 != 3 or (n % 7 > 0 and n <= 150)),
-    ("label == 3 or label == 100000000000000000000", lambda n: n % 10 == 3),
     (f"-{10**400} < label not in (3, {10**20})", lambda n: n % 10 != 3),
     ("about.lang == 'en' and label not in (3, 5)", lambda n: n % 2 == 1 and n % 10 not in (3, 5)),
     ("twice // 2 % 100 == -(-5)", lambda n: n % 100 == 5),
     ("size.txt != 8", lambda n: has_text(n) and len(f"text {n}") != 8),
     ("score != 1.5 and score not in (2.5, 3)", lambda n: n % 7 > 0 and n not in (150, 250, 300)),
-    ("has.txt and label not in (1, 2)", lambda n: has_text(n) and n % 10 not in (1, 2)),
     (lambda columns: (columns["label"] == 3) & columns["has.txt"], lambda n: n % 10 == 3 and has_text(n)),
 ]
 
@@ -98,25 +94,19 @@ def test_a_condition(folder: Path, where: Any, takes_part: Callable[[int], bool]
     assert dataset[-1] == (key(expected[-1]),)
 
 
-def test_all_samples_are_in_the_order_in_which_they_are_without_a_condition(folder: Path) -> None:
+def test_the_order_is_that_without_a_condition_and_without_an_index(folder: Path, tmp_path: Path) -> None:
     assert selected(folder, shuffle=True, where="label >= 0") == selected(folder, shuffle=True)
-
-
-@pytest.mark.parametrize("remote", [False, True])
-def test_without_an_index_it_is_the_same(folder: Path, tmp_path: Path, remote: bool) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(folder, bare, ignore=shutil.ignore_patterns(".streamload"))
     where = '"txt" and size.bin > 120 and label < 7'
     expected = selected(folder, where=where, shuffle=True)
-    if not remote:
-        assert selected(bare, where=where, shuffle=True) == expected
-        return
+    assert selected(bare, where=where, shuffle=True) == expected
     with FaultServer(bare) as server:
         urls = f"{server.url}/shard-{{000000..000008}}.tar"
         assert selected(urls, where=where, shuffle=True) == expected
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_ranks_share_what_is_selected_and_another_number_of_them_resumes(folder: Path, world_size: int) -> None:
     options: dict[str, Any] = {"where": '"txt"', "shuffle": 50, "lanes": 2, "seed": 3}
     got: list[int] = []
@@ -216,11 +206,9 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
     [
         ({"where": "nothing > 1"}, DatasetIndexError, r"JSON: `streamload index --columns json:NAME` \("),
         ({"where": '"cls" == 1'}, ValueError, r"names no column \(what is compared in quotes is a string\)"),
-        ({"where": "label =="}, ValueError, "cannot be understood"),
         ({"where": "__import__('os').system('x')"}, ValueError, "is no condition; it is made of"),
         ({"where": "[x for x in (1,)] == 1"}, ValueError, "is not known here"),
         ({"where": "label.__class__ == 1"}, DatasetIndexError, "there is no column 'label.__class__'"),
-        ({"where": "1 < 2"}, ValueError, "names no column"),
         ({"where": "label"}, TypeError, "`label` is no condition, since it has numbers or strings; compare it"),
         ({"where": "label == 'three'"}, TypeError, "strings and numbers are compared"),
         ({"where": "label in key"}, ValueError, "is no list"),
@@ -233,9 +221,6 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"where": Path("no such file")}, ValueError, "names a file with one key a line, which cannot be read"),
         ({"where": 5}, TypeError, "must be a condition such as .*, a function, or keys"),
         ({"where": 'not "caption"'}, DatasetIndexError, "the field 'caption', which no sample has; there are bin, cls"),
-        ({"where": "size.jgp < 5 or label == 3"}, DatasetIndexError, "the field 'jgp', which no sample has"),
-        ({"where": "label in ('3', '5')"}, TypeError, "strings and numbers are compared"),
-        ({"where": "key not in (1, 2)"}, TypeError, "strings and numbers are compared"),
         ({"where": lambda columns: dict(columns)}, TypeError, "columns are looked up by name"),
         (
             {"where": "label == 3", "weights": np.ones(50), "shuffle": True},
@@ -244,7 +229,6 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ),
         ({"fields": ("txt", "txt?")}, ValueError, "'txt' cannot be"),
         ({"fields": ("txt?;bin",)}, ValueError, "'txt\\?;bin' cannot be"),
-        ({"fields": ("txt??",)}, ValueError, "cannot be"),
     ],
 )
 def test_what_makes_no_sense(folder: Path, options: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -262,10 +246,6 @@ def test_what_makes_no_sense(folder: Path, options: dict[str, Any], kind: type[E
             "json == 3",
             """'json' (for the field json, write "json" in quotes for its presence, size.json for its size)""",
         ),
-        ("scor > 1", "'scor' (did you mean 'score'?): "),
-        ("sizes.bin > 3", "'sizes.bin' (did you mean 'size.bin'?): "),
-        ("bin.size > 3", "'bin.size' (did you mean 'size.bin'?): "),
-        ("bin > 3", """'bin' (for the field bin, write "bin" in quotes"""),
     ],
 )
 def test_a_column_that_is_not_there_is_refused_with_what_may_be_meant(folder: Path, where: str, hint: str) -> None:
@@ -276,17 +256,10 @@ def test_a_column_that_is_not_there_is_refused_with_what_may_be_meant(folder: Pa
     assert caught.value.url == str(folder / "shard-000000.tar")
 
 
-def test_without_an_index_no_field_is_made_up(folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / "shard-000000.tar", tmp_path)
-    with pytest.raises(DatasetIndexError, match=r"column 'a\.size': this .* `streamload index --columns json:NAME`"):
-        loader_of(tmp_path, where="a.size > 3")
-
-
 @pytest.mark.parametrize(
     ("where", "message"),
     [
         ("class_name == 'horse'", "with 'horse', which classes.json does not have; did you mean 'house'?"),
-        ("label == 1 or 'Dig' != class_name", "with 'Dig', which classes.json does not have; did you mean 'dog'?"),
         ("class_name not in ('dog', 'zebra')", "with 'zebra', which .*; the classes are 'house', 'dog', 'tree'"),
     ],
 )
@@ -336,24 +309,13 @@ def test_on_the_command_line(folder: Path) -> None:
     assert "cannot be understood" in wrong.output
     for columns, message in (
         ("score", "write FIELD:NAME"),
-        ("json:a,meta.json:a", "has a name twice"),
         ("json:about", "has values of dict"),
         ("jsn:score", "no sample has a value of 'score'"),
         ("json:label", "has a meaning of its own"),
-        ("json:size.x", "has a meaning of its own"),
     ):
         failed = CliRunner().invoke(app, ["index", str(folder), "--columns", columns])
         assert failed.exit_code == 2
         assert message in " ".join(failed.output.split())
-
-
-@pytest.mark.exhaustive
-def test_columns_are_added_to_those_that_there_are(folder: Path, tmp_path: Path) -> None:
-    place = tmp_path / "shards"
-    shutil.copytree(folder, place)
-    for column in ("json:score", "json:twice"):
-        assert CliRunner().invoke(app, ["index", str(place), "--columns", column]).exit_code == 0
-    assert selected(place, where="score > 1 and twice == 604") == [302]
 
 
 def test_an_optional_number_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
