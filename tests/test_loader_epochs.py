@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from make_shards import write_numbers
-from processes import children, wait_until
+from processes import wait_until
 from transforms import Noting
 
 from streamload import StreamLoader
@@ -82,17 +82,3 @@ def test_a_state_loaded_between_epochs(source: str) -> None:
         loader.load_state_dict(states[3])
         assert numbers(loader) == whole[0][40:]
         assert numbers(loader) == whole[1]
-
-
-@pytest.mark.exhaustive
-def test_epochs_of_which_all_is_announced_ahead(source: str) -> None:
-    """The next epoch's only message is there before the loop asks; what ends it comes only then."""
-    with StreamLoader(source, **options(batch_size=60, prefetch_batches=8)) as loader:
-        found, feeders = [], set()
-        for _ in range(5):
-            batches = iter(loader)  # a loop that counts, and does not ask for the end
-            found.append([number for _ in range(TOTAL // 60) for number in next(batches)[0].tolist()])
-            time.sleep(0.05)  # so that the next one is announced whole
-            feeders.add(children("streamload.feeder")[0].pid)
-    assert found == epochs_apart(source, 0, 1, 2, 3, 4)
-    assert len(feeders) == 1, "none was restarted"
