@@ -71,12 +71,6 @@ def test_every_batch_arrives_whole_however_late_it_is_copied(
     assert cuda.locked == {}
 
 
-async def test_in_an_event_loop(source: str, cuda: LateCuda) -> None:
-    async with make(source, num_workers=1) as loader:
-        assert [number async for batch in loader for number in cuda.read(batch[1])] == list(range(TOTAL))
-    assert cuda.too_early == 0
-
-
 def test_the_batch_ahead_is_copied_but_not_given(source: str, cuda: LateCuda) -> None:
     with make(source) as loader:
         batches = begin(loader, ready=3)
@@ -140,12 +134,6 @@ def test_no_room_on_the_device_for_the_batch_ahead(source: str, cuda: LateCuda) 
         assert [cuda.read(batch[1])[0] for batch in loader] == [10, 20, 30, 40, 50], "and it goes on from there"
 
 
-def test_without_a_device_nothing_is_copied(source: str, cuda: LateCuda) -> None:
-    with make(source, device="cpu") as loader:
-        assert [int(batch[1][0]) for batch in loader] == [0, 10, 20, 30, 40, 50]
-    assert cuda.begun == 0
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there_is_refused_at_once(source: str) -> None:
     with pytest.raises(ValueError, match="device='cuda', but torch sees no CUDA device"):
@@ -183,7 +171,10 @@ def test_a_slot_is_filled_again_only_after_late_copies(tmp_path: Path, cuda: Lat
     assert cuda.too_early == 0
 
 
-def test_no_context_is_made_before_the_first_batch(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_is_made_for_the_first_batch_and_on_no_other_device(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the program sets its device or names it in `.to`."""
     cuda = LateCuda(monkeypatch, devices=3)
     with make(source, num_workers=1, device=None) as loader:
         assert len(loader) == 6
@@ -193,10 +184,6 @@ def test_no_context_is_made_before_the_first_batch(source: str, monkeypatch: pyt
         next(batches)
         assert cuda.contexts == {2}
         del batches
-
-
-def test_locking_opens_no_other_device(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the program names its device in `.to` instead of setting it."""
     cuda = LateCuda(monkeypatch, devices=3)
     model = torch.ones(1).to("cuda:1")
     with make(source, num_workers=1, device=None) as loader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,21 +61,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("join")
     write_main(place / "shards")
     write_sidecar(place / "emb")
-    lacking = place / "lacking"
-    lacking.mkdir()
-    for shard in range(SAMPLES // PER_SHARD):  # a shard at a time, so that each has those samples that it must have
-        with ShardWriter(lacking / f"of-{shard}") as writer:
-            for number in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
-                if number != LACKING:
-                    writer.write({"__key__": key(number), "emb.npy": embedding(number)})
-        (lacking / f"of-{shard}" / "shard-000000.tar").rename(lacking / f"shard-{shard:06d}.tar")
-        shutil.rmtree(lacking / f"of-{shard}")
-    index(lacking)
+    lacking = shutil.copytree(place / "emb", place / "lacking")
+    name = f"shard-{LACKING // PER_SHARD:06d}.tar"
+    with tarfile.open(place / "emb" / name) as whole, tarfile.open(lacking / name, "w") as rest:
+        for member in whole:
+            if not member.name.startswith(key(LACKING)):
+                rest.addfile(member, whole.extractfile(member))
+    assert CliRunner().invoke(app, ["index", str(lacking)]).exit_code == 0
     return place
-
-
-def index(folder: Path) -> None:
-    assert CliRunner().invoke(app, ["index", str(folder)]).exit_code == 0
 
 
 def rows(loader: Any) -> Iterator[tuple[int, bytes, Any]]:

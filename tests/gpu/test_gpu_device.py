@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from make_shards import write_numbers
@@ -103,17 +102,6 @@ def test_left_early_and_begun_again(source: str) -> None:
     assert int(check(values, labels)) == 0, "what was given stays when the loader is closed"
 
 
-def test_memory_order_stays(source: str) -> None:
-    def as_picture(value: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(value[:60].reshape(4, 5, 3)).transpose(2, 0, 1)
-
-    with make(source, transform={"npy": as_picture}) as loader:
-        for values, labels in loader:
-            assert values.shape == (BATCH, 3, 4, 5)
-            assert values.is_contiguous(memory_format=torch.channels_last)
-            assert values[:, 2, 3, 4].tolist() == labels.tolist()
-
-
 def test_a_number_or_a_torch_device(source: str) -> None:
     for device in (0, "cuda:0", torch.device("cuda:0")):
         with make(source, device=device) as loader:
@@ -131,15 +119,3 @@ def test_another_device_than_the_current_one(source: str) -> None:
             wrong.append(check(values, labels))
         assert torch.cuda.current_device() == 0
         assert int(torch.stack(wrong).sum()) == 0
-
-
-def test_a_device_that_is_not_there(source: str) -> None:
-    with pytest.raises(ValueError, match="but torch sees"):
-        StreamLoader(source, device=f"cuda:{torch.cuda.device_count()}")
-
-
-def test_every_batch_may_be_kept(source: str) -> None:
-    with make(source, batch_size=5) as loader:
-        kept = list(loader)
-    assert sum(int(check(values, labels)) for values, labels in kept) == 0
-    assert torch.cat([labels for _, labels in kept]).tolist() == list(range(TOTAL))
