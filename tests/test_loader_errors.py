@@ -213,7 +213,7 @@ def test_a_debugger_reaches_the_users_frame_in_the_callers_process(source: str, 
         with make(source, **options, **workers) as made, pytest.raises(SampleError) as caught:
             next(iter(made))
         cause = caught.value.__cause__
-        assert cause is originals[-1]
+        assert cause in originals
         *_, (frame, _) = traceback.walk_tb(cause.__traceback__)
         assert frame.f_locals["seen_in_the_debugger"] == "yes"
         assert any("sample '000000'" in note for note in cause.__notes__)
@@ -243,7 +243,7 @@ def test_which_samples_are_left_out_does_not_depend_on_the_budget(tmp_path: Path
         with pytest.raises(DecodeError, match=r"decompresses to 3\d{6} bytes.*larger memory_budget") as caught:
             list(loader)
     assert caught.value.key == "sample1"
-    bomb = gzip.compress(bytes(2 << 20), 1) * 257  # of some members, which is quicker than one
+    bomb = gzip.compress(bytes(2 << 20), 1) * 258  # of some members, which is quicker than one
     source = write_fields(tmp_path / "bombs", "bin.gz", [gzip.compress(b"1"), bomb])
     tracemalloc.start()
     with StreamLoader(source, 1, memory_budget="8MiB", **{**options, "fields": ("bin.gz",)}) as loader:

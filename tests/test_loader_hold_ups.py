@@ -53,27 +53,24 @@ def test_a_hung_function_is_named_with_its_sample_and_its_line(
     assert re.search(rf'File ".*hanging.py", line ({line}|{line - 1}) in {function.__name__}', message)
 
 
-def stopped(loader: StreamLoader, module: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Stop one of the loader's processes after its first batch; what the loop gets then."""
-    batches = iter(loader)
-    next(batches)
-    (target,) = children(module)
-    os.kill(target.pid, signal.SIGSTOP)
-    try:
-        with ClosedWhenLate(loader, monkeypatch, 4) as log, pytest.raises(LoaderClosedError):
-            list(batches)
-    finally:
-        if psutil.pid_exists(target.pid):
-            os.kill(target.pid, signal.SIGCONT)
-    return log.message.replace(str(target.pid), "PID")
-
-
-@pytest.mark.parametrize("which", list(map(exhaustive, [("worker 0",), ("the feeder",)])))
-def test_a_stopped_process_is_named(folder: Path, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("which", "module"),
+    list(map(exhaustive, [("worker 0", "streamload.workers"), ("the feeder", "streamload.feeder")])),
+)
+def test_a_stopped_process_is_named(folder: Path, which: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"fields": ("cls",), "num_workers": 1, "transform": {"cls": slowly}}
     with StreamLoader(folder, 5, **options) as loader:
-        message = stopped(loader, "streamload.feeder" if which == "the feeder" else "streamload.workers", monkeypatch)
-        assert f"{which} (process PID) is stopped, by a signal (SIGSTOP) or a debugger" in message
+        batches = iter(loader)
+        next(batches)
+        (target,) = children(module)
+        os.kill(target.pid, signal.SIGSTOP)
+        try:
+            with ClosedWhenLate(loader, monkeypatch, 4) as log, pytest.raises(LoaderClosedError):
+                list(batches)
+        finally:
+            if psutil.pid_exists(target.pid):
+                os.kill(target.pid, signal.SIGCONT)
+    assert f"{which} (process {target.pid}) is stopped, by a signal (SIGSTOP) or a debugger" in log.message
 
 
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])

@@ -30,13 +30,6 @@ def test_it_is_warned_of_once_at_the_line_of_the_loop(sources: dict[str, str], s
         assert list(loader) == []  # a second warning would be an error
 
 
-async def test_an_asynchronous_loop_is_warned_too(sources: dict[str, str]) -> None:
-    with StreamLoader(sources[INDEXED], 8, drop_last=True, num_workers=0) as loader:
-        with pytest.warns(UserWarning, match="one batch of batch_size=8 takes 8") as said:
-            assert [batch async for batch in loader] == []
-        assert [warning.filename for warning in said] == [__file__]
-
-
 def test_the_ranks_are_named(sources: dict[str, str]) -> None:
     options: dict[str, Any] = {"drop_last": True, "num_workers": 0, "rank": 1, "world_size": 3}
     with (

@@ -327,17 +327,17 @@ def test_arrays_that_a_function_changes_are_its_own(tmp_path: Path) -> None:
 
 
 def test_a_function_may_return_the_same_array_every_time(tmp_path: Path) -> None:
-    source = write(tmp_path, numbered(9))
     memory = np.empty(2000, np.int64)
 
-    def fill(sample: tuple[int]) -> Any:
-        memory[:] = sample[0]
-        if sample[0] == 1:
+    def decode(data: bytes) -> Any:
+        memory[:] = int(data)
+        if memory[0] == 1:
             raise ValueError
         return memory
 
-    found = batches_of(source, 3, 1, fields=("cls",), transform=fill, on_error="skip", pad=False)
-    assert [row[0].item() for batch in found for row in batch] == [0, *range(2, 9)]
+    options = {"fields": ("cls",), "decode": {"cls": decode}, "on_error": "skip"}
+    found = batches_of(write(tmp_path, numbered(9)), 3, 1, **options)
+    assert [row[0].item() for (batch,) in found for row in batch] == [0, *range(2, 9)]
 
 
 class Fill:

