@@ -314,7 +314,7 @@ class TaskRunner:
     def _places(self, task: RowTask, tree: Node, child: int | str) -> list[NDArray[Any]] | None:
         """Return the slots' memory for one value of each row; see `Places`."""
         leaf = _child(tree, child)
-        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None or not leaf.shape:
+        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
             return None
         blocks: list[NDArray[Any]] = []
         for batch in task.batches:

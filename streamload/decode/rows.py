@@ -144,8 +144,8 @@ class RowMaker:
             ]
             if any(functions):
                 blocks = self._blocks(work, number, places)
-                each_place = None if blocks is None else _rows_in(blocks)
-                columns.append(self._values(work.count) if each_place is None else PlacedRows(each_place))
+                each_place = None if blocks is None or blocks[0].ndim == 1 else _rows_in(blocks)
+                columns.append(self._values(work.count, blocks) if each_place is None else PlacedRows(each_place))
                 transformed.append(_Transformed(column, functions, columns[-1], each_place))
                 continue
             started = perf_counter()
@@ -171,15 +171,16 @@ class RowMaker:
     def _target(self, work: Work, number: int, places: Places | None) -> Values:
         """Return the container for the values of a column that is not transformed."""
         blocks = self._blocks(work, number, places)
-        if blocks is None:
-            return self._values(work.count)
+        if blocks is None or blocks[0].ndim == 1:
+            return self._values(work.count, blocks)
         if blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
             return PlacedBlocks(blocks)
         return PlacedRows(_rows_in(blocks))
 
-    def _values(self, count: int) -> list[Any]:
-        """Return a container for values without a place; samples that go to the user are not copied."""
-        return [None] * count if self._single else OwnValues([None] * count)
+    def _values(self, count: int, blocks: list[NDArray[Any]] | None) -> list[Any]:
+        """Return a container for values without a place; samples that go to the user, and numbers, are not copied."""
+        are_numbers = blocks is not None and blocks[0].ndim == 1
+        return [None] * count if self._single or are_numbers else OwnValues([None] * count)
 
     def _datasets(self, work: Work) -> list[int]:
         """Return for each row the number of its dataset, as in `_transforms`."""
