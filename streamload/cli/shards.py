@@ -33,7 +33,7 @@ from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
 from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
-from streamload.tar.decompression import is_compressed
+from streamload.tar.decompression import compression_of
 from streamload.tar.header_chain import LINK, MISSING_END, RECORD_BYTES
 from streamload.tar.table import ShardTable
 from streamload.text import counted
@@ -136,7 +136,7 @@ def tables(
         shard = listing.shards[number]
         table = None if shard.index_folder is None else lookup.table_of(shard.folder, shard.name)
         if table is None:
-            result = read_whole(shard.url, report, storages=storages, labels=labels)
+            result = read_whole(shard.url, report, storages=storages, every_byte=labels)
             return result.bytes, result.table
         report(1, 0)
         return shard.bytes, table
@@ -442,7 +442,9 @@ def verify_command(
                 if not isinstance(read, StreamloadError) and not faults:
                     whole.append(url)
                     counts["samples"] += len(read.table)
-                    counts["unchecked"] += lookup.of_folder(folder_and_name(url)[0]) is None and not is_compressed(url)
+                    counts["unchecked"] += (
+                        lookup.of_folder(folder_and_name(url)[0]) is None and compression_of(url) is None
+                    )
         advice = "the index names a shard that does not exist; restore it, or drop it from the index with"
         for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
             names = _missing_names(folder, lookup, storages)

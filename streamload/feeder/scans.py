@@ -282,7 +282,7 @@ class Scans:
             assert found.table is not None
             self._tables.add(found.shard, found.table)
         else:
-            if found.piece.ended or found.shard not in self._arriving:
+            if found.piece.needs is None or found.shard not in self._arriving:
                 self._forget(found.shard)
             else:
                 self._arriving[found.shard].in_flight = False

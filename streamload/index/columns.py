@@ -125,7 +125,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
     async def of_shard(dataset: Dataset, shard: int) -> list[Any]:
         table, url = await dataset.load(shard), dataset.url(shard)
         if table is None:
-            read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
+            read = await read_shard(dataset.storages.for_url(url), url, every_byte=LABEL in names)
             table, known = read.table, listing.shards[shard]
             if read.mtime_ns is not None and (read.bytes, read.mtime_ns) != (known.bytes, known.mtime_ns):
                 raise ShardChangedError("the shard was cut or changed since it was listed; list it anew", url=url)

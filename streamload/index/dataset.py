@@ -207,8 +207,9 @@ class Dataset:
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
         """Add the next piece of a shard that is scanned as its bytes arrive; raises what `Scanner.add` raises."""
         growing = self._growing.setdefault(shard, Scanner(self.url(shard)))
-        table = growing.add(piece)
-        if growing.ended:
+        growing.add(piece)
+        table = growing.table()
+        if growing.needs is None:
             del self._growing[shard]
             self.add(shard, table)
         elif self.counts.values[shard] < 0:

@@ -18,7 +18,7 @@ from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, without_secrets
-from streamload.tar.decompression import is_compressed
+from streamload.tar.decompression import compression_of
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 
@@ -302,7 +302,7 @@ class DatasetIndex:
         """
         url = self.table_url(entry)
         table = unpack_table(content, url, entry.table_crc32, offset=entry.start)
-        if len(table) != entry.samples or not (table.shard_bytes == entry.bytes or is_compressed(entry.name)):
+        if len(table) != entry.samples or not (table.shard_bytes == entry.bytes or compression_of(entry.name)):
             raise index_error(
                 f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
                 f"{entry.name!r}, and its table {len(table)} in {table.shard_bytes}",

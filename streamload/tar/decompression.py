@@ -1,8 +1,8 @@
 """Decompress a shard as it arrives, in bounded memory, with every checksum verified; bombs are refused.
 
 A shard may consist of several gzip members, zstd frames, xz or bzip2 streams, as `cat a.gz b.gz` and the parallel
-compressors write them. A gzip file may end in zeros, and an xz file may have zeros between and after its streams in
-multiples of four, as the formats allow. Anything else after a stream is an error, and so is a file that ends early.
+compressors write them. Zeros between and after gzip members and xz streams are skipped. Anything else after a stream is
+an error, and so is a file that ends early.
 
 A zstd frame without a checksum (the command line program writes one, the Python package does not by default) is only
 as safe as its structure.
@@ -63,11 +63,6 @@ def compression_of(url: str) -> Compression | None:
     return None if match is None else Compression[str(match.lastgroup)]
 
 
-def is_compressed(url: str) -> bool:
-    """Return True if the size of a shard differs from that of the archive in it."""
-    return compression_of(url) is not None
-
-
 def without_compression(name: str) -> str:
     """Return the name of the archive in a shard: `a.tar` for `a.tar.gz` and `a.tgz`, and for `a.tar`."""
     return _SUFFIX.sub(".tar", name)
@@ -114,7 +109,6 @@ PIECE_BYTES = 1 << 20
 
 _SLICE_BYTES = 64 << 10  # the input of one call of a decompressor: bounds copies, and locates damage
 _STEP_BYTES = 4 << 20  # the output of one call of the thread
-_XZ_PADDING_BYTES = 4
 
 
 class Decompressor:
@@ -135,7 +129,6 @@ class Decompressor:
         self._stream: _Stream | None = None
         self._streams_ended = 0
         self._stream_start = 0
-        self._padding_bytes = 0
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
         """Decompress the next bytes of the shard, which may be cut anywhere. Exhaust the iterator before the next call.
@@ -151,11 +144,14 @@ class Decompressor:
         for start in range(0, len(view), _SLICE_BYTES):
             data = bytes(view[start : start + _SLICE_BYTES])
             self.compressed_bytes += len(data)
-            while True:
+            while data or self._stream is not None:
                 if self._stream is None:
-                    data = self._begin(data)
-                if self._stream is None:
-                    break
+                    if self._streams_ended and self._compression in (Compression.GZIP, Compression.XZ):
+                        data = data.lstrip(b"\0")
+                    if not data:
+                        break
+                    self._stream = self._new_stream()
+                    self._stream_start = self.compressed_bytes - len(data)
                 piece = self._decompress(self._stream, data)
                 data = b""
                 if piece:
@@ -163,7 +159,6 @@ class Decompressor:
                 if self._stream.eof:
                     data, self._stream = self._stream.unused_data, None
                     self._streams_ended += 1
-                    self._padding_bytes = 0
                 elif self._stream.needs_input:
                     break
 
@@ -176,26 +171,6 @@ class Decompressor:
         if self._stream is not None or not self._streams_ended:
             start = f"it ends within the {self._name} that starts at byte {self._stream_start}"
             raise self._error(f"the shard is cut: {start}; fetch or pack it again", self.compressed_bytes)
-        if self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES:
-            message = "the padding behind the last xz stream is no multiple of 4 bytes; fetch or pack it again"
-            raise self._error(message, self.compressed_bytes)
-
-    def _begin(self, data: bytes) -> bytes:
-        """Skip padding, and begin a stream if there is anything else; return the rest of the data."""
-        if self._streams_ended and self._compression in (Compression.GZIP, Compression.XZ):
-            rest = data.lstrip(b"\0")
-            self._padding_bytes += len(data) - len(rest)
-            data = rest
-        if not data:
-            return data
-        offset = self.compressed_bytes - len(data)
-        may_follow = self._compression is Compression.XZ and self._padding_bytes % _XZ_PADDING_BYTES == 0
-        if self._padding_bytes and not may_follow:
-            place = f"the padding behind the last {self._name} is followed by something else at byte {offset}"
-            raise self._error(f"{place}; fetch or pack the shard again", offset)
-        self._stream = self._new_stream()
-        self._stream_start = offset
-        return data
 
     def _decompress(self, stream: _Stream, data: bytes) -> bytes:
         start = self.compressed_bytes - len(data)

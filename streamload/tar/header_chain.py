@@ -66,27 +66,6 @@ _REPEATABLE = b"LK"
 _unpack_octal = struct.Struct("11s").unpack_from
 
 
-class TarMembers(NamedTuple):
-    """The regular files of an archive, or of a part of it, in their order.
-
-    Attributes:
-        names: the full name of each.
-        offset: int64[M], first byte of each payload; its header is the 512 bytes before it.
-        size: int64[M], payload bytes.
-        skipped: where the headers of other members start, each with the reason for skipping it.
-        reached: where reading continues: at the first header of a member whose headers have not all arrived, or at
-            the end-of-archive marker.
-        needs: the end of the bytes that must arrive before the next call, or None at the end of the archive.
-    """
-
-    names: list[bytes]
-    offset: NDArray[np.int64]
-    size: NDArray[np.int64]
-    skipped: list[tuple[int, str]]
-    reached: int
-    needs: int | None
-
-
 class _NotArrivedError(Exception):
     """Bytes that are needed have not arrived; `needs` is their end."""
 
@@ -140,20 +119,25 @@ class HeaderChain:
         record_bytes: the size of the archive's records.
 
     Attributes:
-        reached: as in `TarMembers`; the next `read` takes the bytes from there on.
-        needs: as in `TarMembers`.
+        names: the full name of each regular file.
+        places: int64[2, m] each: the first byte of each file's payload, and its payload bytes, in the same order. A
+            header is the 512 bytes before its payload.
+        skipped: where the headers of other members start, each with the reason for skipping it.
+        reached: where reading continues: at the first header of a member whose headers have not all arrived, or at
+            the end-of-archive marker. The next `read` takes the bytes from there on.
+        needs: the end of the bytes that must arrive before the next call, or None at the end of the archive.
     """
 
     def __init__(self, url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES) -> None:
         self.reached = start
         self.needs: int | None = start + BLOCK_BYTES
-        self._url = url
-        self._total = total
+        self.url = url
+        self.total = total
         self._limit = _UNBOUNDED_BYTES if total is None else total
         self._record_bytes = record_bytes
-        self._names: list[bytes] = []
-        self._places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
-        self._skipped: list[tuple[int, str]] = []
+        self.names: list[bytes] = []
+        self.places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
+        self.skipped: list[tuple[int, str]] = []
         self._headers = np.empty((0, BLOCK_BYTES), np.uint8)
 
     def read(self, octets: NDArray[np.uint8]) -> None:
@@ -166,8 +150,8 @@ class HeaderChain:
         """
         start = self.reached
         if start % BLOCK_BYTES or start + len(octets) > max(start, self._limit):
-            raise ValueError(f"{len(octets)} bytes from {start} on are no part of an archive of {self._total} bytes")
-        if self._total == 0:
+            raise ValueError(f"{len(octets)} bytes from {start} on are no part of an archive of {self.total} bytes")
+        if self.total == 0:
             raise self._error("the shard is empty (0 bytes); fetch or pack it again", 0)
         self._octets, self._start = octets, start
         self._blocks = octets[: len(octets) // BLOCK_BYTES * BLOCK_BYTES].reshape(-1, BLOCK_BYTES)
@@ -184,16 +168,6 @@ class HeaderChain:
                 position = read(position)
         except _NotArrivedError as exc:
             self.needs = exc.needs
-
-    @property
-    def count(self) -> int:
-        """How many members were read."""
-        return len(self._names)
-
-    def members(self) -> TarMembers:
-        """Return all members that were read."""
-        offset, size = np.concatenate(self._places, axis=1)
-        return TarMembers(self._names, offset, size, self._skipped, self.reached, self.needs)
 
     # -- runs of headers, by NumPy
 
@@ -279,9 +253,9 @@ class HeaderChain:
             return False
         payload = self._bytes(position + BLOCK_BYTES, size)
         if run.blocks[row, 156] == ord("L"):
-            paths[row + 1] = parse_long_name(payload, self._url, position)
+            paths[row + 1] = parse_long_name(payload, self.url, position)
             return True
-        records = parse_records(payload, self._url, position)
+        records = parse_records(payload, self.url, position)
         if records.get(b"path"):
             paths[row + 1] = records[b"path"]
         return not records.get(b"size")
@@ -298,8 +272,8 @@ class HeaderChain:
             names[number] = prefix + b"/" + names[number]
         for row in paths.keys() & set(rows.tolist()) if paths else ():
             names[int(np.searchsorted(rows, row))] = paths[row]
-        self._names += names
-        self._places.append(np.stack([run.starts[rows] + BLOCK_BYTES, run.sizes[rows]]))
+        self.names += names
+        self.places.append(np.stack([run.starts[rows] + BLOCK_BYTES, run.sizes[rows]]))
 
     # -- one header after the other
 
@@ -317,7 +291,7 @@ class HeaderChain:
         while True:
             whole = position + BLOCK_BYTES <= self._limit
             block = self._bytes(position, BLOCK_BYTES) if whole else ZERO_BLOCK
-            header = None if block == ZERO_BLOCK else parse_header(block, self._url, position)
+            header = None if block == ZERO_BLOCK else parse_header(block, self.url, position)
             if header is None or header.typeflag == b"g":
                 for kind, start in extensions.start_of.items():
                     raise self._error(
@@ -341,7 +315,7 @@ class HeaderChain:
 
     def _check_global(self, payload: bytes, position: int) -> None:
         """Refuse a pax header for all following members that sets names or sizes."""
-        refused = {b"path", b"size"} & parse_records(payload, self._url, position).keys()
+        refused = {b"path", b"size"} & parse_records(payload, self.url, position).keys()
         if refused:
             raise self._error(
                 f"a global pax header sets the {min(refused).decode()} of all members that follow, which some readers "
@@ -356,13 +330,13 @@ class HeaderChain:
                 extensions.start_of[kind],
             )
         if kind == b"x":
-            records = parse_records(payload, self._url, position)
+            records = parse_records(payload, self.url, position)
             # An empty value takes back a global record (POSIX); none are accepted.
             if records.get(b"path"):
                 extensions.names[records[b"path"]] = None
             extensions.pax_size = int(records[b"size"]) if records.get(b"size") else None
         else:
-            name = parse_long_name(payload, self._url, position)
+            name = parse_long_name(payload, self.url, position)
             if kind == b"L":
                 extensions.names[name] = None
 
@@ -370,14 +344,14 @@ class HeaderChain:
         """Record a member of any kind; return where the next header starts."""
         kind, start = header.typeflag, position + BLOCK_BYTES
         if kind in _NO_PAYLOAD:
-            self._skipped.append((position, _NO_PAYLOAD[kind]))
+            self.skipped.append((position, _NO_PAYLOAD[kind]))
             return start
         if kind not in _SKIPPED and kind not in _REGULAR:
             what = _REFUSED.get(kind, "which is unknown; re-pack the shard as ustar, pax or GNU tar")
             raise self._error(f"a member of type {kind.decode('latin-1')!r}: {what}", position)
         size = self._checked_size(header.size if extensions.pax_size is None else extensions.pax_size, position)
         if kind in _SKIPPED:
-            self._skipped.append((position, _SKIPPED[kind]))
+            self.skipped.append((position, _SKIPPED[kind]))
             return start + padded(size)
         if len(extensions.names) > 1:
             one, other = (name[:100].decode("utf-8", "replace") for name in [*extensions.names][:2])
@@ -386,8 +360,8 @@ class HeaderChain:
                 "different ones; re-pack the shard",
                 min(extensions.start_of.values()),
             )
-        self._names.append(next(iter(extensions.names), header.name))
-        self._places.append(np.array([[start], [size]], np.int64))
+        self.names.append(next(iter(extensions.names), header.name))
+        self.places.append(np.array([[start], [size]], np.int64))
         return start + padded(size)
 
     def _checked_size(self, size: int | None, position: int) -> int:
@@ -395,7 +369,7 @@ class HeaderChain:
         if size is None:
             raise self._error("the size field of the tar header is not a number; re-pack the shard", position)
         end = position + BLOCK_BYTES + size
-        if self._total is None and end > self._start + len(self._octets):
+        if self.total is None and end > self._start + len(self._octets):
             raise _NotArrivedError(end)  # only then is it known to lie within the archive
         if end > self._limit:
             past = f"{counted(end - self._limit, 'byte')} past the end of the shard"
@@ -409,7 +383,7 @@ class HeaderChain:
         """
         total, left = self._limit, self._limit - position
         if left == 0:
-            self._skipped.append((position, MISSING_END))
+            self.skipped.append((position, MISSING_END))
             return
         if left < BLOCK_BYTES:
             if position == 0 and (what := what_else(self._bytes(0, total))) is not None:
@@ -438,7 +412,7 @@ class HeaderChain:
                 position + zeros,
             )
         if len(rest) > most_zeros:
-            length = f"{left:,}" if self._total is not None else f"at least {len(rest):,}"
+            length = f"{left:,}" if self.total is not None else f"at least {len(rest):,}"
             raise self._error(
                 f"the archive ends here, and {length} bytes follow that begin with more zeros than tar writes; the "
                 "shard was probably not downloaded or copied to its end: fetch or pack it again. If they are the rest "
@@ -463,7 +437,7 @@ class HeaderChain:
         return self._octets[first : first + size].tobytes()
 
     def _error(self, message: str, position: int) -> ShardFormatError:
-        return ShardFormatError(message, url=self._url, offset=position)
+        return ShardFormatError(message, url=self.url, offset=position)
 
 
 def _sums_match(blocks: NDArray[np.uint8], scratch: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -7,23 +7,21 @@ next piece, which begins at the sample's first header. Pieces share nothing, so 
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import ShardChangedError, ShardFormatError
-from streamload.memory.mapped import Bytes, gather, read_fully
+from streamload.memory.mapped import read_fully
 from streamload.tar.header import BLOCK_BYTES, padded
-from streamload.tar.header_chain import RECORD_BYTES, HeaderChain, TarMembers
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.header_chain import RECORD_BYTES, HeaderChain
+from streamload.tar.table import MISSING, ShardTable, joined_tables
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -45,13 +43,9 @@ _MOST_LABEL_BYTES = 64
 _MOST_FIELDS = 1 << 16
 _NO_FIELD = -1
 _NO_STEM = b"\0"  # names have no NUL in them
-_FIRST_ROOM = 1_024
 # From this mean distance between headers on, payloads are not read.
 _FAR_APART_BYTES = 256 << 10
 _WINDOW_BYTES = 1 << 20
-
-Gather = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Bytes, NDArray[np.int64]]]
-"""Returns the bytes at some (offsets, sizes) of a shard, and the start of each in the result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,11 +64,6 @@ class ScannedPiece:
     table: ShardTable
     resume: int
     needs: int | None
-
-    @property
-    def ended(self) -> bool:
-        """Whether the shard has been checked to its end."""
-        return self.needs is None
 
 
 def scan_shard(
@@ -99,63 +88,42 @@ def scan_shard(
 
 
 def scan_file(
-    descriptor: int,
-    shard_bytes: int,
-    url: str,
-    *,
-    record_bytes: int = RECORD_BYTES,
-    crc32: bool = False,
-    labels: bool = False,
+    descriptor: int, shard_bytes: int, url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False
 ) -> ShardTable:
     """Scan an open file as `scan_shard`, without mapping it, so that it may be truncated meanwhile.
 
-    Payloads are not read if headers are far apart.
+    Unless `every_byte` is set, payloads are not read if headers are far apart.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
         ShardChangedError: the file has become shorter.
         OSError: it cannot be read.
     """
-    shorter = ShardChangedError(
-        f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards that are "
-        "in use, and fetch or pack it again",
-        url=url,
-    )
 
     def read(start: int, end: int) -> NDArray[np.uint8]:
         data = np.empty(max(0, min(shard_bytes, end) - start), np.uint8)
         if read_fully(descriptor, memoryview(data.data), start) < len(data):
-            raise shorter
+            raise ShardChangedError(
+                f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards "
+                "that are in use, and fetch or pack it again",
+                url=url,
+            )
         return data
 
-    def places(offset: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[Bytes, NDArray[np.int64]]:
-        gathered = gather(descriptor, offset, size)
-        if gathered is None:
-            raise shorter
-        return gathered
-
-    def checksum(start: int, end: int) -> int:
-        value = 0
-        for position in range(start, end, _WINDOW_BYTES):
-            wanted = min(end - position, _WINDOW_BYTES)
-            payload = os.pread(descriptor, wanted, position)  # for small members, faster than `read`
-            if len(payload) < wanted:
-                raise shorter
-            value = zlib.crc32(payload, value)
-        return value
-
+    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte)
+    if every_byte:
+        for start in range(0, shard_bytes, _WINDOW_BYTES):
+            scanner.feed(read(start, start + _WINDOW_BYTES).data)
+        return scanner.finish()
     chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
     ahead_bytes, read_before = _WINDOW_BYTES, 0
     while chain.needs is not None:
         start = chain.reached
         chain.read(read(start, max(chain.needs, start + ahead_bytes)))
-        far_apart = chain.reached - start > _FAR_APART_BYTES * max(1, chain.count - read_before)
-        ahead_bytes, read_before = BLOCK_BYTES if far_apart else _WINDOW_BYTES, chain.count
-    table = Scanner(url).add(_grouped(chain.members(), 0, shard_bytes, url))
-    if crc32:
-        edges = zip(table.member_offset.tolist(), (table.member_offset + table.member_size).tolist(), strict=True)
-        table = replace(table, member_crc32=np.array([checksum(*each) for each in edges], np.uint32))
-    return replace(table, labels=labels_of(table, places)) if labels else table
+        far_apart = chain.reached - start > _FAR_APART_BYTES * max(1, len(chain.names) - read_before)
+        ahead_bytes, read_before = BLOCK_BYTES if far_apart else _WINDOW_BYTES, len(chain.names)
+    scanner.add(_grouped(chain, 0))
+    return scanner.table()
 
 
 def scan_piece(
@@ -179,18 +147,15 @@ def scan_piece(
     """
     chain = HeaderChain(url, start=start, total=total, record_bytes=record_bytes)
     chain.read(_octets(data))
-    return _grouped(chain.members(), start, total, url)
+    return _grouped(chain, start)
 
 
 class Scanner:
     """Joins the pieces of a shard in order, or takes its bytes as they arrive (`feed`).
 
-    All calls together cost time proportional to the shard's members.
-
     Attributes:
-        table: all samples so far, with their final numbers. A longer table replaces it with each piece.
         resume: the start of the next piece.
-        needs: the end of the bytes that the next piece needs; None at the end.
+        needs: the end of the bytes that the next piece needs; None at the end of the shard.
     """
 
     def __init__(
@@ -201,22 +166,16 @@ class Scanner:
         self.needs: int | None = BLOCK_BYTES
         self._url = url
         self._record_bytes = record_bytes
+        self._every_byte = every_byte
+        self._step_bytes = step_bytes
         self._held = bytearray()  # the bytes that were fed, from `resume` on
-        self._next_scan = self._step_bytes = step_bytes
-        self._crc32 = _Column(np.uint32) if every_byte else None
-        self._labels = _Column(np.int64) if every_byte else None
+        self._next_scan = step_bytes
+        self._tables: list[ShardTable] = []
+        self._labels: list[NDArray[np.int64] | None] = []
         self._keys: set[bytes] = set()
+        self._key_bytes = 0
         self._fields: dict[str, int] = {}
         self._skipped: Counter[str] = Counter()
-        self._columns = {name: _Column(dtype) for name, dtype in _COLUMNS.items()}
-        for name in ("sample_start", "key_start"):
-            self._columns[name].extend(np.zeros(1, np.int64))
-        self.table = self._table_so_far(UNKNOWN_BYTES)
-
-    @property
-    def ended(self) -> bool:
-        """Whether `table` is that of the whole shard."""
-        return self.needs is None
 
     def feed(self, data: Buffer) -> None:
         """Take the next bytes of the shard. At most `step_bytes` and the largest sample are held.
@@ -235,10 +194,16 @@ class Scanner:
             ShardFormatError: the shard is damaged.
         """
         total = self.resume + len(self._held)
-        while not self.ended:
+        while self.needs is not None:
             self._scan_held(total)
-        labels = None if self._labels is None or not len(self.table) else self._labels.filled
-        return replace(self.table, member_crc32=None if self._crc32 is None else self._crc32.filled, labels=labels)
+        labels = [each for each in self._labels if each is not None]
+        every_label = np.concatenate(labels) if labels and len(labels) == len(self._labels) else None
+        return replace(self.table(), labels=every_label)
+
+    def table(self) -> ShardTable:
+        """Return the table of all samples so far; at least one piece was added."""
+        self._tables = [joined_tables(self._tables)] if len(self._tables) > 1 else self._tables
+        return replace(self._tables[0], fields=tuple(self._fields), skipped=dict(self._skipped))
 
     def _scan_held(self, total: int | None) -> None:
         start = self.resume
@@ -252,16 +217,18 @@ class Scanner:
         """Add the whole samples in the bytes from `resume` on; `total` as for `scan_piece`."""
         start = self.resume
         piece = scan_piece(octets, self._url, start=start, total=total, record_bytes=self._record_bytes)
-        table = piece.table
-        if self._crc32 is not None:
-            self._crc32.extend(crc32_of(octets, table.member_offset - start, table.member_size))
-        if self._labels is not None and len(table):
-            labels = labels_of(table, lambda offset, _: (octets, offset - start))
-            self._labels = None if labels is None else self._labels.extend(labels)
+        if self._every_byte:
+            table, view = piece.table, octets.data
+            starts = table.member_offset - start
+            edges = list(zip(starts.tolist(), (starts + table.member_size).tolist(), strict=True))
+            crc32s = np.array([zlib.crc32(view[first:end]) for first, end in edges], np.uint32)
+            if len(table):
+                self._labels.append(_labels_of(table, view, edges))
+            piece = replace(piece, table=replace(table, member_crc32=crc32s))
         self.add(piece)
 
-    def add(self, piece: ScannedPiece) -> ShardTable:
-        """Append the next piece; return all samples so far.
+    def add(self, piece: ScannedPiece) -> None:
+        """Append the next piece.
 
         Raises:
             ShardFormatError: a key is repeated, or there are too many fields or too long keys. Then no more pieces can
@@ -270,88 +237,42 @@ class Scanner:
         """
         if piece.start != self.resume:
             raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
-        table, columns = piece.table, self._columns
-        key_bytes = columns["key_bytes"].count
-        if key_bytes + len(table.key_bytes) > MOST_KEY_BYTES:
-            sample = int(np.searchsorted(table.key_start[1:] + key_bytes, MOST_KEY_BYTES, side="right"))
+        table = piece.table
+        if self._key_bytes + len(table.key_bytes) > MOST_KEY_BYTES:
+            sample = int(np.searchsorted(table.key_start[1:] + self._key_bytes, MOST_KEY_BYTES, side="right"))
             raise ShardFormatError(
                 f"up to here the samples' keys have more than {MOST_KEY_BYTES} bytes together, and a shard's keys are "
                 "held in memory; give the samples shorter names, or pack them into several shards",
                 url=self._url,
                 offset=int(_sample_offsets(table)[sample]),
             )
-        self._add_keys(table)
-        numbers = np.array([self._fields.setdefault(name, len(self._fields)) for name in table.fields], np.uint32)
+        self._key_bytes += len(table.key_bytes)
+        keys, n_before = _keys_of(table), len(self._keys)
+        self._keys.update(keys)
+        if len(self._keys) < n_before + len(keys):
+            raise self._repeated_key([*self._tables, table])
+        numbers = [self._fields.setdefault(name, len(self._fields)) for name in table.fields]
         if len(self._fields) > _MOST_FIELDS:
             raise _many_fields(len(self._fields), self._url)
-        columns["sample_start"].extend(table.sample_start[1:] + columns["member_offset"].count)
-        columns["key_start"].extend(table.key_start[1:] + key_bytes)
-        columns["member_field"].extend(numbers[table.member_field] if len(numbers) else table.member_field)
-        for name in ("member_offset", "member_size", "key_bytes"):
-            columns[name].extend(getattr(table, name))
+        self._tables.append(replace(table, member_field=np.array(numbers, np.uint16)[table.member_field]))
         self._skipped.update(table.skipped)
         self.resume, self.needs = piece.resume, piece.needs
-        self.table = self._table_so_far(table.shard_bytes)
-        if self.ended:
-            self._keys.clear()
-            without_room: dict[str, Any] = {name: column.filled.copy() for name, column in columns.items()}
-            self.table = replace(self.table, **without_room)
-        return self.table
 
-    def _add_keys(self, table: ShardTable) -> None:
-        """Remember a piece's keys; raise ShardFormatError if one is repeated."""
-        keys, before = _keys_of(table), len(self._keys)
-        self._keys.update(keys)
-        if len(self._keys) == before + len(keys):
-            return
-        starts = (*_sample_offsets(self.table).tolist(), *_sample_offsets(table).tolist())
+    def _repeated_key(self, tables: list[ShardTable]) -> ShardFormatError:
+        """Return the error for the first key of some tables that is repeated."""
         first_of: dict[bytes, int] = {}
-        for key, start in zip([*_keys_of(self.table), *keys], starts, strict=True):
-            first = first_of.setdefault(key, start)
-            if first != start:
-                raise ShardFormatError(
-                    f"the members of this sample do not stand together: they begin at offset {first} and come again "
-                    "behind another sample; pack the shard again, sorted: `tar --sort=name -cf ...`",
-                    url=self._url,
-                    key=key.decode("utf-8", "surrogateescape"),
-                    offset=start,
-                )
-
-    def _table_so_far(self, shard_bytes: int) -> ShardTable:
-        columns = {name: column.filled for name, column in self._columns.items()}
-        return ShardTable(shard_bytes=shard_bytes, fields=tuple(self._fields), skipped=dict(self._skipped), **columns)
-
-
-_COLUMNS: dict[str, type[np.generic]] = {
-    "member_offset": np.int64,
-    "member_size": np.int64,
-    "member_field": np.uint16,
-    "sample_start": np.int64,
-    "key_bytes": np.uint8,
-    "key_start": np.int64,
-}
-
-
-class _Column:
-    """An array that grows by doubling; what is filled never changes."""
-
-    def __init__(self, dtype: type[np.generic]) -> None:
-        self.count = 0
-        self._values: NDArray[Any] = np.empty(_FIRST_ROOM, dtype)
-
-    @property
-    def filled(self) -> NDArray[Any]:
-        return self._values[: self.count]
-
-    def extend(self, values: NDArray[Any]) -> _Column:
-        end = self.count + len(values)
-        if end > len(self._values):
-            longer = np.empty(max(end, 2 * len(self._values)), self._values.dtype)
-            longer[: self.count] = self.filled
-            self._values = longer
-        self._values[self.count : end] = values
-        self.count = end
-        return self
+        for table in tables:
+            for key, start in zip(_keys_of(table), _sample_offsets(table).tolist(), strict=True):
+                first = first_of.setdefault(key, start)
+                if first != start:
+                    return ShardFormatError(
+                        f"the members of this sample do not stand together: they begin at offset {first} and come "
+                        "again behind another sample; pack the shard again, sorted: `tar --sort=name -cf ...`",
+                        url=self._url,
+                        key=key.decode("utf-8", "surrogateescape"),
+                        offset=start,
+                    )
+        raise AssertionError("no key is repeated")
 
 
 def _octets(data: memoryview | bytearray | NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -368,25 +289,13 @@ def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
     return table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
 
 
-def crc32_of(octets: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """uint32[M], the crc32 of each payload; `octets` maps the shard from its start, as far as payloads reach."""
-    view = octets.data
-    edges = zip(offset.tolist(), (offset + size).tolist(), strict=True)
-    return np.fromiter((zlib.crc32(view[start:end]) for start, end in edges), np.uint32, len(offset))
-
-
-def labels_of(table: ShardTable, places: Gather) -> NDArray[np.int64] | None:
-    """int64[S], the labels of a table's samples, or None unless every sample has one; raises what `places` raises."""
-    chosen = table.column((LABEL_FIELD,))
-    if not len(chosen) or (chosen == MISSING).any():
-        return None
-    offset, size = table.member_offset[chosen], table.member_size[chosen]
-    if (size > _MOST_LABEL_BYTES).any():
-        return None
-    octets, offset = places(offset, size)
-    view = octets.data
+def _labels_of(table: ShardTable, view: memoryview, edges: list[tuple[int, int]]) -> NDArray[np.int64] | None:
+    """Return the label of each sample, or None unless every sample has one; `edges` are those of members in `view`."""
     labels: list[int] = []
-    for start, end in zip(offset.tolist(), (offset + size).tolist(), strict=True):
+    for member in table.column((LABEL_FIELD,)).tolist():
+        start, end = edges[member]
+        if member == MISSING or end - start > _MOST_LABEL_BYTES:
+            return None
         match = _INTEGER.fullmatch(view, start, end)
         if match is None or not -(1 << 63) <= int(match[1]) < 1 << 63:
             return None
@@ -415,15 +324,20 @@ class _FieldNumbers(dict[bytes, int]):
         return number
 
 
-def _grouped(members: TarMembers, start: int, total: int | None, url: str) -> ScannedPiece:
-    """Group members into samples; leave the last sample to the next piece unless the archive has ended."""
+def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
+    """Group members into samples; leave the last sample to the next piece unless the archive has ended.
+
+    The headers were read from `start` on.
+    """
+    total, url, needs = chain.total, chain.url, chain.needs
+    offsets, sizes = np.concatenate(chain.places, axis=1)
     fields = _FieldNumbers()
     keys: list[bytes] = []
     sample_start: list[int] = []
     member_field: list[int] = []
     reasons: dict[int, str] = {}
     stem, stem_bytes = _NO_STEM, len(_NO_STEM)
-    for member, name in enumerate(members.names):
+    for member, name in enumerate(chain.names):
         if name.startswith(stem):  # another member of the same sample, unless the dot was a folder's
             number = fields[name[stem_bytes:]]
             if number != _NO_FIELD:
@@ -446,18 +360,18 @@ def _grouped(members: TarMembers, start: int, total: int | None, url: str) -> Sc
     sample_start.append(len(member_field))
     if len(fields.names) > _MOST_FIELDS:
         raise _many_fields(len(fields.names), url)
-    chosen = np.delete(np.arange(len(members.names)), list(reasons))
-    offset, starts = members.offset[chosen], np.array(sample_start, np.int64)
+    chosen = np.delete(np.arange(len(chain.names)), list(reasons))
+    offset, starts = offsets[chosen], np.array(sample_start, np.int64)
     numbers, names = np.array(member_field, np.int64), tuple(fields.names)
-    whole, resume = len(keys), members.reached
-    member_end = len(members.names)
-    if members.needs is None:
+    whole, resume = len(keys), chain.reached
+    member_end = len(chain.names)
+    if needs is None:
         resume = resume if total is None else total
     elif keys:
         whole, member_end = len(keys) - 1, int(chosen[starts[-2]])
         last = member_end - 1
-        resume = start if member_end == 0 else int(members.offset[last]) + padded(int(members.size[last]))
-    skipped = Counter(reason for place, reason in members.skipped if place < resume or members.needs is None)
+        resume = start if member_end == 0 else int(offsets[last]) + padded(int(sizes[last]))
+    skipped = Counter(reason for place, reason in chain.skipped if place < resume or needs is None)
     skipped.update(reason for member, reason in reasons.items() if member < member_end)
     end = int(starts[whole])
     table = ShardTable(
@@ -465,7 +379,7 @@ def _grouped(members: TarMembers, start: int, total: int | None, url: str) -> Sc
         # Fields are numbered in the order of their appearance, so those of the first members are the first ones.
         fields=names[: int(numbers[:end].max()) + 1 if end else 0],
         member_offset=offset[:end],
-        member_size=members.size[chosen[:end]],
+        member_size=sizes[chosen[:end]],
         member_field=numbers[:end].astype(np.uint16),
         sample_start=starts[: whole + 1],
         key_bytes=np.frombuffer(b"".join(keys[:whole]), np.uint8),
@@ -473,7 +387,7 @@ def _grouped(members: TarMembers, start: int, total: int | None, url: str) -> Sc
         skipped=dict(skipped),
     )
     _refuse_repeated_fields(table, url)
-    return ScannedPiece(start, table, resume, members.needs)
+    return ScannedPiece(start, table, resume, needs)
 
 
 def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:

@@ -114,9 +114,7 @@ def test_what_follows_the_last_stream_is_an_error(
     compression: Compression, garbage: bytes, chunk_bytes: int | None
 ) -> None:
     one = compressed(compression, SMALL)
-    with pytest.raises(
-        ShardFormatError, match=r"follow 1 whole ones|padding .* followed by something else|cut"
-    ) as caught:
+    with pytest.raises(ShardFormatError, match=r"follow 1 whole ones|cut") as caught:
         decompressed(compression, one + garbage, chunk_bytes)
     assert caught.value.offset is not None
     assert caught.value.offset >= len(one)
@@ -126,22 +124,6 @@ def test_what_follows_the_last_stream_is_an_error(
 def test_zeros_behind_formats_that_have_none_are_an_error(compression: Compression) -> None:
     with pytest.raises(ShardFormatError, match=r"follow 1 whole ones|cut"):
         decompressed(compression, compressed(compression, SMALL) + bytes(512))
-
-
-def test_a_gzip_member_behind_padding_is_an_error() -> None:
-    one = compressed(Compression.GZIP, SMALL)
-    with pytest.raises(ShardFormatError, match="followed by something else") as caught:
-        decompressed(Compression.GZIP, one + bytes(512) + one)
-    assert caught.value.offset == len(one) + 512
-
-
-@pytest.mark.parametrize("padding_bytes", [1, 2, 3, 5])
-def test_xz_padding_that_is_no_multiple_of_four_is_an_error(padding_bytes: int) -> None:
-    one = compressed(Compression.XZ, SMALL)
-    with pytest.raises(ShardFormatError, match="multiple of 4"):
-        decompressed(Compression.XZ, one + bytes(padding_bytes))
-    with pytest.raises(ShardFormatError, match="followed by something else"):
-        decompressed(Compression.XZ, one + bytes(padding_bytes) + one)
 
 
 @pytest.mark.parametrize("compression", ALL)

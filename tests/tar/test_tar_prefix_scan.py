@@ -78,7 +78,7 @@ def pieces_of(content: bytes, cuts: list[int], *, known: bool = True) -> list[Sc
         check_piece(piece, start, cut)
         pieces.append(piece)
         start = piece.resume
-        if piece.ended:
+        if piece.needs is None:
             break
     return pieces
 
@@ -87,8 +87,8 @@ def join(pieces: Iterable[ScannedPiece]) -> ShardTable:
     scanner = Scanner(URL)
     for piece in pieces:
         scanner.add(piece)
-    assert scanner.ended
-    return scanner.table
+    assert scanner.needs is None
+    return scanner.table()
 
 
 def check_piece(piece: ScannedPiece, start: int, available: int) -> None:
@@ -100,7 +100,7 @@ def check_piece(piece: ScannedPiece, start: int, available: int) -> None:
     if len(table.member_offset):
         assert start < table.member_offset[0]
         assert (table.member_offset + table.member_size).max() <= piece.resume
-        if not piece.ended:
+        if piece.needs is not None:
             assert (table.member_offset + table.member_size).max() <= available
 
 
