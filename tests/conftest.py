@@ -20,7 +20,7 @@ from feeder_in_thread import use_feeders_in_threads
 from hypothesis import settings
 from obstore.store import MemoryStore
 from preloaded import Preloaded
-from ray_cluster import LocalRayCluster, SharedCluster
+from ray_cluster import LocalRayCluster, ray_cluster
 from servers.nginx import WebServer, serve_http
 from servers.rclone import S3Server, serve_s3
 
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the Ray cluster come first, so that one process has all of them and nobody takes some of them over."""
+    """Tests on a Ray cluster come first, so that one process has all of them and one cluster serves a module."""
     items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
 
 
@@ -158,24 +158,11 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def ray_clusters() -> Iterator[SharedCluster]:
-    """Has the Ray cluster of all tests, if it runs."""
-    shared = SharedCluster()
-    yield shared
-    shared.end()
-
-
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, ray_clusters: SharedCluster) -> Iterator[LocalRayCluster]:
-    """A Ray cluster: a head without processors and two nodes with two each; no test kills its nodes.
-
-    Starting one takes seconds, and even idle it costs a tenth of a processor: it ends with the last module that has it.
-    """
-    yield ray_clusters.started()
-    last = [item for item in request.session.items if "cluster" in getattr(item, "fixturenames", ())][-1]
-    if last.path == request.path:
-        ray_clusters.end()
+def cluster() -> Iterator[LocalRayCluster]:
+    """A Ray cluster: a head without processors and two nodes with two each; no test kills its nodes."""
+    with ray_cluster({"a": 2, "b": 2}) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,6 @@ import time
 HUNG = 17
 
 
-def hang_in_python(value: int) -> int:
-    while value == HUNG:
-        time.sleep(0.01)
-    return value
-
-
 def hang_in_c(data: bytes) -> int:
     return sum(range(10**13)) if data == b"%d" % HUNG else int(data)  # looks at no signal, and keeps the GIL
 

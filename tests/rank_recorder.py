@@ -1,61 +1,40 @@
 """A program for torchrun: one epoch of a loader, with a step in common as in training; it notes what each rank gets.
 
-Rank r of w writes a line to `rank{r}of{w}.jsonl` for each step: the position behind it, and the labels of its batch.
-Rank 0 replaces `state.json` after each third step. A rank can be made to kill itself in the middle,
-and samples can be made to fail.
+Rank r writes a line to `rank{r}.jsonl` for each step: the position behind it, and the labels of its batch.
+Rank 0 replaces `state.json` after each third step. Rank 1 kills itself at a step.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from transforms import raise_on_bad
 
 from streamload import StreamLoader
 
-STEPS_PER_STATE = 3
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("shards")
-    parser.add_argument("options", type=json.loads)
-    parser.add_argument("--global-batch-size", type=int, required=True)
-    parser.add_argument("--kill-rank", type=int)
-    parser.add_argument("--kill-at-step", type=int)
-    parser.add_argument("--raise-on-bad", action="store_true")
-    arguments = parser.parse_args()
+def main(folder: Path, shards: str, batch_size: int, window: int, killed_at_step: int) -> None:
     dist.init_process_group("gloo")
-    batch_size = arguments.global_batch_size // dist.get_world_size()
-    options = {"fields": ("cls",), "transform": {"cls": raise_on_bad} if arguments.raise_on_bad else None}
-    with StreamLoader(arguments.shards, batch_size, **{"shuffle": True, **options, **arguments.options}) as loader:
-        record(arguments, loader)
-    dist.destroy_process_group()
-
-
-def record(arguments: argparse.Namespace, loader: StreamLoader) -> None:
-    state = arguments.folder / "state.json"
-    if state.exists():
-        loader.load_state_dict(json.loads(state.read_text()))
-    with open(arguments.folder / f"rank{loader.rank}of{loader.world_size}.jsonl", "w", encoding="utf-8") as log:
+    state = folder / "state.json"
+    with (
+        StreamLoader(shards, batch_size, shuffle=window, fields=("cls",), num_workers=1) as loader,
+        open(folder / f"rank{loader.rank}.jsonl", "w", encoding="utf-8") as log,
+    ):
         for step, (labels,) in enumerate(loader, start=1):
-            total = torch.tensor([len(labels)])
-            dist.all_reduce(total)  # a rank with another number of steps than the others would hang or fail here
+            dist.all_reduce(torch.tensor([len(labels)]))  # a rank with another number of steps would hang or fail here
             log.write(json.dumps([loader.state_dict()["position"], labels.tolist()]) + "\n")
             log.flush()
-            if loader.rank == 0 and step % STEPS_PER_STATE == 0:
+            if loader.rank == 0 and step % 3 == 0:
                 state.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
                 state.with_suffix(".new").rename(state)
-            if step == arguments.kill_at_step and loader.rank == arguments.kill_rank:
+            if loader.rank == 1 and step == killed_at_step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -86,25 +86,6 @@ def ray_cluster(nodes: Mapping[str, float]) -> Iterator[LocalRayCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class SharedCluster:
-    """A cluster that is started when somebody needs it, and then kept."""
-
-    def __init__(self) -> None:
-        self._running = contextlib.ExitStack()
-        self._cluster: LocalRayCluster | None = None
-
-    def started(self) -> LocalRayCluster:
-        """The cluster: a head without processors and two nodes with two each."""
-        if self._cluster is None:
-            self._cluster = self._running.enter_context(ray_cluster({"a": 2, "b": 2}))
-        return self._cluster
-
-    def end(self) -> None:
-        """End it, if it runs."""
-        self._cluster = None
-        self._running.close()
-
-
 def _end_all(folder: str) -> None:
     """End what is left of a cluster: its processes name its folder."""
     for process in psutil.process_iter(["cmdline"]):

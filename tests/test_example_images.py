@@ -7,7 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from streamload import TarDataset
@@ -39,24 +38,3 @@ def test_detection_shows_boxes_where_things_are(example: Any, tmp_path: Path) ->
         for other in others:
             assert json.loads(other["json"]) == json.loads(voc["json"])
             assert (other["__key__"], other["jpg"]) == (voc["__key__"], voc["jpg"])
-
-
-def test_sound_is_read_by_whatever_decoder_is_given(example: Any, tmp_path: Path) -> None:
-    """No library reads .flac here, so a stand-in does, of bytes that only it understands."""
-    sound = example("sound")
-
-    def decode_flac(content: bytes) -> np.ndarray:
-        assert content.startswith(b"fLaC")
-        return np.frombuffer(content[4:], np.float32)
-
-    for number, name in enumerate(("high/1.flac", "low/2.wav", "low/3.flac")):
-        path = tmp_path / "recordings" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"fLaC" + np.full(5, number, np.float32).tobytes())
-    sound.write_recording(tmp_path / "recordings" / "low" / "2.wav", np.full(5, 0.5))
-    decode = {"wav": sound.decode_wav, "flac": decode_flac}
-    sound.pack_recordings(tmp_path / "recordings", tmp_path / "shards")
-    with sound.loader(tmp_path / "shards", 3, decode=decode, num_workers=0) as loader:
-        waves, labels = next(iter(loader))
-    assert labels.tolist() == [0, 1, 1]
-    assert np.allclose(waves[:, 0], [0, 0.5, 2], atol=1e-4)

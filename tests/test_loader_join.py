@@ -201,25 +201,6 @@ def test_samples_in_another_order_are_refused(dataset: Path, tmp_path: Path) -> 
             list(loader)
 
 
-@pytest.mark.exhaustive
-def test_parts_of_a_sidecar_are_fetched_once_and_released_when_their_samples_are_passed(tmp_path: Path) -> None:
-    count, per_shard, size = 1_000, 100, 100 << 10
-    for name in ("shards", "large"):
-        with ShardWriter(tmp_path / name, max_count=per_shard) as writer:
-            for number in range(count):
-                data = number.to_bytes(4, "little") + bytes(size) if name == "large" else b""
-                writer.write({"__key__": key(number), f"{name}.bin": data})
-    with FaultServer(tmp_path) as server:
-        urls = f"{server.url}/{{}}/shard-{{{{000000..000009}}}}.tar".format
-        options: dict[str, Any] = {"shuffle": 2 * per_shard, "memory_budget": "80MiB"}
-        fields = ("__key__", "large.bin")
-        with StreamLoader(urls("shards"), 10, fields=fields, join=urls("large"), num_workers=0, **options) as loader:
-            found = [(int(name), data[:4]) for batch in loader for name, data in zip(*batch, strict=True)]
-        sent_bytes = server.report().sent_bytes
-    assert sorted(found) == [(number, number.to_bytes(4, "little")) for number in range(count)]
-    assert sent_bytes < 1.1 * count * size
-
-
 def test_a_sidecar_of_other_shards_is_warned_of(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from make_shards import write_numbers
-from processes import children, wait_until
 from transforms import noise
 
 from streamload import ShardWriter, StreamLoader
@@ -69,28 +67,6 @@ def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path
 
     assert drawn(1) == drawn(0)
     assert [values for values, _ in drawn(0)] == [[11.0, 11.0]] * 6
-
-
-@pytest.mark.exhaustive
-def test_rows_behind_one_that_kills_workers_are_those_of_its_batch_alone(source: str, tmp_path: Path) -> None:
-    """Met in an epoch that was begun ahead and given up, it was held against a batch of the same epoch's rest."""
-    folder = tmp_path / "met"
-    folder.mkdir()
-
-    def deadly(value: int) -> int:
-        if value == 5 and len(met := os.listdir(folder)) < 3:
-            (folder / f"{len(met)}").touch()
-            if met:  # in the second epoch
-                os._exit(3)
-        return value
-
-    options: dict[str, Any] = {"fields": ("cls",), "transform": {"cls": deadly}, "num_workers": 1}
-    with StreamLoader(source, 4, **options) as loader:
-        whole = [batch[0].tolist() for batch in loader]
-        state = loader.state_dict()
-        assert wait_until(lambda: len(os.listdir(folder)) == 3 and len(children("workers.worker")) == 1)
-        loader.load_state_dict({**state, "epoch": 1, "position": 4})
-        assert [batch[0].tolist() for batch in loader] == whole[1:]
 
 
 def test_a_closed_loader_starts_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Members that belong to no sample are reported where somebody may miss them: links, and shards of nothing else."""
+"""What belongs to no batch is reported where somebody may miss it: links, empty shards, an epoch without a batch."""
 
 from __future__ import annotations
 
@@ -129,3 +129,30 @@ def test_the_command_that_indexes_reports_links(linked: str, tmp_path: Path) -> 
     assert ADVICE in done.stderr
     with StreamLoader(linked, 1, fields=("cls",), index=tmp_path / "index", num_workers=0) as loader:
         assert len(list(loader)) == 2  # who wrote the index was told
+
+
+# -- an epoch of which `drop_last` leaves nothing ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("indexed", "workers"), [(True, 0), (False, 1)])
+def test_an_epoch_without_a_full_batch_is_warned_of_once(tmp_path: Path, indexed: bool, workers: int) -> None:
+    source = write_numbers(tmp_path, [3, 2], index=indexed)
+    with StreamLoader(source, 8, drop_last=True, num_workers=workers) as loader:
+        with pytest.warns(UserWarning, match="5 samples, and one batch of batch_size=8 takes 8; give") as said:
+            assert list(loader) == []
+        assert [warning.filename for warning in said] == [__file__]
+        assert list(loader) == []  # a second warning would be an error
+    with (
+        StreamLoader(source, 2, drop_last=True, num_workers=0, rank=1, world_size=3) as loader,
+        pytest.warns(UserWarning, match="batch_size=2 on each of 3 ranks takes 6"),
+    ):
+        assert list(loader) == []
+
+
+def test_nothing_is_said_where_nothing_was_lost(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path, [3, 2], index=False)
+    with StreamLoader(source, 8, drop_last=True, num_workers=0) as loader:
+        loader.load_state_dict({**loader.state_dict(), "position": 4})
+        assert list(loader) == []
+    with StreamLoader(source, 8, num_workers=0) as loader:
+        assert len(list(loader)) == 1

@@ -22,7 +22,7 @@ from matrix import exhaustive
 from transforms import NeverTwiceTheSame, Scaled
 
 from streamload import StreamLoader
-from streamload.errors import StreamloadError, TransformError, WorkerError
+from streamload.errors import StreamloadError, WorkerError
 
 MakeModule = Callable[[str, str], ModuleType]
 
@@ -201,22 +201,6 @@ def test_what_the_user_has_registered_with_cloudpickle_stays_registered(source: 
         assert cloudpickle.list_registry_pickle_by_value() == {"user_settings"}
     finally:
         cloudpickle.unregister_pickle_by_value(settings)
-
-
-@pytest.mark.exhaustive
-def test_a_loader_that_is_used_in_a_worker_says_that_it_cannot_be(source: str) -> None:
-    """Its object may give a method as transform all the same."""
-
-    class Trainer:
-        loader: Any
-
-        def length(self, _: int) -> int:
-            return len(self.loader)
-
-    trainer = Trainer()
-    with loader_of(source, trainer.length) as trainer.loader:
-        with pytest.raises(TransformError, match="a StreamLoader cannot be used in a worker"):
-            next(iter(trainer.loader))
 
 
 # -- when a change takes effect ------------------------------------------------------------------------------------
