@@ -94,22 +94,40 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
 # Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`).
 _ALIKE = 0.77
 
-# Keywords of earlier versions, each with what to do instead.
-_RETIRED = {
+# Keywords and methods of other loaders, and retired ones of this one, each with what to do instead.
+_INSTEAD = {
+    "batch_sampler": "pass sampler=, or use TarDataset with torch's DataLoader",
+    "batched": "pass batch_size=",
+    "dataset": "pass the shards as urls",
     "feeders": "pass RayFeeders(...) as num_workers=",
+    "generator": "pass seed=",
+    "handler": "pass on_error='skip'",
     "in_order": "leave it out; batches come in order",
+    "input_dir": "pass it as urls",
     "keys": "pass them as where=; a file with one a line as where=Path(...)",
+    "local": "pass cache_dir=",
+    "map": "pass transform=",
+    "max_cache_size": "pass cache_size=",
     "max_errors": "check len(loader.skipped) in the loop",
     "pin_memory": "leave it out; batches are in page-locked memory if there is CUDA, see device=",
+    "predownload": "pass prefetch_batches=",
+    "prefetch": "pass prefetch_batches=",
+    "prefetch_factor": "pass prefetch_batches=, which counts the batches of all workers together",
     "progress": "leave it out; a bar shows on a terminal only",
+    "remote": "pass it as urls",
+    "resampled": "leave it out; ranks get equally many batches. To draw with replacement pass weights=",
     "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",
+    "select": "pass where=",
+    "shardshuffle": "pass shuffle=",
     "shared_by": "give ranks that need the same batches the same rank= and world_size=",
+    "shuffle_seed": "pass seed=",
     "shuffle_window": "pass the window as shuffle=, such as shuffle=50_000",
     "strict": "leave it out; a missing end-of-archive marker is a warning, and any other damage is an error",
+    "subsample": "pass where=, such as 'fraction < 0.1'",
     "timeout": "leave it out; the log says what a batch waits for, and storage requests have time limits of their own",
+    "to_tuple": "pass fields=",
+    "with_epoch": "pass epoch_size=, if epochs are to be shorter or longer than the dataset",
 }
-
-_PAGE = "docs/coming-from.md says what takes the place of other loaders' arguments and methods"
 
 
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
@@ -135,7 +153,7 @@ def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, 
         unknown = [name for name in given if name not in known]
         if unknown:
             named = ", ".join(f"{name!r}{_hint(name, known)}" for name in unknown)
-            raise TypeError(f"{owner} got an unexpected keyword argument {named}; {_PAGE}")
+            raise TypeError(f"{owner} got an unexpected keyword argument {named}; help({owner}) lists the arguments")
         return construct(*map(as_python, args), **{name: as_python(value) for name, value in given.items()})
 
     return checked
@@ -146,14 +164,14 @@ def no_attribute(owner: type, name: str) -> AttributeError:
     message = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in inspect.signature(owner).parameters:
         return AttributeError(f"{message}; it is a keyword: {owner.__name__}(urls, {name}=...)")
-    return AttributeError(message if name.startswith("_") else f"{message}; {_PAGE}")
+    return AttributeError(f"{message}; {_INSTEAD[name]}" if name in _INSTEAD else message)
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Return what to do instead of a retired keyword, or the nearest known one, in brackets; "" if there is neither."""
+    """Return what to do instead of a keyword, or the nearest known one, in brackets; "" if there is neither."""
     import difflib  # workers import this module, and never come here
 
-    if name in _RETIRED:
-        return f" (retired: {_RETIRED[name]})"
+    if name in _INSTEAD:
+        return f" ({_INSTEAD[name]})"
     alike = difflib.get_close_matches(name.lower(), [other for other in known if other != "self"], 1, _ALIKE)
     return f" (did you mean {alike[0]!r}?)" if alike else ""

@@ -46,7 +46,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "persistent_workers": (True, False),
     "pin_memory": (True, "auto"),
     "pin_memory_device": ("",),
-    "prefetch_factor": (None,),
+    "prefetch_factor": (None, 2),
     "shuffle": (None,),
     "timeout": (0, 0.0),
 }

@@ -16,12 +16,13 @@ from streamload.totals import Totals, duration_bucket, quantile_s
 from streamload.trace import Event
 from streamload.workers.launchers import processors_of_rank
 
-_SHORT_S = 2.0
-_FEW_BATCHES = 20
-# Until then, filling the pipeline is so much of a run that nothing can be said of the rest.
-_SHORT_WITH_FEW_BATCHES_S = 10.0
+# Shorter runs are not judged: they mostly show how the pipeline fills.
+_LEAST_S, _LEAST_BATCHES = 1.0, 5
 
 _SMALL_WAIT = 0.05
+
+# A first batch that comes later than this, and took longer than all others, is mentioned.
+_LATE_S = 5.0
 
 
 class Machine(NamedTuple):
@@ -61,7 +62,7 @@ def find_limit(totals: Totals, machine: Machine) -> Limit:
     """
     total_s = totals["loop_worked_s"] + totals["loop_waited_s"]
     batches = int(totals["batches"])
-    if total_s < (_SHORT_WITH_FEW_BATCHES_S if batches < _FEW_BATCHES else _SHORT_S) or not totals["samples"]:
+    if total_s < _LEAST_S or batches < _LEAST_BATCHES or not totals["samples"]:
         return Limit(
             "unknown",
             f"nothing that shows yet: {counted(batches, 'batch')} after the first one in "
@@ -229,7 +230,10 @@ class Statistics:
         """What limits this run: the stage, and the sentence of `verdict`."""
         if not self.batches:
             return Limit("unknown", "nothing yet: no batch has been delivered")
-        return find_limit(self.settled, self.machine)
+        limit = find_limit(self.settled, self.machine)
+        if self.first_batch_s < max(_LATE_S, self.settled["loop_worked_s"] + self.settled["loop_waited_s"]):
+            return limit
+        return limit._replace(sentence=f"{limit.sentence}; the first batch came after {self.first_batch_s:.1f} s")
 
     @property
     def verdict(self) -> str:

@@ -16,7 +16,7 @@ class ClosedWhenLate(logging.Handler):
 
     def __init__(self, loader: StreamLoader, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
         super().__init__()
-        monkeypatch.setattr("streamload.trainer.epoch_iterator.WAIT_LOGGED_EVERY_S", after_s)
+        monkeypatch.setattr("streamload.trainer.epoch_iterator.WAIT_LOGGED_AFTER_S", after_s)
         self._loader = loader
         self.message = ""
 

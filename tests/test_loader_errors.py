@@ -56,6 +56,8 @@ def test_a_transform_that_raises(source: str, options: dict[str, Any]) -> None:
         assert shard.read()[error.offset or 0 :].startswith(b"33")
     for part in ("000033", "part001-000000.tar", str(error.offset), "no: 33"):
         assert part in str(error)
+    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert names == ["test_a_transform_that_raises", "__next__", "turn"], "what the user sees of the inside"
     text = "".join(traceback.format_exception(error))
     assert "in raise_on_33" in text
     assert "PickyError" in text

@@ -306,7 +306,7 @@ def test_on_the_command_line(folder: Path) -> None:
     assert '"samples": 333' in figures.output
     wrong = CliRunner().invoke(app, ["ls", str(folder), "--where", "label ="])
     assert wrong.exit_code == 2
-    assert "cannot be understood" in wrong.output
+    assert "cannot be understood (invalid syntax);" in wrong.output
     for columns, message in (
         ("score", "write FIELD:NAME"),
         ("json:about", "has values of dict"),

@@ -8,7 +8,7 @@ import pytest
 from transforms import slow
 
 from streamload import ShardWriter, StreamLoader
-from streamload.statistics import Machine, find_limit
+from streamload.statistics import Machine, Statistics, find_limit
 from streamload.totals import Totals
 
 MACHINE = Machine(workers=2, processors=4, all_processors=4)
@@ -89,13 +89,20 @@ def test_with_workers_elsewhere_the_load_of_this_machine_is_no_limit() -> None:
 
 @pytest.mark.parametrize(
     ("batches", "worked_s", "waited_s", "stage"),
-    [(1, 0.0, 0.8, "unknown"), (500, 0.5, 0.7, "unknown"), (10, 0.5, 4.0, "unknown"), (10, 40.0, 1.0, "step")],
+    [(1, 0.0, 8.0, "unknown"), (500, 0.2, 0.7, "unknown"), (19, 0.5, 4.5, "work"), (124, 0.1, 1.8, "work")],
 )
 def test_a_run_is_judged_when_there_is_enough_of_it(batches: int, worked_s: float, waited_s: float, stage: str) -> None:
     limit = find_limit(run(batches=batches, loop_worked_s=worked_s, loop_waited_s=waited_s), MACHINE)
     assert limit.stage == stage
     if stage == "unknown":
         assert limit.sentence.startswith(f"nothing that shows yet: {batches} batch")
+
+
+def test_a_first_batch_that_took_longer_than_all_others_is_mentioned() -> None:
+    settled = run(loop_worked_s=9.8, loop_waited_s=0.2)
+    late = Statistics(Totals({**settled, "first_batch_s": 26.0}), settled, {}, MACHINE)
+    assert late.verdict.endswith("2.0% of its time; the first batch came after 26.0 s")
+    assert "first batch came" not in Statistics(Totals({**settled, "first_batch_s": 8.0}), settled, {}, MACHINE).verdict
 
 
 @pytest.mark.exhaustive

@@ -63,7 +63,8 @@ class Expression:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"where={text!r} cannot be understood ({error}); {_GRAMMAR}") from None
+            why = error.msg if isinstance(error, SyntaxError) else error
+            raise ValueError(f"where={text!r} cannot be understood ({why}); {_GRAMMAR}") from None
         self.names: dict[str, None] = {}
         self._met = self._condition(tree)
         if not self.names:

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple, Self
 
 from streamload.decode.failure import Attempt, error_from
-from streamload.errors import LoaderClosedError, SampleError
+from streamload.errors import LoaderClosedError, SampleError, StreamloadError
 from streamload.feeder.messages import Failed, Ready, ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart
@@ -29,7 +29,7 @@ from streamload.trainer.feeder_client import what_holds_up
 
 _log = logging.getLogger("streamload")
 
-WAIT_LOGGED_EVERY_S = 60.0
+WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
 
 # How often a pass that waits looks whether another thread has ended it.
 _LOOK_UP_S = 1.0
@@ -102,11 +102,11 @@ class Cursor:
 
 
 class WaitLog:
-    """Logs, once a minute, what holds up a batch that was requested then."""
+    """Logs what holds up a batch: ten seconds after it was requested, then once a minute."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
-        self._due_s = began_s + WAIT_LOGGED_EVERY_S
+        self._due_s = began_s + WAIT_LOGGED_AFTER_S
 
     def log(self, connection: Connection) -> None:
         """Log it if it is time to."""
@@ -225,6 +225,8 @@ class EpochIterator(Iterator[Any]):
                     raise LoaderClosedError(f"this pass is over: {self._state}") from error
                 # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
                 self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
+                if isinstance(error, StreamloadError):  # frames of ours tell the user nothing
+                    raise error.with_traceback(None) from error.__cause__
                 raise
             finally:
                 if self._state == _IN_TURN:
