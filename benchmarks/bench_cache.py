@@ -26,8 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamload.fetch.cache.cache_file import cached_bytes
-from streamload.fetch.cache.disk_cache import CachedFile, DiskCache, files_to_evict
-from streamload.fetch.cache.next_use import OrderNextUse, ShardIdentity, numbers_by_key
+from streamload.fetch.cache.disk_cache import DiskCache, ShardIdentity
 from streamload.order.options import OrderOptions
 from streamload.order.runs import shards_in_order
 
@@ -64,30 +63,18 @@ def uneven(number: int, size: int, seed: int = 1) -> Shards:
     return Shards(f"{number} uneven", tuple(int(size * value) + 1 for value in drawn))
 
 
-def epochs_of(shards: Shards, n_epochs: int) -> Iterator[tuple[OrderNextUse, list[int]]]:
-    """For each epoch what the cache may know, and the shards in order."""
-    numbers = numbers_by_key(shards.identity(shard).url for shard in range(len(shards.sizes)))
-    counts = np.array(shards.sizes)
-    for epoch in range(n_epochs):
-        yield OrderNextUse(numbers, ORDER, counts, epoch), shards.order(epoch)
-
-
-def simulate_next_use(shards: Shards, n_epochs: int) -> Iterator[int]:
-    """streamload's cache: the bytes hit in each epoch."""
-    names = [shards.identity(shard).file_name for shard in range(len(shards.sizes))]
+def simulate_kept(shards: Shards, n_epochs: int) -> Iterator[int]:
+    """streamload's cache, which keeps what it has taken: the bytes hit in each epoch."""
     kept: set[int] = set()
-    for next_use, order in epochs_of(shards, n_epochs):
+    free = shards.room
+    for epoch in range(n_epochs):
         hit = 0
-        for shard in order:
-            next_use.begin(names[shard])
+        for shard in shards.order(epoch):
             if shard in kept:
                 hit += shards.sizes[shard]
-                continue
-            files = [CachedFile(str(n), shards.sizes[n], next_use.position(names[n])) for n in kept]
-            own = next_use.position(names[shard])
-            if (gone := files_to_evict(files, shards.sizes[shard], shards.room, own)) is not None:
-                kept.difference_update(int(file.name) for file in gone)
+            elif shards.sizes[shard] <= free:
                 kept.add(shard)
+                free -= shards.sizes[shard]
         yield hit
 
 
@@ -95,9 +82,9 @@ def simulate_lru(shards: Shards, n_epochs: int) -> Iterator[int]:
     """A cache that takes everything in and drops what was used least recently: the bytes hit in each epoch."""
     kept: OrderedDict[int, int] = OrderedDict()
     free = shards.room
-    for _, order in epochs_of(shards, n_epochs):
+    for epoch in range(n_epochs):
         hit = 0
-        for shard in order:
+        for shard in shards.order(epoch):
             if shard in kept:
                 hit += kept[shard]
                 kept.move_to_end(shard)
@@ -142,10 +129,10 @@ def measure(shards: Shards, n_epochs: int) -> Iterator[int]:
     part_bytes = 64 << 10
     with tempfile.TemporaryDirectory(prefix="streamload-bench-") as folder:
         checksums = sum(cached_bytes(size, part_bytes) - size for size in shards.sizes)  # not simulated
-        cache = DiskCache(folder, shards.room + checksums, part_bytes=part_bytes)
-        for next_use, order in epochs_of(shards, n_epochs):
-            cache.next_use = next_use
-            yield sum(_read(cache, shards.identity(shard), part_bytes) for shard in order)
+        urls = [shards.identity(shard).url for shard in range(len(shards.sizes))]
+        cache = DiskCache(folder, shards.room + checksums, part_bytes=part_bytes, urls=urls)
+        for epoch in range(n_epochs):
+            yield sum(_read(cache, shards.identity(shard), part_bytes) for shard in shards.order(epoch))
 
 
 def _read(cache: DiskCache, identity: ShardIdentity, part_bytes: int) -> int:
@@ -166,7 +153,7 @@ def _read(cache: DiskCache, identity: ShardIdentity, part_bytes: int) -> int:
 
 Cache = Callable[[Shards, int], Iterator[int]]
 CACHES: dict[str, Cache] = {
-    "streamload, simulated": simulate_next_use,
+    "streamload, simulated": simulate_kept,
     "LRU": simulate_lru,
     "offline bound": offline_bound,
     "streamload, on disk": measure,

@@ -316,9 +316,6 @@ class Feeder:
                 self.scans.try_again()  # what has failed: the storage may have come back
                 if self.prerequisites is not None:
                     self.prerequisites.try_again()
-                if self.fetcher is not None:
-                    order, counts = self._settings.order, self.tables.counts.values
-                    self.fetcher.expect(order, counts, message.epoch, message.position)
                 self._stream.request(message)
                 self.pool.abandon_unwanted()
             case Tracing():
@@ -473,7 +470,10 @@ class Feeder:
         fetched = fetched_shards(listing, fetching.storages)
         if not fetched and not waits_for_index(listing, fetching.storages):
             return None
-        folder = fetching.cache_folder
+        cache = None
+        if fetching.cache_folder is not None:
+            urls = [shard.url for shard in listing.numbered]
+            cache = DiskCache(fetching.cache_folder, fetching.cache_bytes, part_bytes=PART_BYTES, urls=urls)
         fetcher = Fetcher(
             listing,
             fetched,
@@ -481,7 +481,7 @@ class Feeder:
             budget_bytes=bytes_for_parts(fetching.budget_bytes, expands=fetching.expands),
             wake=self._take_turn_soon,
             progress=self._take_turn_soon,
-            cache=None if folder is None else DiskCache(folder, fetching.cache_bytes, part_bytes=PART_BYTES),
+            cache=cache,
             most_requests=requests_at_once(fetching.budget_bytes),
         )
         return Prerequisites(fetcher, self.tables, progress=self._take_turn_soon)

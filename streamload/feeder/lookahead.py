@@ -324,7 +324,6 @@ class Lookahead:
         self._blocks.append((block, finished))
         self._scan_ahead()
         if self._prerequisites is not None:
-            self._prerequisites.fetcher.passed(self._plan.number)
             self._want_tables_ahead(block)
         return True
 

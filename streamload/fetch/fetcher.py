@@ -7,13 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streamload.errors import DatasetIndexError, StorageError, without_secrets
 from streamload.fetch.budget import budget_error, budget_for
 from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.next_use import OrderNextUse, numbers_by_key
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.part_fetching import PartFetcher
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
@@ -24,7 +20,6 @@ from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
 from streamload.limits import FETCHED_SHARDS_SHARE, MOST_REQUESTS, SMALL_REQUESTS
 from streamload.memory.unnamed import descriptor_limit
-from streamload.order.options import OrderOptions
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 
@@ -77,7 +72,6 @@ class Fetcher:
         # These stay open as long as some of them is there, since the next epoch may use that.
         self._finished: set[int] = set()
         self._closed: set[int] = set()
-        self._by_url: dict[str, int] = {}  # a sidecar is used with its shard
         self._on_arrival: list[Callable[[int, int], None]] = []
 
     # -- what is needed --------------------------------------------------------------------------------------------
@@ -106,19 +100,6 @@ class Fetcher:
         """Undo `begin_epoch`, or do nothing."""
         if on_arrival in self._on_arrival:
             self._on_arrival.remove(on_arrival)
-
-    def expect(self, options: OrderOptions, counts: NDArray[np.int64], epoch: int, start: int) -> None:
-        """Tell the disk cache the order of an epoch that begins at a position, if there is a cache."""
-        if self._cache is not None:
-            if not self._by_url:
-                by_url = numbers_by_key(shard.url for shard in self._listing.numbered)
-                self._by_url = {key: self._listing.owner(number) for key, number in by_url.items()}
-            self._cache.next_use = OrderNextUse(self._by_url, options, counts, epoch, start=start)
-
-    def passed(self, number: int) -> None:
-        """Tell the disk cache that every lane has come to this number of its outputs."""
-        if self._cache is not None and self._cache.next_use is not None:
-            self._cache.next_use.advance(number)
 
     def finish(self, shards: Iterable[int]) -> None:
         """Close shards that are not needed soon when their last part is dropped.

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamload.errors import without_secrets
 from streamload.fetch.cache.cache_file import CacheFile
-from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.next_use import ShardIdentity
+from streamload.fetch.cache.disk_cache import DiskCache, ShardIdentity
 from streamload.fetch.fetched_shard import Decompression, FetchedShard
 from streamload.fetch.parts import part_edges
 from streamload.fetch.transfers import Source, Transfers

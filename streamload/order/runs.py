@@ -357,31 +357,6 @@ def dataset_sequence(options: OrderOptions, mixed: Mixed, counts: ShardCounts, e
     )
 
 
-def runs_of_epoch(options: OrderOptions, counts: IntArray, epoch: int) -> list[tuple[IntArray, IntArray]]:
-    """Estimate the runs of an epoch's sequences: for each sequence shards and lengths, int64[k] each.
-
-    A mixture has a sequence for each dataset. Draws by weight are replaced by their mean; of a sampler's epoch nothing
-    is known.
-    """
-    sampling = options.sampling
-    match sampling:
-        case Sampled():
-            return []
-        case Stretched():
-            runs, _ = _stretch(options, sampling, counts, epoch)
-            return [(runs.shards, runs.lengths)]
-        case Mixed():
-            sizes = mixed_shares(sampling, int(counts.sum())).sizes.tolist()
-            lines = [
-                _stretch_of_dataset(options, sampling, counts, dataset=dataset, epoch=epoch, size=size)[0]
-                for dataset, size in enumerate(sizes)
-            ]
-            return [(runs.shards, runs.lengths) for runs in lines]
-        case Weighted() | None:
-            order = shards_in_order(options, len(counts), epoch)
-            return [(order, (counts if sampling is None else sampling.drawn_of_shards(counts))[order])]
-
-
 def _stretch(
     options: OrderOptions, sampling: Stretched, counts: IntArray, epoch: int
 ) -> tuple[Runs, RepeatCounts | None]:

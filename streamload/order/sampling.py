@@ -197,14 +197,6 @@ class Weighted:
         repeats -= self._first_in(seed, first_pass, size, first)
         return repeats
 
-    def drawn_of_shards(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Estimate the draws of each shard in an epoch, int64[n_shards]."""
-        of_sample = self.shares() / np.maximum(self._sizes(), 1)
-        summed = np.concatenate((np.zeros(1), np.cumsum(of_sample[self.group])))
-        ends = np.cumsum(counts)
-        drawn: NDArray[np.int64] = np.rint(summed[ends] - summed[ends - counts]).astype(np.int64)
-        return drawn
-
     def _sizes(self) -> NDArray[np.int64]:
         return group_sizes(self.group, len(self.weight))
 

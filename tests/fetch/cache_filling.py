@@ -16,8 +16,7 @@ import zlib
 import numpy as np
 
 from streamload.fetch.cache.cache_file import CacheFile
-from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.next_use import OrderNextUse, ShardIdentity, numbers_by_key
+from streamload.fetch.cache.disk_cache import DiskCache, ShardIdentity
 from streamload.order.options import OrderOptions
 from streamload.order.runs import shards_in_order
 
@@ -91,9 +90,7 @@ def main() -> None:
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     cache, generator = DiskCache(folder, int(size), part_bytes=PART_BYTES), random.Random(seed)
     identities = [identity_of(number) for number in range(int(n_shards))]
-    numbers = numbers_by_key(identity.url for identity in identities)
     for epoch in range(int(epochs)):
-        cache.next_use = OrderNextUse(numbers, ORDER, np.ones(len(identities), np.int64), epoch)
         for number in shards_in_order(ORDER, len(identities), epoch).tolist():
             file = cache.open(identities[number])
             if file is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -19,28 +20,12 @@ from cache_filling import (
 
 from streamload.fetch.cache import disk_cache
 from streamload.fetch.cache.cache_file import CacheFile, locked_file
-from streamload.fetch.cache.disk_cache import DiskCache
-from streamload.fetch.cache.next_use import ShardIdentity, key_in_name, url_key
+from streamload.fetch.cache.disk_cache import DiskCache, ShardIdentity
 
 N_PARTS = 8
 ONE = identity_of(0).bytes
 ROOM = ONE + 4 * N_PARTS
 """What a shard takes with its checksums."""
-
-
-class Listed:
-    """Next uses by a list of shards that are to come."""
-
-    def __init__(self, *to_come: ShardIdentity) -> None:
-        self.to_come = [url_key(identity.url) for identity in to_come]
-
-    def begin(self, name: str, /) -> None:
-        if key_in_name(name) in self.to_come:
-            self.to_come.remove(key_in_name(name))
-
-    def position(self, name: str, /) -> float:
-        key = key_in_name(name)
-        return self.to_come.index(key) if key in self.to_come else float("inf")
 
 
 @pytest.fixture
@@ -53,8 +38,9 @@ def cache(folder: str) -> DiskCache:
     return cache_of(folder)
 
 
-def cache_of(folder: str, shards: float = 100) -> DiskCache:
-    return DiskCache(folder, int(shards * ROOM), part_bytes=PART_BYTES)
+def cache_of(folder: str, shards: float = 100, dataset: Collection[ShardIdentity] = ()) -> DiskCache:
+    urls = [identity.url for identity in dataset]
+    return DiskCache(folder, int(shards * ROOM), part_bytes=PART_BYTES, urls=urls)
 
 
 def opened(cache: DiskCache, identity: ShardIdentity) -> CacheFile:
@@ -104,26 +90,29 @@ def test_another_version_or_url_is_another_entry(cache: DiskCache, folder: str, 
 # -- what is evicted -------------------------------------------------------------------------------------------------
 
 
-def test_the_furthest_next_use_goes_first(folder: str) -> None:
-    cache = cache_of(folder, 3)
+def test_shards_of_other_datasets_and_versions_are_evicted_but_not_those_of_the_dataset(folder: str) -> None:
     one, two, three, four = (identity_of(number) for number in (1, 2, 3, 4))
-    cache.next_use = Listed(one, two, three, four, two, four, three, one)
-    keep(cache, one, two, three, four)
+    rewritten = identity_of(3, etag='"2"')
+    keep(cache_of(folder, 3, [one, two]), one, two)
+    cache = cache_of(folder, 3, [two, three, four])
+    keep(cache, three, four)
     assert cached_names(folder) == {two.file_name, three.file_name, four.file_name}
+    keep(cache, rewritten)
+    assert cached_names(folder) == {two.file_name, rewritten.file_name, four.file_name}
+    for _ in range(2):
+        assert [read_through(cache, each) for each in (one, two, rewritten, four)] == [False, True, True, True]
 
 
 def test_files_in_use_are_not_evicted(folder: str) -> None:
-    cache = cache_of(folder, 2)
     one, two, three = (identity_of(number) for number in (1, 2, 3))
+    cache = cache_of(folder, 2)
     keep(cache, one, two)
     file = opened(cache_of(folder, 2), one)
     copy = os.dup(file.descriptor)  # as a worker has one
     file.close()
-    cache.next_use = Listed(three, three, two, one)
     keep(cache, three)
     assert cached_names(folder) == {one.file_name, three.file_name}
     os.close(copy)
-    cache.next_use = Listed(two, two, three, one)
     keep(cache, two)
     assert cached_names(folder) == {two.file_name, three.file_name}
 
@@ -186,7 +175,6 @@ def test_files_that_the_cache_did_not_make_are_neither_counted_nor_removed(folde
         path.write_bytes(bytes(ROOM))
     cache = cache_of(folder, 2)
     one, two, three = (identity_of(number) for number in (1, 2, 3))
-    cache.next_use = Listed(one, two, three, three, two, one)
     keep(cache, one, two, three)
     assert cached_names(folder) == {two.file_name, three.file_name, theirs[0].name}
     assert all(path.exists() for path in theirs)

@@ -1,1 +1,1 @@
-"""The disk cache: shared by processes, safe against being killed, evicted by next use."""
+"""The disk cache: shared by processes, and safe against being killed."""

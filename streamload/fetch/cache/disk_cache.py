@@ -1,4 +1,4 @@
-"""The disk cache of a node: whole shards under their final names, evicted by next use, and shards being filled.
+"""The disk cache of a node: whole shards under their final names, and shards being filled.
 
 What is promised, whatever process dies at whatever instant:
 
@@ -6,7 +6,8 @@ What is promised, whatever process dies at whatever instant:
   with its checksums: a damaged file is removed, and fetched again.
 - The final and the temporary files together count for at most `size_bytes`; a temporary file counts in full as soon as
   it is made.
-- A file in use is not evicted: its space would not come free.
+- A shard of the dataset is never evicted for another of it: so as much as fits comes from the disk in every epoch,
+  whatever the order. Files of other datasets and older versions of shards are, unless they are in use.
 - A temporary file that no process has locked is removed by the next one that makes or opens a cache there.
 - Files are made and removed under the folder's lock, which is held only while waiting for the disk.
 
@@ -16,16 +17,20 @@ Only one user may read and write the folder.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
-import math
 import os
+import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from threading import Lock
-from typing import NamedTuple
+from urllib.parse import urlsplit
 
+from streamload.errors import without_secrets
 from streamload.fetch.cache.cache_file import (
     CacheFile,
     LockBusyError,
@@ -34,55 +39,51 @@ from streamload.fetch.cache.cache_file import (
     locked_file,
     mark_in_use,
 )
-from streamload.fetch.cache.next_use import FILE_NAME, OrderNextUse, ShardIdentity, key_in_name, url_key
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
+_KEY_BYTES = 8
+_DIGEST_BYTES = 16
+_TAIL_LETTERS = 48
+# The files of a cache, temporary ones included; all others in its folder are the user's.
+_FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
 
-class CachedFile(NamedTuple):
-    """A file of the cache; of two that are needed at the same time the older is evicted first.
+
+def url_key(url: str) -> str:
+    """Return a digest of a URL, 16 hexadecimal digits, which is the same for all versions and signatures.
+
+    It says which file may be evicted, not what a file holds.
+    """
+    place = without_secrets(url).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(place, digest_size=_KEY_BYTES).hexdigest()
+
+
+@dataclass(frozen=True)
+class ShardIdentity:
+    """One version of one shard.
 
     Attributes:
-        next_use: when it is needed next; infinity for never, or not known.
-        made_ns: when it was last changed.
+        url: where it is.
+        etag: the storage's name for this version.
+        bytes: its size.
     """
 
-    name: str
+    url: str
+    etag: str
     bytes: int
-    next_use: float
-    made_ns: int = 0
-    path: str = ""
 
+    @cached_property
+    def file_name(self) -> str:
+        """The name of its file in a cache: the URL's key, a digest of all three, and for people the shard's name.
 
-def files_to_evict(
-    files: Iterable[CachedFile],
-    needed_bytes: int,
-    size_bytes: int,
-    next_use: float,
-    may_go: Callable[[CachedFile], bool] = lambda _: True,
-) -> list[CachedFile] | None:
-    """Return which files make room for a new one (Belady's rule with bypass), the furthest next use first.
-
-    Args:
-        files: what is in the cache.
-        needed_bytes: of the new file.
-        size_bytes: how much the cache may hold.
-        next_use: when the new file is needed next, after the present use.
-        may_go: called with a file before it is chosen.
-
-    Returns:
-        None if there is room only in place of files that are needed as soon or sooner.
-    """
-    present = sorted(files, key=lambda file: (-file.next_use, file.made_ns))
-    lacking = sum(file.bytes for file in present) + needed_bytes - size_bytes
-    chosen: list[CachedFile] = []
-    for file in present:
-        if lacking <= 0 or file.next_use <= next_use:
-            break
-        if may_go(file):
-            chosen.append(file)
-            lacking -= file.bytes
-    return chosen if lacking <= 0 else None
+        Only the last component of the URL's path is readable, because queries may hold secrets. The signature is not in
+        the digest: if it chooses among objects, the ETag tells them apart.
+        """
+        identity = repr((without_secrets(self.url), self.etag, self.bytes)).encode("utf-8", "surrogateescape")
+        digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
+        last = urlsplit(self.url).path.rpartition("/")[2]
+        tail = re.sub(r"[^A-Za-z0-9._]", "_", last)[-_TAIL_LETTERS:]
+        return f"{url_key(self.url)}-{digest}-{tail}"
 
 
 _log = logging.getLogger("streamload")
@@ -103,18 +104,16 @@ class DiskCache:
         folder: made if it is not there; the files are in `streamload-shards` in it.
         size_bytes: how much final and temporary files together may take.
         part_bytes: the size of the parts that have a checksum each, the same for every process.
-
-    Attributes:
-        next_use: when files are needed next; None evicts the oldest.
+        urls: the shards of the dataset, which are not evicted.
     """
 
-    def __init__(self, folder: str, size_bytes: int, *, part_bytes: int) -> None:
+    def __init__(self, folder: str, size_bytes: int, *, part_bytes: int, urls: Collection[str] = ()) -> None:
         self._folder = shards_folder(folder)
         self._partial_folder = os.path.join(self._folder, "partial")
         self._lock_file = os.path.join(self._folder, "lock")
         self._size_bytes = size_bytes
         self._part_bytes = part_bytes
-        self.next_use: OrderNextUse | None = None
+        self._urls = urls
         self._writable = self._readable = True
         self._compared: set[tuple[int, int, int]] = set()
         self._warned_of_size = False
@@ -130,24 +129,23 @@ class DiskCache:
             self.turn_off(exc)
 
     def open(self, identity: ShardIdentity) -> CacheFile | None:
-        """Open a shard to read it, or to fill it if it is not whole, and begin its present use.
+        """Open a shard to read it, or to fill it if it is not whole.
 
         A whole file is compared with its checksums once in each process.
 
         Returns:
-            The file, which the caller closes; None if it is not to be cached: another process is filling it, there is
-            room only in place of shards that are needed sooner, or the cache is off.
+            The file, which the caller closes; None if it is not to be cached: another process is filling it, the cache
+            is full of shards that stay, or it is off.
         """
-        if self.next_use is not None:
-            self.next_use.begin(identity.file_name)
         try:
             file = self._open_whole(identity) if self._readable else None
             if file is None and self._writable and self._fits(identity):
                 with locked_file(self._lock_file, _LOCK_WAIT_S):
                     self._remove_abandoned()
-                    files = list(self._files())
+                    # Temporary files first: the other way round one renamed meanwhile would be missed.
+                    files = [*_listed(self._partial_folder), *_listed(self._folder)]
                     came = os.path.exists(self._path(identity))  # another process has filled it meanwhile
-                    fills = any(file.name.startswith(f"{identity.file_name}.") for file in files)
+                    fills = any(name.startswith(f"{identity.file_name}.") for name, _, _ in files)
                     file = self._begin(identity, files) if not came and not fills else None
                 file = self._open_whole(identity) if came else file
         except LockBusyError:
@@ -223,32 +221,28 @@ class DiskCache:
         self._compared.add(_inode(found))
         return file
 
-    def _begin(self, identity: ShardIdentity, files: list[CachedFile]) -> CacheFile | None:
+    def _begin(self, identity: ShardIdentity, files: list[tuple[str, str, os.stat_result]]) -> CacheFile | None:
         """Make a file to be filled, if there is room beside the others. The folder's lock is held."""
         name, key = identity.file_name, url_key(identity.url)
-        chosen = files_to_evict(
-            # Other versions of the shard are not needed any more.
-            [file._replace(next_use=math.inf) if key_in_name(file.name) == key else file for file in files],
-            self._file_bytes(identity),
-            self._size_bytes,
-            self._position(name),
-            lambda file: not is_in_use(file.path),
-        )
-        if chosen is None:
+        lacking_bytes = sum(found.st_size for _, _, found in files) + self._file_bytes(identity) - self._size_bytes
+        if lacking_bytes > 0:
+            evictable = [
+                (_key_of(other) != key, found.st_mtime_ns, found.st_size, path)
+                for other, path, found in files
+                if _key_of(other) == key or _key_of(other) not in self._kept_keys
+            ]
+            for _, _, size_bytes, path in sorted(evictable):  # older versions of the shard first, then the oldest
+                if lacking_bytes > 0 and not is_in_use(path):
+                    _unlink(path)
+                    lacking_bytes -= size_bytes
+        if lacking_bytes > 0:
             return None
-        for file in chosen:
-            _unlink(file.path)
         temporary = os.path.join(self._partial_folder, f"{name}.{secrets.token_hex(8)}.part")
         return CacheFile.create(temporary, identity.bytes, self._part_bytes, self._path(identity))
 
-    def _position(self, name: str) -> float:
-        return math.inf if self.next_use is None else self.next_use.position(name)
-
-    def _files(self) -> Iterator[CachedFile]:
-        """Yield every temporary and final file; the other way round one renamed meanwhile would be missed."""
-        for folder in (self._partial_folder, self._folder):
-            for name, path, found in _listed(folder):
-                yield CachedFile(name, found.st_size, self._position(name), found.st_mtime_ns, path)
+    @cached_property
+    def _kept_keys(self) -> frozenset[str]:
+        return frozenset(map(url_key, self._urls))
 
     def _remove_abandoned(self) -> None:
         """Remove the temporary files that no process is filling. The folder's lock is held."""
@@ -275,6 +269,11 @@ def bytes_in_cache(cache_dir: str) -> int:
     return 0
 
 
+def _key_of(name: str) -> str:
+    """Return the `url_key` that a cached file's name begins with."""
+    return name.partition("-")[0]
+
+
 def _inode(found: os.stat_result) -> tuple[int, int, int]:
     """Return a value that differs for every file, and for one file after every change."""
     return found.st_dev, found.st_ino, found.st_mtime_ns
@@ -286,7 +285,7 @@ def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
         for entry in entries:
             with suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and FILE_NAME.fullmatch(entry.name):
+                if stat.S_ISREG(found.st_mode) and _FILE_NAME.fullmatch(entry.name):
                     yield entry.name, entry.path, found
 
 
