@@ -24,6 +24,7 @@ from streamload.sampling.mixture import Mixture, portions_of
 from streamload.sampling.selection import Where
 from streamload.statistics import Meter, Statistics
 from streamload.storage.local_files import replace_file
+from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.urls import Urls
 from streamload.text import counted
 from streamload.trace import trace_json
@@ -368,7 +369,7 @@ class StreamLoader(NamedClasses):
             lanes=self._lanes,
             window=self._options.shuffle_window,
             shuffle=self._options.shuffles,
-            fingerprint=self._dataset_fingerprint(),
+            fingerprint=self._known_fingerprint(),
             **self._sampling.state(epoch),
         ).to_json()
 
@@ -381,13 +382,17 @@ class StreamLoader(NamedClasses):
             LoaderStateError: not a state, or one of another dataset, seed, window or number of lanes.
         """
         loaded = LoaderState.from_json(state)
+        shards = self._listing.shards
+        own = fingerprint((shard.name, UNKNOWN_BYTES) for shard in shards)
+        if loaded.fingerprint != own:
+            own = fingerprint(zip((shard.name for shard in shards), self._link.sizes(), strict=True))
         check(
             loaded,
             seed=self._options.seed,
             shuffle=self._options.shuffles,
             window=self._options.shuffle_window,
             lanes=self._options.lanes,
-            fingerprint=self._dataset_fingerprint(),
+            fingerprint=own,
             sampling=self._sampling.state(loaded.epoch),
         )
         self._end_iterator("a state was loaded")
@@ -491,8 +496,12 @@ class StreamLoader(NamedClasses):
             running.end(why)
         self._iterator = None
 
-    def _dataset_fingerprint(self) -> str:
+    def _known_fingerprint(self) -> str:
+        """Return a name for the dataset without a request: if the listing lacks sizes, of the shards' names alone."""
         if self._fingerprint is None:
-            names = (shard.name for shard in self._listing.shards)
-            self._fingerprint = fingerprint(zip(names, self._link.sizes(), strict=True))
+            shards = self._listing.shards
+            has_sizes = all(shard.bytes != UNKNOWN_BYTES for shard in shards)
+            self._fingerprint = fingerprint(
+                (shard.name, shard.bytes if has_sizes else UNKNOWN_BYTES) for shard in shards
+            )
         return self._fingerprint

@@ -119,6 +119,8 @@ _ENDPOINT = "`endpoint_url` and `client_kwargs={'region_name': ...}` in storage_
 _VERIFY = "by storage_options={'client_kwargs': {'verify': PEM_FILE}}"
 _NO_VERIFY = "in SSL_CERT_FILE, before the program is started"
 _WEB_LOGIN = "as in https://USER:PASSWORD@HOST/, or `headers` in storage_options"
+_SIGNATURE = re.compile(r"[?&](X-Amz-Signature|X-Goog-Signature|Signature|sig)=", re.IGNORECASE)
+_SIGN_ANEW = "sign the url anew: its signature is wrong or has expired"
 _LOGIN = "`key` and `secret` in storage_options, or your other tools' environment, or `anon=True` for a public bucket"
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
 
@@ -132,11 +134,12 @@ def answer_error(
     otherwise = _ANSWERS[500] if isinstance(answer, int) and answer >= 500 else refused
     kind, message = _ANSWERS.get(code or "") or _ANSWERS.get(answer or "") or otherwise
     protocol = protocol_of(url)
+    login = (_SIGN_ANEW if _SIGNATURE.search(url) else _WEB_LOGIN) if protocol in WEB else _LOGIN
     address = " in the url, or `host` and `port` in storage_options" if protocol in _FILESYSTEMS else f": {_ENDPOINT}"
     error = kind(
         message.format(
             shown=" ".join(str(part) for part in (answer, code) if part is not None),
-            login=_WEB_LOGIN if protocol in WEB else _LOGIN,
+            login=login,
             authority=_VERIFY if protocol in (*WEB, "s3", "s3a") else _NO_VERIFY,
             address=" in the url" if protocol in WEB else address,
         ),

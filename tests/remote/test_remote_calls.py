@@ -21,9 +21,12 @@ def test_an_error_of_a_call_is_raised_by_that_call_only(shard_folder: Path) -> N
     with FaultServer({first: objects[first]}) as server:
         port = int(server.url.rpartition(":")[2])
         loader = StreamLoader([f"{server.url}/{name}" for name in objects], 4, fields=("cls",), num_workers=1)
+        state = loader.state_dict()
+        assert not [path for _, path, *_ in server.report().log if path.endswith(".tar")], "a state needs no network"
         with pytest.raises(ShardNotFoundError, match=second):
-            loader.state_dict()  # over plain HTTP it requests the shards' sizes
+            loader.load_state_dict({**state, "fingerprint": "ab" * 16})  # one with sizes, which it requests
     with loader, FaultServer(objects, port=port):
+        loader.load_state_dict(state)
         assert [batch[0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert loader.state_dict()["epoch"] == 1
 
