@@ -35,21 +35,17 @@ class LocalRayCluster:
         self._process = process
         self.address: str = self._ask("address")
 
-    def add_node(self, name: str, cpus: float, resources: Mapping[str, float] | None = None) -> None:
+    def add_node(self, name: str, cpus: float) -> None:
         """Start a node, and wait until the others know it."""
-        self._ask("add", name, cpus, dict(resources or {}))
+        self._ask("add", name, cpus)
 
     def kill_node(self, name: str) -> None:
         """End a node and all that runs there with SIGKILL."""
         self._ask("kill", name)
 
-    def nodes(self) -> list[str]:
-        """The nodes that were added and not killed, but for the head."""
-        return list(self._ask("nodes"))
-
-    def processes(self, module: str, name: str | None = None) -> list[int]:
-        """The running processes whose command line holds `module`, of one node or of all."""
-        found: list[int] = self._ask("processes", module, name)
+    def processes(self, module: str) -> list[int]:
+        """The running processes of all nodes whose command line holds `module`."""
+        found: list[int] = self._ask("processes", module)
         return found
 
     def _ask(self, *command: Any) -> Any:
@@ -98,23 +94,16 @@ class _Served:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        arguments = {
-            "num_cpus": 0,
-            "object_store_memory": _STORE_BYTES,
-            "include_dashboard": False,
-        }
+        arguments = {"num_cpus": 0, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
         self._nodes: dict[str, Any] = {}
 
     def address(self) -> str:
         return str(self._cluster.address)
 
-    def add(self, name: str, cpus: float, resources: dict[str, float]) -> None:
-        self._nodes[name] = self._cluster.add_node(num_cpus=cpus, resources=resources, object_store_memory=_STORE_BYTES)
+    def add(self, name: str, cpus: float) -> None:
+        self._nodes[name] = self._cluster.add_node(num_cpus=cpus, object_store_memory=_STORE_BYTES)
         self._cluster.wait_for_nodes(timeout=60)
-
-    def nodes(self) -> list[str]:
-        return list(self._nodes)
 
     def kill(self, name: str) -> None:
         """Raylet and workers at once, as when the machine goes."""
@@ -124,9 +113,8 @@ class _Served:
                 os.kill(pid, signal.SIGKILL)
         self._cluster.remove_node(node, allow_graceful=False)
 
-    def processes(self, module: str, name: str | None) -> list[int]:
-        nodes = [self._nodes[name]] if name else [self._cluster.head_node, *self._nodes.values()]
-        found = {pid for node in nodes for pid in self._of_node(node)}
+    def processes(self, module: str) -> list[int]:
+        found = {pid for node in (self._cluster.head_node, *self._nodes.values()) for pid in self._of_node(node)}
         return [pid for pid in sorted(found) if module in _command(pid)]
 
     def _of_node(self, node: Any) -> list[int]:

@@ -95,13 +95,11 @@ def test_methods_of_other_loaders_are_answered_by_a_keyword(make: Any, tmp_path:
     """And still as an attribute that is not there, for those who ask whether it is."""
     with make(write_numbers(tmp_path, [4])) as made:
         said = f"{make.__name__!r} object has no attribute"
-        for name, instead in (("select", "where"), ("to_tuple", "fields"), ("batched", "batch_size")):
-            with pytest.raises(AttributeError) as raised:
-                getattr(made, name)(1)
-            assert str(raised.value) == f"{said} {name!r}; pass {instead}="
+        with pytest.raises(AttributeError, match=f"^{said} 'select'; pass where=$"):
+            made.select(1)
         with pytest.raises(AttributeError, match=rf"{said} 'decode'; it is a keyword: {make.__name__}\(urls, decode="):
             made.decode("rgb8")
         assert not hasattr(made, "to_tuple")
         assert getattr(made, "wombat", 7) == 7
-        with pytest.raises(AttributeError, match=rf"^{said} '_wombat'$"):
+        with pytest.raises(AttributeError, match=r"no attribute '_wombat'$"):
             made._wombat

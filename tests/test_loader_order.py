@@ -47,44 +47,34 @@ def test_seed_names_the_order(indexed: str) -> None:
     assert numbers(indexed, seed=1, num_workers=0) != numbers(indexed, seed=2, num_workers=0)
 
 
+OPTIONS = st.fixed_dictionaries(
+    {
+        "world_size": st.integers(1, 9),
+        "batch_size": st.integers(1, 40),
+        "shuffle": st.integers(0, 300),
+        "lanes": st.integers(1, 5),
+        "drop_last": st.booleans(),
+        "pad": st.booleans(),
+    }
+)
+
+
 @pytest.mark.filterwarnings("ignore:drop_last=True drops the whole epoch")
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    world_size=st.integers(1, 9),
-    batch_size=st.integers(1, 40),
-    window=st.integers(1, 300),
-    lanes=st.integers(1, 5),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-    pad=st.booleans(),
-)
-def test_ranks_share_out_the_epoch(
-    indexed: str, world_size: int, batch_size: int, window: int, lanes: int, shuffle: bool, drop_last: bool, pad: bool
-) -> None:
-    ranks = [
-        numbers(
-            indexed,
-            num_workers=0,
-            world_size=world_size,
-            rank=rank,
-            batch_size=batch_size,
-            lanes=lanes,
-            shuffle=shuffle and window,
-            drop_last=drop_last,
-            pad=pad,
-        )
-        for rank in range(world_size)
-    ]
+@given(options=OPTIONS)
+def test_ranks_share_out_the_epoch(indexed: str, options: dict[str, Any]) -> None:
+    options["shuffle"] = options["shuffle"] or False
+    world_size, global_batch = options["world_size"], options["world_size"] * options["batch_size"]
+    ranks = [numbers(indexed, num_workers=0, rank=rank, **options) for rank in range(world_size)]
     delivered = sorted(number for rank in ranks for batch in rank for number in batch)
-    if drop_last:
-        assert len(delivered) == TOTAL // (batch_size * world_size) * batch_size * world_size
-        assert len(set(delivered)) == len(delivered)
-    elif pad:
+    if options["drop_last"]:
+        assert len(delivered) == len(set(delivered)) == TOTAL // global_batch * global_batch
+    elif options["pad"]:
         assert set(delivered) == set(range(TOTAL))
         assert len(delivered) == -(-TOTAL // world_size) * world_size
     else:
         assert delivered == list(range(TOTAL))
-    if drop_last or pad:
+    if options["drop_last"] or options["pad"]:
         assert len({tuple(map(len, rank)) for rank in ranks}) == 1, "ranks must stay in step"
 
 

@@ -241,39 +241,26 @@ def test_what_makes_no_sense(folder: Path, options: dict[str, Any], kind: type[E
     [
         ("cls == 1", "'cls' (write label, which is the integer in the field cls): "),
         ("lable == 1", "'lable' (did you mean 'label'?): "),
-        ("json.size > 3", "'json.size' (did you mean 'size.json'?): "),
-        (
-            "json == 3",
-            """'json' (for the field json, write "json" in quotes for its presence, size.json for its size)""",
-        ),
+        ("json == 3", "'json' (for the field json, write \"json\" in quotes for its presence, size.json for its size)"),
     ],
 )
 def test_a_column_that_is_not_there_is_refused_with_what_may_be_meant(folder: Path, where: str, hint: str) -> None:
-    with pytest.raises(DatasetIndexError, match=re.escape(f"there is no column {hint}")) as caught:
+    says = (
+        rf"there is no column {re.escape(hint)}.*the index has about.lang, score, twice; key, label,.*--columns json:"
+    )
+    with pytest.raises(DatasetIndexError, match=says):
         loader_of(folder, where=where)
-    assert "the index has about.lang, score, twice; key, label," in str(caught.value)
-    assert "`streamload index --columns json:NAME`" in str(caught.value)
-    assert caught.value.url == str(folder / "shard-000000.tar")
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("class_name == 'horse'", "with 'horse', which classes.json does not have; did you mean 'house'?"),
-        ("class_name not in ('dog', 'zebra')", "with 'zebra', which .*; the classes are 'house', 'dog', 'tree'"),
-    ],
-)
-def test_a_class_that_is_not_there_is_refused_with_those_that_are_alike(
-    folder: Path, tmp_path: Path, where: str, message: str
-) -> None:
+def test_a_class_that_is_not_there_is_refused_with_those_there_are(folder: Path, tmp_path: Path) -> None:
     named = shutil.copytree(folder, tmp_path / "named")
     (named / "classes.json").write_text('{"classes": ["house", "dog", "tree", "3", "4", "5", "6", "7", "8", "9"]}')
-    with pytest.raises(ValueError, match=f"where= compares class_name {message}"):
-        loader_of(named, where=where)
+    says = "where= compares class_name with 'zebra', which .*; the classes are 'house', 'dog', 'tree'"
+    with pytest.raises(ValueError, match=says):
+        loader_of(named, where="class_name not in ('dog', 'zebra')")
     assert selected(named, where="class_name in ('dog', 'house')") == selected(folder, where="label < 2")
-    assert selected(named, where="class_name > 'horse' and class_name < 'housf'") == selected(
-        folder, where="label == 0"
-    )
+    between = selected(named, where="class_name > 'horse' and class_name < 'housf'")
+    assert between == selected(folder, where="label == 0")
 
 
 def test_columns_of_shards_that_were_written_since_are_not_taken_for_theirs(folder: Path, tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import subprocess
 import tarfile
 import warnings
 from pathlib import Path
 
 import pytest
 from make_shards import write_numbers
+from servers.small_web_server import SmallWebServer
 from typer.testing import CliRunner
 
 from streamload import StreamLoader, TarDataset
 from streamload.cli.main import app
+from streamload.errors import ShardFormatError
 
 ADVICE = "tar --hard-dereference -h"
 
@@ -129,6 +133,54 @@ def test_the_command_that_indexes_reports_links(linked: str, tmp_path: Path) -> 
     assert ADVICE in done.stderr
     with StreamLoader(linked, 1, fields=("cls",), index=tmp_path / "index", num_workers=0) as loader:
         assert len(list(loader)) == 2  # who wrote the index was told
+
+
+# -- the end of an archive -----------------------------------------------------------------------------------------
+
+
+def samples(source: str | Path | list[str]) -> int:
+    with StreamLoader(source, 100, fields=("cls",), num_workers=0) as loader:
+        return sum(len(labels) for (labels,) in loader)
+
+
+def test_larger_records_are_read_with_an_index_that_accepts_them(tmp_path: Path) -> None:
+    def run(*arguments: str) -> int:
+        return CliRunner().invoke(app, [arguments[0], str(tmp_path), *arguments[1:]]).exit_code
+
+    for number in range(3):
+        (tmp_path / f"{number}.cls").write_text("7")
+    for name, blocks in (("a", 20), ("b", 200)):
+        command = ["tar", "-b", str(blocks), "-cf", f"{name}.tar", "0.cls", "1.cls", "2.cls"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    (tmp_path / "c.tar.gz").write_bytes(gzip.compress((tmp_path / "b.tar").read_bytes()))
+    assert samples(tmp_path / "a.tar") == 3
+    for name in ("b.tar", "c.tar.gz"):
+        with pytest.raises(ShardFormatError, match="`streamload index --record-size`"):
+            samples(tmp_path / name)
+    assert run("index", "--record-size", str(100 * 512)) == 1
+    assert run("index", "--record-size", str(200 * 512)) == 0
+    assert samples(tmp_path) == 9
+    assert len(TarDataset(tmp_path / "b.tar")) == 3
+    assert (run("ls"), run("verify", "--record-size", str(200 * 512))) == (0, 0)
+    files = (path for path in tmp_path.rglob("*") if path.is_file())
+    with SmallWebServer({f"/{path.relative_to(tmp_path)}": path.read_bytes() for path in files}) as server:
+        assert samples([f"http://{server.address}/{name}" for name in ("a.tar", "b.tar", "c.tar.gz")]) == 9
+
+
+@pytest.mark.parametrize(("workers", "compressed"), [(0, True), (1, False)])
+def test_a_missing_end_of_archive_marker_is_a_counted_warning(tmp_path: Path, workers: int, compressed: bool) -> None:
+    (whole,) = Path(write_numbers(tmp_path, [3], index=False)).glob("*.tar")
+    content = whole.read_bytes()[:-1024]
+    shard = tmp_path / ("a.tar.gz" if compressed else "a.tar")
+    shard.write_bytes(gzip.compress(content) if compressed else content)
+    with StreamLoader(shard, 3, fields=("cls",), num_workers=workers) as loader:
+        with pytest.warns(UserWarning, match="^1 shard without an end-of-archive marker") as said:
+            assert [labels.tolist() for (labels,) in loader] == [[0, 1, 2]]
+        assert [warning.filename for warning in said] == [__file__]
+        assert loader.statistics().skipped_members == {"missing end-of-archive marker": 1}
+        assert len(list(loader)) == 1  # a second warning would be an error
+    done = CliRunner().invoke(app, ["index", str(shard)])
+    assert (done.exit_code, f"warning: {shard} has no end-of-archive marker" in done.output) == (0, True)
 
 
 # -- an epoch of which `drop_last` leaves nothing ------------------------------------------------------------------

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_shards import write_numbers
+from transforms import draw
 
-from streamload import StreamLoader
+from streamload import Mixture, StreamLoader
 from streamload.errors import LoaderStateError, TransformError
 
 COUNTS = [30, 1, 50, 0, 20, 39]
@@ -157,3 +158,36 @@ def test_a_position_behind_the_end_belongs_to_no_epoch_of_this_dataset(source: s
         loader.load_state_dict({**loader.state_dict(), "position": 10**9})
         with pytest.raises(LoaderStateError, match=f"position 1000000000 lies outside the epoch's {TOTAL} samples"):
             next(iter(loader))
+
+
+# -- states, orders and random draws of an earlier version: what it saved goes on exactly ----------------------------
+
+SAVED: dict[str, Any] = json.loads(Path(__file__).with_name("saved_states.json").read_text())
+"""Written by the last version before the rooms of the source tree were rebuilt."""
+
+
+@pytest.fixture(scope="module")
+def saved_shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("saved")
+    return write_numbers(folder / "shards", SAVED["counts"]), write_numbers(folder / "other", SAVED["other_counts"])
+
+
+@pytest.mark.parametrize("case", SAVED["states"])
+def test_a_saved_state_goes_on_exactly(saved_shards: tuple[str, str], case: str) -> None:
+    saved = SAVED["states"][case]
+    options = dict(saved["options"])
+    if "weights" in options:
+        options["weights"] = {int(label): weight for label, weight in options["weights"].items()}
+    main, other = saved_shards
+    urls = Mixture({"main": (main, 0.7), "other": (other, 0.3)}) if case == "mixture" else main
+    with StreamLoader(urls, 4, fields=("cls",), num_workers=0, **options) as loader:
+        loader.load_state_dict(saved["state"])
+        assert [batch[0].tolist() for batch in loader] == saved["rest"]
+        assert [batch[0].tolist() for batch in loader] == saved["next_epoch"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_random_draws_are_the_same(saved_shards: tuple[str, str], num_workers: int) -> None:
+    options: dict[str, Any] = {"shuffle": True, "seed": 11, "num_workers": num_workers}
+    with StreamLoader(saved_shards[0], 4, fields=("cls",), transform={"cls": draw}, **options) as loader:
+        assert [batch[0].tolist() for batch in loader][:3] == SAVED["draws"]

@@ -39,7 +39,6 @@ SHARED = Settings()
 GUARDED = Guarded(Guarded())
 UNSET = object()
 LOCK = threading.Lock()
-CHOSEN = "a"
 def step(value): return value
 """
 FUNCTIONS = """
