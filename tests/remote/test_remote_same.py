@@ -120,7 +120,7 @@ def test_a_state_saved_in_one_place_goes_on_in_another(
         loader.load_state_dict(begun[-1][2])
         rest = steps(loader, epochs=2)
     assert begun == whole[:13]
-    assert rest == whole[13:]
+    assert without_names(rest) == without_names(whole[13:])
 
 
 @pytest.mark.exhaustive
@@ -132,7 +132,7 @@ def test_a_state_of_another_world_size_goes_on_with_workers(small: dict[str, Pla
         rest = steps(loader)
     with loader_of(small["s3"], small["s3"].urls("plain", SHARDS), shuffle=50, num_workers=2) as loader:
         loader.load_state_dict(state)
-        assert steps(loader) == rest
+        assert without_names(steps(loader)) == without_names(rest)
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"rank": 1, "world_size": 3}])
