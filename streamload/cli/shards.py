@@ -28,7 +28,8 @@ from streamload.index.listing import IndexLookup, Listing, find_shards, list_sha
 from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
-from streamload.pack.ray_pool import RayPool, open_pool
+from streamload.pack.processes import Pool
+from streamload.pack.ray_pool import open_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
 from streamload.storage.protocol import WEB, protocol_of
@@ -60,7 +61,7 @@ def each(
     function: Callable[[_Item, Report], _Result],
     items: Sequence[_Item],
     workers: int | None = None,
-    pool: RayPool | None = None,
+    pool: Pool | None = None,
     label: str = "",
 ) -> Iterator[Iterator[_Result]]:
     """Call a function for each shard, on several threads or in a pool, and give the results in order.
@@ -70,7 +71,7 @@ def each(
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:
         advance: Report = (lambda *_: None) if progress is None else progress.advance
         if pool is not None:
-            yield pool.results((partial(function, item) for item in items), advance)
+            yield _advancing(pool(partial(function, item, lambda *_: None) for item in items), advance)
             return
         stopped, counting = Event(), Lock()
 
@@ -86,6 +87,12 @@ def each(
             finally:
                 stopped.set()
                 threads.shutdown(cancel_futures=True)
+
+
+def _advancing(results: Iterator[_Result], advance: Report) -> Iterator[_Result]:
+    for result in results:
+        advance(1, 0)
+        yield result
 
 
 def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) -> ReadShard:

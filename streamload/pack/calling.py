@@ -18,13 +18,12 @@ import cloudpickle
 
 from streamload.arguments import parse_bytes
 from streamload.errors import StorageError, StreamloadError
-from streamload.pack.planning import Span, estimated_spans, measured_positions
-from streamload.pack.processes import Report
+from streamload.pack.planning import Span, estimated_spans
+from streamload.pack.processes import Pool
 from streamload.pack.ray_pool import pickled_by_value
-from streamload.pack.run import Pool, pack_into
-from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, measure, shard_name
+from streamload.pack.run import pack_into
+from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, shard_name
 from streamload.storage.storages import Storages
-from streamload.write.destination import size_of
 from streamload.write.shard_writer import check_counts, checked_key, label_of, sample_members
 
 _SHOWN = reprlib.Repr()
@@ -123,18 +122,18 @@ def pack_calls(
     function_bytes = pickled_by_value(function) if target.ray is not None else cloudpickle.dumps(function)
     code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
 
+    def work_on(first: int, end: int) -> PackCalls:
+        return PackCalls(function_bytes, tuple(pickled[first:end]), first)
+
     def plan(pool: Pool) -> list[Task]:
-        cut = spans
-        if cut is None:
-            some = [PackCalls(function_bytes, (pickled[n],), n) for n in measured_positions(len(pickled))]
-            measured = list(pool.results(partial(measure, work) for work in some))
-            cut = estimated_spans(len(pickled), measured, target.max_bytes, target.max_count)
+        cut = spans or estimated_spans(
+            pool, len(pickled), lambda number: work_on(number, number + 1), target.max_bytes, target.max_count
+        )
         tasks = []
         for number, (first, end) in enumerate(cut):
             name = shard_name(number) if names is None else names[number]
             digest = digest_of(name, code, pickled[first:end], versions[first:end])
-            work = PackCalls(function_bytes, tuple(pickled[first:end]), first)
-            tasks.append(Task("", name, digest, end - first, work, may_be_empty))
+            tasks.append(Task("", name, digest, end - first, work_on(first, end), may_be_empty))
         return tasks
 
     def check(records: Sequence[Record]) -> None:
@@ -159,25 +158,23 @@ class PackCalls:
     inputs: tuple[bytes, ...]
     first: int
 
-    def __call__(self, append: Append, report: Report) -> Sequence[Fault]:
+    def __call__(self, append: Append) -> Sequence[Fault]:
         """See `Work`. Raises StreamloadError, with the input, if the function fails or a sample is wrong."""
         try:
             function = cloudpickle.loads(self.function)
         except ImportError as exc:  # on another machine
             raise StreamloadError(f"the function needs what cannot be imported here ({exc}); install it") from exc
         for number, pickled in enumerate(self.inputs, start=self.first):
-            value, size = pickle.loads(pickled), 0
+            value = pickle.loads(pickled)
             try:
                 for sample in samples_in(function(value)):
                     key = checked_key(sample)
                     members = sample_members(key, sample)
                     append(key, members, label_of(members))
-                    size += size_of(members)
             except StorageError:
                 raise
             except Exception as exc:  # whatever the user's function raises
                 raise _failed_input(number, value, exc) from exc
-            report(1, size)
         return ()
 
 

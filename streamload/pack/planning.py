@@ -6,13 +6,16 @@ Randomness is the raw output of NumPy's Philox, which stays the same between ver
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.pack.output import UsageError
+from streamload.pack.processes import Pool
 from streamload.pack.sources.source import SPLIT_NAME, Source, SourceSample
+from streamload.pack.tasks import Work, measure
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
 
@@ -44,12 +47,12 @@ def planned_parts(
     return {name: [part[position] for position in order_of(len(part), seed).tolist()] for name, part in parts.items()}
 
 
-def sample_bytes(sample: SourceSample, sizes: Sequence[int]) -> int:
-    """Return the bytes of a sample in a shard, with its label, headers and padding, from the sizes of its members."""
+def sample_bytes(sample: SourceSample) -> int:
+    """Return the bytes of a sample in a shard, with its label, headers and padding."""
     key = sample.key
     total = 0 if sample.label is None else _member_bytes(key, LABEL_FIELD, len(str(sample.label)))
-    for member, size in zip(sample.members, sizes, strict=True):
-        total += _member_bytes(key, member.field or "", max(0, size))
+    for member in sample.members:
+        total += _member_bytes(key, member.field or "", max(0, member.size))
     for field, value in sample.values:
         total += _member_bytes(key, field, len(value))
     return total
@@ -71,25 +74,23 @@ def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int
     return [*spans, (start, end)] if end > start else spans
 
 
-def measured_positions(count: int) -> list[int]:
-    """Return the items to measure, evenly spaced: one in sixteen, at most 128."""
-    number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
-    return [position * count // number for position in range(number)]
-
-
 def estimated_spans(
-    count: int, measured: Sequence[tuple[int, int]], max_bytes: int | None, max_count: int | None
+    pool: Pool, count: int, work_on: Callable[[int], Work], max_bytes: int | None, max_count: int | None
 ) -> list[Span]:
-    """Cut items into equal spans that fill a shard to about nine tenths, from bytes and samples of some items.
+    """Cut items into equal spans that fill a shard to about nine tenths, from some items that are packed on trial.
 
-    There are at least sixteen spans, for as many processes, unless these would be shorter than sixteen items.
+    One item in sixteen is packed, at most 128, evenly spaced. There are at least sixteen spans, for as many processes,
+    unless these would be shorter than sixteen items.
     """
+    number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
+    trials = [partial(measure, work_on(position * count // number)) for position in range(number)]
+    measured = list(pool(trials))
+    all_bytes, samples = sum(size for size, _ in measured), sum(samples for _, samples in measured)
     each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
-    all_bytes, samples = (sum(column) for column in zip(*measured, strict=True)) if measured else (0, 0)
     if all_bytes and max_bytes is not None:
-        each = min(each, int(_FILLED * max_bytes * len(measured) / all_bytes))
+        each = min(each, int(_FILLED * max_bytes * number / all_bytes))
     if max_count is not None:
-        each = min(each, max_count * len(measured) // samples if samples else max_count)
+        each = min(each, max_count * number // samples if samples else max_count)
     each = max(1, each)
     return [(start, min(start + each, count)) for start in range(0, count, each)]
 

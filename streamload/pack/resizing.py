@@ -33,11 +33,12 @@ class Resizing:
 
     def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
         """Return the field and the bytes to store, unchanged for a small image. Raises ValueError for a damaged one."""
+        prefix, dot, _ = field.rpartition(".")
         view = memoryview(data)
         if min(image_size(view)) <= self.size:
             return field, data
         pixels = Resize(self.size).from_encoded(view)
-        return "jpg", _encoded(_upright(pixels, _orientation(data)), self.quality)
+        return f"{prefix}{dot}jpg", _encoded(_upright(pixels, _orientation(data)), self.quality)
 
 
 def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:

@@ -22,21 +22,18 @@ from streamload.index.listing import IndexLookup
 from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
-from streamload.pack.processes import Processes
-from streamload.pack.ray_pool import RayPool, open_pool
+from streamload.pack.processes import Pool, processes
+from streamload.pack.ray_pool import open_pool
 from streamload.pack.tasks import Record, Target, Task, do, read_record
 from streamload.storage.protocol import ShardInfo, escaped, same_etag
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
-from streamload.write.destination import Destination
-
-Pool = Processes | RayPool
 
 _MOST_BYTES = 1 << 30
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
-_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|partial)")
 
 
 def pack_into(
@@ -77,16 +74,17 @@ def pack_into(
                     f"only this process can write to {target.dest!r}; leave out ray, or name another folder"
                 )
             count = 1 if alone or target.ray is not None else target.workers or available_processors()
-            with open_pool(target.ray, target.workers) as cluster, Processes(count) as processes:
-                pool: Pool = processes if cluster is None else cluster
+            with open_pool(target.ray, target.workers) as cluster, processes(count) as here:
+                pool = here if cluster is None else cluster
                 tasks = plan(pool)
                 run.begin(tasks)
+                items = {task.digest: task.items for task in tasks}
                 todo = [task for task in tasks if task.digest not in run.records]
-                total = sum(task.items for task in tasks)
-                with Progress(label, total, unit) as progress:
-                    progress.advance(total - sum(task.items for task in todo), 0)
-                    for record in pool.results((partial(do, target, task) for task in todo), progress.advance):
+                with Progress(label, sum(items.values()), unit) as progress:
+                    progress.advance(sum(map(items.__getitem__, run.records)), 0)
+                    for record in pool(partial(do, target, task) for task in todo):
                         run.add(record)
+                        progress.advance(items[record.digest], sum(shard.info.bytes for shard in record.shards))
             records = [run.records[task.digest] for task in tasks]
             check(records)
             run.finish(records, classes)
@@ -97,16 +95,19 @@ def pack_into(
 
 
 class _Run:
-    """The state of one destination."""
+    """The state of one destination.
+
+    Attributes:
+        records: of the finished tasks, by digest.
+    """
 
     def __init__(self, target: Target, splits: Sequence[str]) -> None:
-        self._target = target
+        self._target, self._splits = target, splits
         self._root = target.folder("")
-        self._folders = {split: target.folder(split) for split in splits}
-        self._storage = self._root.storage
-        self._path = self._root.path
+        self._storage, self._path = self._root.storage, self._root.path
         self._packing = f"{self._root.folder}/{PACKING_FOLDER}"
-        self._names: dict[str, set[str]] = {}
+        self._folders = {split: target.folder(split) for split in ("", *splits)}  # and those of an unfinished run
+        self._names: dict[str, set[str]] = {}  # of all shards that may be in the way, by split
         self._is_begun = False
         self.records: dict[str, Record] = {}
 
@@ -131,7 +132,7 @@ class _Run:
         finally:
             if lock >= 0:
                 os.close(lock)
-            for folder in [*(each.folder for split, each in self._folders.items() if split), self._packing, *created]:
+            for folder in [*(self._folders[split].folder for split in self._splits if split), self._packing, *created]:
                 with suppress(OSError):  # not empty
                     os.rmdir(folder)
 
@@ -141,22 +142,24 @@ class _Run:
         Raises UsageError for shards or an unfinished run without an option for them, and for shards without an entry
         in an index or a run.
         """
-        target, naming = self._target, self._target.naming
+        target = self._target
         unfinished = self._read_run_file()
         if unfinished is None:
             self._remove_records()  # of a complete run that was killed before it removed them
         elif not (target.resume or target.overwrite):
             raise UsageError(
-                f"{self._target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
+                f"{target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
                 f"{_OVERWRITE}"
             )
         self._names = unfinished or {}
-        for split, folder in self._folders.items():
-            existing = folder.existing(naming)
+        self._folders |= {split: target.folder(split) for split in self._names}
+        for split in self._splits:
+            folder = self._folders[split]
+            existing = folder.existing(target.naming)
             if existing and unfinished is None:
                 state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
                 if target.overwrite:
-                    index = IndexLookup(None, self._target.storages).of_folder(folder.folder)
+                    index = IndexLookup(None, target.storages).of_folder(folder.folder)
                     self._names[split] = set() if index is None else {shard.name for shard in index.shards}
                 elif target.resume:
                     say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
@@ -168,10 +171,10 @@ class _Run:
                     f"{folder.folder!r} holds {foreign[0]!r}, which no index and no run of packing names; move it "
                     "away, or choose another destination"
                 )
-        if unfinished is None:
+        if unfinished is None and "" not in self._splits:
             self._refuse_other_splits()
-            if target.resume:
-                say("note: there is no unfinished run to resume; packing from the start")
+        if unfinished is None and target.resume:
+            say("note: there is no unfinished run to resume; packing from the start")
         return True
 
     def _is_ours(self, split: str, name: str) -> bool:
@@ -179,11 +182,10 @@ class _Run:
         return not {name, _FURTHER.sub("", name)}.isdisjoint(self._names.get(split, ()))
 
     def _refuse_other_splits(self) -> None:
-        if "" in self._folders:
-            return
-        pattern = f"{escaped(self._target.dest)}/*/{self._target.naming.before}*{self._target.naming.after}"
-        others = {info.url.rsplit("/", 2)[-2] for info in self._storage.list(pattern)} - self._folders.keys()
-        if others or self._root.existing(self._target.naming):
+        naming = self._target.naming
+        shards = self._storage.list(f"{escaped(self._target.dest)}/*/{naming.before}*{naming.after}")
+        others = {info.url.rsplit("/", 2)[-2] for info in shards} - self._folders.keys()
+        if others or self._root.existing(naming):
             folder = self._target.folder(min(others, default="")).folder
             raise UsageError(
                 f"{folder!r} holds shards of an earlier run with other splits, or none, which would stay beside "
@@ -192,6 +194,7 @@ class _Run:
 
     def begin(self, tasks: Sequence[Task]) -> None:
         """Mark the destination, and remove everything but the shards of finished tasks."""
+        naming = self._target.naming
         self.records = self._finished(tasks)
         replaced = set(self._names)
         for task in tasks:
@@ -199,38 +202,38 @@ class _Run:
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
-        kept = {(record.split, shard.name) for record in self.records.values() for shard in record.shards}
-        for folder in self._marked().values():  # all before a shard is removed, or a glob takes the rest for all
-            folder.mark(self._target.naming, SHARDIFY)
-            folder.remove(self._target.naming, ())
-        half_written = [self._packing]
-        for split, folder in self._marked().items():
-            folder.remove_abandoned(self._target.naming)
-            half_written += [folder.folder, f"{folder.folder}/{INDEX_FOLDER}"]
-            self._remove_shards(split, folder, kept)
-            if split in replaced:
-                self._storage.delete(f"{folder.folder}/{CLASSES_FILE}")
-        for path in half_written if self._path is not None else ():
-            for name in os.listdir(path) if os.path.isdir(path) else ():
-                if _HALF_WRITTEN.fullmatch(name):
-                    os.unlink(os.path.join(path, name))
+        for folder in self._folders.values():  # all before a shard is removed, or a glob takes the rest for all
+            folder.mark(naming, SHARDIFY)
+            folder.remove(naming, ())
+        self._remove_half_written()
+        self._remove_shards({(record.split, each.name) for record in self.records.values() for each in record.shards})
+        for split in replaced:
+            self._storage.delete(f"{self._folders[split].folder}/{CLASSES_FILE}")
         self._remove_records(keep=self.records.keys())
         if self.records:
             say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are done already")
 
-    def _marked(self) -> dict[str, Destination]:
-        return {"": self._root, **{split: self._target.folder(split) for split in self._names}, **self._folders}
+    def _remove_half_written(self) -> None:
+        """Remove the hidden files of killed processes; a bucket has none."""
+        if self._path is None:
+            return
+        folders = [folder.folder for folder in self._folders.values()]
+        for folder in [self._packing, *folders, *(f"{each}/{INDEX_FOLDER}" for each in folders)]:
+            for name in os.listdir(folder) if os.path.isdir(folder) else ():
+                if _HALF_WRITTEN.fullmatch(name):
+                    os.unlink(os.path.join(folder, name))
 
-    def _remove_shards(self, split: str, folder: Destination, kept: Collection[tuple[str, str]]) -> None:
+    def _remove_shards(self, kept: Collection[tuple[str, str]]) -> None:
         """Remove index entries and shards of this or an earlier run, except those that are kept."""
-        existing = folder.existing(self._target.naming) if self._names.get(split) else []
-        ours = [name for name in existing if self._is_ours(split, name) and (split, name) not in kept]
-        folder.remove(self._target.naming, ours)
+        naming = self._target.naming
+        for split, folder in self._folders.items():
+            existing = folder.existing(naming) if self._names.get(split) else []
+            ours = [name for name in existing if self._is_ours(split, name) and (split, name) not in kept]
+            folder.remove(naming, ours)
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
+        """Return the records of tasks whose shards are unchanged."""
         names = self._record_names() if self._target.resume else set()
-        if not names:
-            return {}
 
         def record_of(task: Task) -> Record | None:
             folder = self._folders[task.split].folder
@@ -243,8 +246,8 @@ class _Run:
             return None
 
         with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-records") as threads:
-            found = threads.map(record_of, [task for task in tasks if f"{task.digest}.record" in names])
-            return {record.digest: record for record in found if record is not None}
+            records = threads.map(record_of, [task for task in tasks if f"{task.digest}.record" in names])
+            return {record.digest: record for record in records if record is not None}
 
     def _record_names(self) -> set[str]:
         return {info.url.rpartition("/")[2] for info in self._storage.list(f"{escaped(self._packing)}/*.record")}
@@ -267,10 +270,11 @@ class _Run:
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
         """Write the indexes and the names of the classes; then remove the marks and the state."""
-        for split, folder in self._folders.items():
+        for split in self._splits:
             shards = [shard for record in records if record.split == split for shard in record.shards]
             if not shards:
                 continue
+            folder = self._folders[split]
             folder.write_index(
                 [(IndexedShard(name, info.bytes, len(table), None, info.etag), table) for name, info, table in shards]
             )
@@ -281,7 +285,7 @@ class _Run:
         self._unmark()
 
     def _unmark(self) -> None:
-        for folder in self._marked().values():
+        for folder in self._folders.values():
             folder.finish(self._target.naming)
         self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from here on nothing is unfinished
         self._remove_records()
@@ -291,11 +295,9 @@ class _Run:
         if not self._is_begun:
             return
         with suppress(OSError, StreamloadError):
-            for folder in self._marked().values():
-                folder.remove_abandoned(self._target.naming)
+            self._remove_half_written()
             if not any(record.shards for record in self.records.values()):
-                for split, folder in self._marked().items():
-                    self._remove_shards(split, folder, ())
+                self._remove_shards(())
                 self._unmark()
                 return
         exc.add_note(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -14,13 +14,13 @@ import numpy as np
 
 from streamload.errors import without_secrets
 from streamload.pack.output import UsageError, say, shown_bytes, shown_time
-from streamload.pack.planning import estimated_spans, measured_positions, planned_parts, sample_bytes, shard_spans
-from streamload.pack.processes import Report
+from streamload.pack.planning import estimated_spans, planned_parts, sample_bytes, shard_spans
+from streamload.pack.processes import Pool
 from streamload.pack.resizing import Resizing
-from streamload.pack.run import Pool, pack_into
+from streamload.pack.run import pack_into
 from streamload.pack.sources.arrays import OpenArrays, row_content
 from streamload.pack.sources.kinds import open_source
-from streamload.pack.sources.loading import file_versions, load, meaning_of
+from streamload.pack.sources.loading import load
 from streamload.pack.sources.source import (
     ARRAY_FIELDS,
     COLUMNS_FIELD,
@@ -31,8 +31,7 @@ from streamload.pack.sources.source import (
     is_image,
     kind_of,
 )
-from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, measure, shard_name
-from streamload.tar.extensions import KIND_OF, Kind
+from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, shard_name
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
@@ -40,7 +39,6 @@ from streamload.write.destination import too_large
 
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
-_SMALL_BYTES = 1_000_000
 
 
 def source_to_shards(
@@ -70,16 +68,14 @@ def source_to_shards(
         raise UsageError(
             f"{source!r} is divided into {', '.join(opened.parts)} already; leave out --split, or give one of them"
         )
-    if opened.in_memory:
-        target = replace(target, workers=1)
     for note in opened.notes:
         say(f"note: {note}")
-    versions = file_versions(opened)
+    files = len({member.path for sample in opened.samples for member in sample.members})
     parts = planned_parts(opened, fractions, shuffle=shuffle, seed=seed)
     records = pack_into(
         target,
-        partial(_plan, opened, target, parts=parts, resizing=resizing, versions=versions),
-        partial(_check, len(versions), target.skip_bad),
+        partial(_plan, opened, target, parts, resizing),
+        partial(_check, files, target.skip_bad),
         label="packing",
         unit="samples",
         splits=list(parts),
@@ -111,40 +107,29 @@ def _refuse_resizing(samples: Sequence[SourceSample]) -> None:
 
 
 def _plan(
-    source: Source,
-    target: Target,
-    pool: Pool,
-    *,
-    parts: Mapping[str, Sequence[int]],
-    resizing: Resizing | None,
-    versions: Mapping[str, tuple[int, int]],
+    source: Source, target: Target, parts: Mapping[str, Sequence[int]], resizing: Resizing | None, pool: Pool
 ) -> list[Task]:
+    """Return the tasks: shards as full as allowed, or filled by an estimate if images are resized."""
     max_bytes, max_count = target.max_bytes, target.max_count
     assert max_bytes is not None
     libraries = ("simplejpeg", "opencv-python-headless", "pillow", "numpy") if resizing else ()
     common = [resizing, max_bytes, max_count, *map(version, ("streamload", *libraries))]
     tasks: list[Task] = []
     for split, numbers in parts.items():
-        samples = [source.samples[number] for number in numbers]
-        sizes = [
-            tuple([m.size if isinstance(m, ArrayRow) else versions[m.path][0] for m in each.members])
-            for each in samples
-        ]
+        samples = tuple([source.samples[number] for number in numbers])
         if resizing is None:
-            stored = list(map(sample_bytes, samples, sizes))
-            largest = max(range(len(stored)), key=stored.__getitem__, default=None)
-            if largest is not None and stored[largest] + len(END_OF_ARCHIVE) > max_bytes:
-                raise too_large(samples[largest].key, stored[largest], max_bytes)
-            spans = shard_spans(((size, 1) for size in stored), max_bytes, max_count)
+            sizes = list(map(sample_bytes, samples))
+            for sample, size in zip(samples, sizes, strict=True):
+                if size + len(END_OF_ARCHIVE) > max_bytes:
+                    raise too_large(sample.key, size, max_bytes)
+            spans = shard_spans(((size, 1) for size in sizes), max_bytes, max_count)
         else:
-            some = [PackFiles((samples[n],), (sizes[n],), resizing) for n in measured_positions(len(samples))]
-            measured = list(pool.results(partial(measure, work) for work in some))
-            spans = estimated_spans(len(samples), measured, max_bytes, max_count)
+            works = [PackFiles((sample,), resizing) for sample in samples]
+            spans = estimated_spans(pool, len(works), works.__getitem__, max_bytes, max_count)
         for place, (first, end) in enumerate(spans):
-            work = PackFiles(tuple(samples[first:end]), tuple(sizes[first:end]), resizing)
-            content = [(meaning_of(each), [versions[m.path] for m in each.members]) for each in work.samples]
-            name = shard_name(place)
-            tasks.append(Task(split, name, digest_of(split, name, common, content), end - first, work))
+            some, name = samples[first:end], shard_name(place)
+            digest = digest_of(split, name, common, [sample.meaning() for sample in some])
+            tasks.append(Task(split, name, digest, end - first, PackFiles(some, resizing)))
     return tasks
 
 
@@ -166,19 +151,32 @@ def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PackFiles:
-    """The work of packing files, or rows of arrays; sizes are those expected of each sample's members."""
+    """The work of packing files, or rows of arrays."""
 
     samples: tuple[SourceSample, ...]
-    sizes: tuple[tuple[int, ...], ...]
     resizing: Resizing | None
 
-    def __call__(self, append: Append, report: Report) -> Sequence[Fault]:
+    def __call__(self, append: Append) -> Sequence[Fault]:
         """See `Work`."""
         faults: list[Fault] = []
         arrays: OpenArrays = {}
-        for sample, sizes in zip(self.samples, self.sizes, strict=True):
-            fields, wrong = self._read(sample, sizes, arrays)
-            report(1, sum(len(data) for _, data in fields))
+        for sample in self.samples:
+            fields: list[tuple[str, bytes]] = []
+            wrong: list[Fault] = []
+            for member in sample.members:
+                if isinstance(member, ArrayRow):
+                    fields.append((member.field, row_content(member, arrays)))
+                    continue
+                data, reason = load(member)
+                field = member.field or ""
+                if reason is None and self.resizing is not None and is_image(field):
+                    try:
+                        field, data = self.resizing(field, data)
+                    except ValueError as exc:
+                        reason = str(exc)
+                if reason is not None:
+                    wrong.append(Fault(member.path, reason))
+                fields.append((field, data))
             faults += wrong
             if not wrong:
                 label = [] if sample.label is None else [(LABEL_FIELD, b"%d" % sample.label)]
@@ -188,30 +186,6 @@ class PackFiles:
                 ]
                 append(sample.key, members, sample.label)
         return faults
-
-    def _read(
-        self, sample: SourceSample, sizes: Sequence[int], arrays: OpenArrays
-    ) -> tuple[list[tuple[str, bytes]], list[Fault]]:
-        """Return the fields of a sample's members with their content, and the faulty members."""
-        fields: list[tuple[str, bytes]] = []
-        faults: list[Fault] = []
-        for member, size in zip(sample.members, sizes, strict=True):
-            if isinstance(member, ArrayRow):
-                fields.append((member.field, row_content(member, arrays)))
-                continue
-            data, reason = load(member, size)
-            field = member.field or ""
-            if reason is None and self.resizing is not None and is_image(field):
-                name, dot, extension = field.rpartition(".")
-                try:
-                    extension, data = self.resizing(extension, data)
-                    field = f"{name}{dot}{extension}"
-                except ValueError as exc:
-                    reason = str(exc)
-            if reason is not None:
-                faults.append(Fault(member.path, reason))
-            fields.append((field, data))
-        return fields, faults
 
 
 def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -225,15 +199,19 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     lacking = [f"{samples - count:,} without {name!r}" for name, count in fields.items() if count < samples]
     if lacking:
         yield f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}"
-    content, stored = report["content_bytes"], report["bytes"]
-    if stored > max(2 * content, _SMALL_BYTES):
-        yield (
-            f"{shown_bytes(content)} of content became {shown_bytes(stored)}: in a tar each field takes 512 bytes more "
-            "and is filled up to 512; store small values together, as one json or npy"
-        )
-    yield "read it with:"
-    splits = sorted(report["splits"], key=lambda split: not split.startswith("train"))
-    yield _reading("/".join([report["destination"], *splits[:1]]), fields, samples)
+    # Columns of a table in json may be null or of different types, which do not make a batch.
+    odd = COLUMNS_FIELD if fields.keys() - {COLUMNS_FIELD, LABEL_FIELD} else None
+    chosen = [name for name, count in fields.items() if count == samples and name != odd] or list(fields)
+    chosen = chosen[:_FIELDS_SHOWN]
+    images = [name for name in chosen if is_image(name.partition(";")[0])]
+    transform = f', transform={{"{images[0]}": RandomResizedCrop(224)}}' if len(images) == 1 else ""
+    split = min(report["splits"], key=lambda split: not split.startswith("train"), default="")
+    folder = f"{report['destination']}/{split}".rstrip("/")
+    names = ", ".join(f'"{name}"' for name in chosen) + "," * (len(chosen) == 1)
+    yield "read it with:\n  from streamload import StreamLoader"
+    if transform:
+        yield "  from streamload.images import RandomResizedCrop"
+    yield f"  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields=({names}){transform})"
 
 
 def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:
@@ -251,28 +229,6 @@ def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:
         total = sum(stored[name] for name in names)
         fields |= {";".join(names): total} if total <= samples else {name: stored[name] for name in names}
     return fields
-
-
-def _reading(folder: str, fields: Mapping[str, int], samples: int) -> str:
-    """Return Python code that reads batches; a single image is cropped."""
-    # Columns of a table in json may be null or of different types, which do not make a batch.
-    others = fields.keys() - {COLUMNS_FIELD, LABEL_FIELD}
-    chosen = [name for name, count in fields.items() if count == samples and not (name == COLUMNS_FIELD and others)]
-    where = ""
-    if not chosen:
-        chosen = list(fields)[:1]
-        where = f", where='\"{chosen[0]}\"'" if ";" not in chosen[0] else ""
-    chosen += [f"{name}?" for name in fields if name not in chosen and KIND_OF.get(name) is Kind.TEXT]
-    chosen = chosen[:_FIELDS_SHOWN]
-    images = [name for name in chosen if all(map(is_image, name.split(";")))]
-    lines = ["  from streamload import StreamLoader"]
-    transform = ""
-    if len(images) == 1:
-        lines.append("  from streamload.images import RandomResizedCrop")
-        transform = f', transform={{"{images[0]}": RandomResizedCrop(224)}}'
-    listed = ", ".join(f'"{name}"' for name in chosen) + "," * (len(chosen) == 1)
-    lines.append(f"  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields=({listed}){where}{transform})")
-    return "\n".join(lines)
 
 
 def _figures(records: Sequence[Record]) -> dict[str, int]:

@@ -10,12 +10,10 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from streamload.index.dataset_index import pack_table, unpack_table
 from streamload.index.shard_names import PACKING_FOLDER, ShardNaming
-from streamload.pack.processes import Report
 from streamload.storage.protocol import ShardInfo
 from streamload.storage.storages import Storages
 from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard, destination_in, size_of
@@ -31,11 +29,6 @@ ANY_NAMES = ShardNaming("", None, ".tar")
 def shard_name(number: int) -> str:
     """Return the name of a numbered shard."""
     return f"shard-{number:06d}.tar"
-
-
-def further_name(name: str, number: int) -> str:
-    """Return the name of a further shard of a task, which sorts after its first and before the next task's."""
-    return f"{name.removesuffix('.tar')}_{number:06d}.tar" if number else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +78,8 @@ class Fault(NamedTuple):
 Append = Callable[[str, Sequence[Member], int | None], None]
 """Takes a sample: its key, its members and its label."""
 
-Work = Callable[[Append, Report], Sequence[Fault]]
-"""Appends all samples of a task, reports finished items, and returns the files that cannot be packed. Picklable."""
+Work = Callable[[Append], Sequence[Fault]]
+"""Appends all samples of a task, and returns the files that cannot be packed. Picklable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +112,37 @@ class Record(NamedTuple):
     faults: tuple[Fault, ...]
 
 
+def digest_of(*parts: object) -> str:
+    """Return a digest of values by their `repr`, which must be complete."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
+
+
+def do(target: Target, task: Task) -> Record:
+    """Write the shards of a task, then its record.
+
+    A further shard has a name that sorts after the first one's and before the next task's. If there are faults that may
+    not be skipped, the record has no shards and is not stored.
+
+    Raises:
+        StreamloadError, ValueError, OSError: a shard cannot be written, or a sample is wrong.
+    """
+
+    def name(number: int) -> str:
+        return f"{task.name.removesuffix('.tar')}_{number:06d}.tar" if number else task.name
+
+    shards = ConsecutiveShards(target.folder(task.split), name, max_bytes=target.max_bytes, max_count=target.max_count)
+    with closing(shards):
+        faults = tuple(task.work(shards.append))
+        if faults and not target.skip_bad:
+            return Record(task.digest, task.split, (), faults)
+        shards.finish(may_be_empty=task.may_be_empty)
+    tables = [pack_table(shard.table) for shard in shards.published]
+    saved = [(shard.name, shard.info, len(table)) for shard, table in zip(shards.published, tables, strict=True)]
+    head = json.dumps({"shards": saved, "faults": faults}).encode("ascii")
+    target.folder("").storage.write(target.record_url(task.digest), b"\n".join((head, b"".join(tables))))
+    return Record(task.digest, task.split, tuple(shards.published), faults)
+
+
 def read_record(content: bytes, task: Task) -> Record:
     """Parse the record of a task. Raises ValueError, LookupError, TypeError or StreamloadError if it is damaged."""
     head, _, tables = content.partition(b"\n")
@@ -126,42 +150,11 @@ def read_record(content: bytes, task: Task) -> Record:
     for name, info, size in saved["shards"]:
         shards.append(PublishedShard(name, ShardInfo(*info), unpack_table(tables[start : start + size], name)))
         start += size
-    faults = tuple(Fault(*fault) for fault in saved["faults"])
-    return Record(task.digest, task.split, tuple(shards), faults)
+    return Record(task.digest, task.split, tuple(shards), tuple(Fault(*fault) for fault in saved["faults"]))
 
 
-def digest_of(*parts: object) -> str:
-    """Return a digest of values by their `repr`, which must be complete."""
-    return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
-
-
-def do(target: Target, task: Task, report: Report) -> Record:
-    """Write the shards of a task, then its record.
-
-    If there are faults that may not be skipped, the record has no shards and is not stored.
-
-    Raises:
-        StreamloadError, ValueError, OSError: a shard cannot be written, or a sample is wrong.
-    """
-    folder = target.folder(task.split)
-    name = partial(further_name, task.name)
-    with closing(
-        ConsecutiveShards(folder, name, max_bytes=target.max_bytes, max_count=target.max_count)
-    ) as consecutive:
-        faults = tuple(task.work(consecutive.append, report))
-        if faults and not target.skip_bad:
-            return Record(task.digest, task.split, (), faults)
-        consecutive.finish(may_be_empty=task.may_be_empty)
-    shards = tuple(consecutive.published)
-    tables = [pack_table(shard.table) for shard in shards]
-    saved = [(shard.name, shard.info, len(table)) for shard, table in zip(shards, tables, strict=True)]
-    head = json.dumps({"shards": saved, "faults": faults}).encode("ascii")
-    target.folder("").storage.write(target.record_url(task.digest), b"\n".join((head, b"".join(tables))))
-    return Record(task.digest, task.split, shards, faults)
-
-
-def measure(work: Work, _: Report) -> tuple[int, int]:
+def measure(work: Work) -> tuple[int, int]:
     """Return the bytes and the number of samples that the work would write."""
     sizes: list[int] = []
-    work(lambda _, members, __: sizes.append(size_of(members)), lambda *_: None)
+    work(lambda _, members, __: sizes.append(size_of(members)))
     return sum(sizes), len(sizes)

@@ -58,7 +58,7 @@ def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> Non
     assert classes_in(tmp_path / "dest") == ["B", "a", "a.b", "b", "empty", "linked"]
     assert "note: 6 classes: B, a, a.b, b, empty, linked" in err
     assert "1 class folder without a file, each with its number: empty" in err
-    assert "links that lead back to a folder above them: 'a/up', 'linked/up'" in err
+    assert "skipped folders that are links: 'a/up', 'linked/up'; they lead back to a folder above them" in err
     packed = packed_samples(tmp_path / "dest")
     assert list(packed) == ["B/2", "a/0", "a/deep/er/3", "a.b/x_y", "b/1", "b/4", "b/5", "linked/0", "linked/deep/er/3"]
     assert [next(iter(sample)) for sample in packed.values()] == [
@@ -186,7 +186,6 @@ def test_folders_that_only_look_like_splits_or_pairs_are_classes(tmp_path: Path,
     [
         (["images/1.jpg", "masks/1.png", "images/2.jpg"], [], {"1": ["jpg", "masks.png"], "2": ["jpg"]}),
         (["Images/a/1.jpg", "Labels/a/1.txt"], [], {"a/1": ["jpg", "labels.txt"]}),
-        (["photos/1.jpg", "words/1.txt"], [], {"1": ["jpg", "words.txt"]}),
         (["images/1.jpg", "masks/1.png"], ["--stems"], {"1": ["jpg", "masks.png"]}),
         (["JPEGImages/1.jpg", "Annotations/1.xml", "ImageSets/train.txt"], [], {"1": ["annotations.xml", "jpg"]}),
     ],
@@ -235,7 +234,6 @@ def test_files_that_share_a_stem_are_a_sample(tmp_path: Path) -> None:
     assert "note: files that share a name up to its first dot are packed as one sample; " in err
     assert "note: skipped 1 file without an extension, such as 'README'" in err
     assert re.search("not every sample has every field: .*1 without 'txt'.*2 without 'json'", out)
-    assert 'fields=("jpg", "txt?"), where=\'"jpg"\', transform={"jpg": RandomResizedCrop(224)})' in out
     assert not (dest / "classes.json").exists()
     with open(dest / "shard-000000.tar", "rb") as shard:
         read = list(group_by_keys(tar_file_expander([{"stream": shard, "url": "x"}])))

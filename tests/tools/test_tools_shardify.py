@@ -15,7 +15,7 @@ from matrix import exhaustive
 from streamload import ShardWriter
 from streamload.pack.sources.kinds import open_source
 from streamload.pack.sources.loading import load
-from streamload.pack.sources.source import SourceOptions
+from streamload.pack.sources.source import SourceFile, SourceOptions
 
 CLASSES = {"classes": ["bee", "cat"], "class_to_idx": {"bee": 0, "cat": 1}}
 
@@ -211,7 +211,9 @@ def test_a_shard_that_loses_all_its_images_is_not_written(tmp_path: Path) -> Non
 
 def test_a_file_that_changes_while_it_is_packed_is_named(tmp_path: Path) -> None:
     source = image_folder(tmp_path / "source", "a/0.jpg")
-    data, reason = load(open_source(str(source), SourceOptions()).samples[0].members[0], 10_000)
+    file = open_source(str(source), SourceOptions()).samples[0].members[0]
+    assert isinstance(file, SourceFile)
+    data, reason = load(file._replace(size=10_000))
     assert reason == f"it had 10,000 bytes when packing began, and has {len(data)} now"
 
 

@@ -15,11 +15,11 @@ from streamload.pack.output import UsageError
 from streamload.pack.sources.loading import read_regular
 from streamload.pack.sources.source import (
     Source,
-    SourceFile,
     SourceSample,
     extension_of,
     field_named,
     field_prefix,
+    file_at,
     is_data,
     kind_of,
     numbers_of_classes,
@@ -46,17 +46,13 @@ class Tree:
     Attributes:
         files: the files that may be samples, sorted.
         folders: all folders, also empty ones.
-        ignored: hidden files and folders, and those of operating systems, such as `Thumbs.db`.
-        links: links to folders that were not followed.
-        circles: links to a folder above them.
+        notes: what was skipped.
     """
 
     root: str
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    links: list[str] = field(default_factory=list)
-    circles: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def below(self, folder: str) -> list[str]:
         """Return the files below a folder, which is "" or ends with a slash."""
@@ -68,46 +64,44 @@ class Tree:
         names = sorted(path[start:] for path in self.folders if path.startswith(folder) and "/" not in path[start:])
         return names, [path for path in self.below(folder) if "/" not in path[start:]]
 
-    def notes(self) -> list[str]:
-        """Describe what was skipped."""
-        notes = []
-        if self.ignored:
-            notes.append(f"ignored {counted(len(self.ignored), 'hidden or system file')}, such as {self.ignored[0]!r}")
-        if self.links:
-            some = listed(list(map(repr, self.links)))
-            notes.append(f"skipped folders that are links: {some}; --follow-symlinks follows them")
-        if self.circles:
-            some = listed(list(map(repr, self.circles)))
-            notes.append(f"skipped links that lead back to a folder above them: {some}")
-        return notes
-
 
 def walk(root: str, *, follow_links: bool) -> Tree:
     """List all files below a folder. Raises OSError."""
     tree = Tree(root)
+    ignored: list[str] = []
+    links: list[str] = []
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while waiting:
         folder, above = waiting.pop()
         status = os.stat(os.path.join(root, folder))
         identity = status.st_dev, status.st_ino
-        if identity in above:
-            tree.circles.append(folder[:-1])
+        if identity in above:  # a link that leads back
+            links.append(folder[:-1])
+            tree.folders.remove(folder[:-1])
             continue
         with os.scandir(os.path.join(root, folder)) as entries:
             for entry in entries:
                 path = folder + entry.name
                 if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_NAMES:
-                    tree.ignored.append(path)
+                    ignored.append(path)
                 elif not entry.is_dir():
                     tree.files.append(path)
                 elif entry.is_symlink() and not follow_links:
-                    tree.links.append(path)
+                    links.append(path)
                 else:
                     tree.folders.append(path)
                     waiting.append((path + "/", above | {identity}))
-    for names in (tree.files, tree.ignored, tree.links, tree.circles):
-        names.sort()
+    tree.files.sort()
+    if ignored:
+        tree.notes.append(f"ignored {counted(len(ignored), 'hidden or system file')}, such as {min(ignored)!r}")
+    if links:
+        advice = "they lead back to a folder above them" if follow_links else "--follow-symlinks follows them"
+        tree.notes.append(f"skipped folders that are links: {listed(list(map(repr, sorted(links))))}; {advice}")
     return tree
+
+
+Roots = list[tuple[str, str]]
+"""Folders in which files that share a stem are a sample, with the prefixes of their fields."""
 
 
 def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
@@ -117,16 +111,15 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
     Raises UsageError for ambiguous files, and OSError.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
-    known = classes or tuple(
-        sorted({name for split, roots in layout.items() if not roots for name in tree.inside(split)[0]})
-    )
+    by_class = [split for split, roots in layout.items() if not roots]
+    known = classes or tuple(sorted({name for split in by_class for name in tree.inside(split)[0]}))
     samples: list[SourceSample] = []
     parts: dict[str, Sequence[int]] = {}
-    notes = tree.notes()
+    notes = [*tree.notes]
     for split, roots in layout.items():
-        listed_samples = _by_stem(tree, roots, notes) if roots else _by_class(tree, split, known, notes)
-        parts[split.rstrip("/")] = range(len(samples), len(samples) + len(listed_samples))
-        samples += listed_samples
+        of_split = _by_stem(tree, roots, notes) if roots else _by_class(tree, split, known, notes)
+        parts[split.rstrip("/")] = range(len(samples), len(samples) + len(of_split))
+        samples += of_split
     if not samples:
         raise UsageError(f"{tree.root!r} holds no file to pack; give a folder of class folders, or of files")
     packed = tuple(folder for split, roots in layout.items() for folder, _ in roots or [(split, "")])
@@ -134,22 +127,17 @@ def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: b
         notes.append(f"left out {counted(len(outside), 'file')} outside of these folders, such as {outside[0]!r}")
     if "" not in parts:
         notes.append(f"{', '.join(parts)} are packed as splits of one dataset, into folders of these names")
-    stems = [split for split, roots in layout.items() if roots]
-    if stems:
-        where = dict.fromkeys(folder.rstrip("/") for split in stems for folder, _ in layout[split] if folder)
+    if len(by_class) < len(layout):
+        folders = dict.fromkeys(folder.rstrip("/") for roots in layout.values() for folder, _ in roots if folder)
+        where = f" in {listed(list(folders))}" if folders else ""
         labels = "" if any(sample.label is not None for sample in samples) else " without labels"
         notes.append(
-            f"files that share a name up to its first dot{f' in {listed(list(where))}' if where else ''} are packed as "
-            f"one sample{labels}; --no-stems takes folders as classes, --labels FILE gives labels"
+            f"files that share a name up to its first dot{where} are packed as one sample{labels}; --no-stems takes "
+            "folders as classes, --labels FILE gives labels"
         )
-    has_classes = len(stems) < len(layout)
-    if has_classes:
+    if by_class:
         notes.append(f"{counted(len(known), 'class')}: {listed(known)}")
-    return Source(tuple(samples), known if has_classes else None, tuple(notes), None if "" in parts else parts)
-
-
-Roots = list[tuple[str, str]]
-"""Folders in which files that share a stem are a sample, with the prefixes of their fields."""
+    return Source(tuple(samples), known if by_class else None, tuple(notes), None if "" in parts else parts)
 
 
 def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
@@ -166,59 +154,55 @@ def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
     return {"": roots}
 
 
+def _splits(names: list[str]) -> list[str]:
+    """Return the names of folders in the order of splits; none unless all are splits."""
+    if len(names) < 2 or not {name.lower() for name in names} <= {*_SPLITS}:
+        return []
+    return sorted(names, key=lambda name: _SPLITS.index(name.lower()))
+
+
 def _roots(tree: Tree, folder: str, *, by_stem: bool | None) -> Roots:
+    """Return the roots in a folder; none if its folders are classes."""
     folders, loose = tree.inside(folder)
     if by_stem is False:
         return []
-    files = tree.below(folder)
-    if len(folders) > 1 and not any(map(is_data, loose)) and (pairs := _pairs(files, folder, folders)):
+    if not any(map(is_data, loose)) and (pairs := _pairs(tree, folder, folders)):
         return [(f"{folder}{name}/", field_prefix(name) if number else "") for number, name in enumerate(pairs)]
     if by_stem or (not folders and any(kind_of(path) not in _NO_SAMPLES for path in loose)):
         return [(folder, "")]
-    kinds = Counter(map(kind_of, files))
-    if len(kinds) < 2:
-        return []
-    usual = max(kinds, key=lambda kind: kinds[kind])
+    files = tree.below(folder)
+    usual = _usual_kind(files)
     stems = {_stem(path) for path in files if kind_of(path) == usual}
     accompanied = stems & {_stem(path) for path in files if kind_of(path) != usual}
-    return [(folder, "")] if 2 * len(accompanied) >= len(stems) else []
+    return [(folder, "")] if stems and 2 * len(accompanied) >= len(stems) else []
 
 
-def _pairs(paths: list[str], folder: str, names: list[str]) -> list[str]:
-    """Return folders with parts of the same samples, such as `images` and `masks`; none for classes.
+def _usual_kind(paths: Sequence[str]) -> str:
+    kinds = Counter(map(kind_of, paths))
+    return max(kinds, key=lambda kind: kinds[kind], default="")
 
-    Equal stems do not suffice: cat/1.jpg and dog/1.jpg are two images. It takes usual names, or different kinds.
-    """
-    files: dict[str, list[str]] = {name: [] for name in names}
-    for path in paths:
-        name, slash, inside = path[len(folder) :].partition("/")
-        if slash:
-            files[name].append(inside)
-    kinds = [{*map(kind_of, inside)} for inside in files.values()]
+
+def _pairs(tree: Tree, folder: str, names: list[str]) -> list[str]:
+    """Return folders with parts of the same samples, by usual names such as `images` and `masks`; none for classes."""
     inputs = [name for name in names if name.lower() in _INPUTS]
     targets = [name for name in names if name.lower() in _TARGETS]
-    are_named = bool(inputs and targets)
-    if not are_named and sum(map(len, kinds)) > len(set().union(*kinds)):
+    if not inputs or not targets:
         return []
-    stems = {name: {*map(_stem, inside)} for name, inside in files.items()}
-    first = inputs[0] if inputs else names[next((n for n, of_folder in enumerate(kinds) if "image" in of_folder), 0)]
+    paths = {name: tree.below(f"{folder}{name}/") for name in names}
+    stems = {name: {_stem(path[len(folder) + len(name) + 1 :]) for path in paths[name]} for name in names}
+    first = inputs[0]
     others = [name for name in names if name != first and 2 * len(stems[name] & stems[first]) >= len(stems[name]) > 0]
-    if are_named and not set(others) & set(targets):
+    if not set(others) & set(targets):
         raise UsageError(
             f"{first!r} and {targets[0]!r} look like parts of the same samples, but the names of their files differ: "
-            f"{files[first][:1]}, {files[targets[0]][:1]}; rename them, list both in a .csv, or give --no-stems"
+            f"{paths[first][:1]}, {paths[targets[0]][:1]}; rename them, list both in a .csv, or give --no-stems"
         )
-    return [first, *others] if are_named or len(others) == len(names) - 1 else []
+    return [first, *others]
 
 
 def _stem(path: str) -> str:
     folder, slash, name = path.rpartition("/")
     return folder + slash + name.partition(".")[0]
-
-
-def _splits(names: list[str]) -> list[str]:
-    lower = {name.lower() for name in names}
-    return sorted(names, key=lambda name: _SPLITS.index(name.lower())) if len(names) > 1 and lower <= {*_SPLITS} else []
 
 
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
@@ -232,33 +216,29 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
         )
     if not names:
         hint = f"; give a table or arrays, such as {loose[0]!r}, by their own path" if loose else ""
-        hint = f"; it holds links, such as {tree.links[0]!r}: add --follow-symlinks" if tree.links else hint
         raise UsageError(f"{where} holds no class folder; it needs one folder of files for each class{hint}")
     numbers = dict(zip(names, numbers_of_classes(names, classes, lambda _: f"a class folder in {where}"), strict=True))
     paths = [path for path in tree.below(split) if "/" in path[len(split) :]]
     paths.sort(key=lambda path: (path[len(split) :].partition("/")[0], path))  # a/x before a.b/x
-    kinds = list(map(kind_of, paths))
-    usual = max(counts := Counter(kinds), key=lambda kind: counts[kind], default="")
+    usual = _usual_kind(paths)
     keys: set[str] = set()
     samples = []
-    for path, kind in zip(paths, kinds, strict=True):
+    for path in paths:
         extension, inside = extension_of(path), path[len(split) :]
-        member = SourceFile(os.path.join(tree.root, path), field_named(extension) if kind == usual else None)
+        name = field_named(extension) if kind_of(path) == usual else None
+        member = file_at(os.path.join(tree.root, path), name, decodable=True)
         key = unique_key(inside.removesuffix(f".{extension}"), keys)
         samples.append(SourceSample(key, (member,), numbers[inside.partition("/")[0]]))
     filled = {sample.label for sample in samples}
     if empty := [name for name in names if numbers[name] not in filled]:
         notes.append(f"{counted(len(empty), 'class folder')} without a file, each with its number: {listed(empty)}")
-    if lacking := len(classes) - len(names):
-        notes.append(f"{where} has no folder for {counted(lacking, 'class')}")
     if loose:
         notes.append(f"skipped {counted(len(loose), 'file')} outside of the class folders, such as {loose[0]!r}")
-    if len(names) == 1 and len(tree.inside(f"{split}{names[0]}/")[0]) > 1:
-        notes.append(f"{names[0]!r} is the only class; if the folders in it are the classes, give that folder")
     return samples
 
 
 def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
+    """Return the samples of files that share a stem below some folders."""
     members: dict[str, dict[str, str]] = {}
     strays = []
     for folder, prefix in roots:
@@ -268,23 +248,23 @@ def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
             if not extension:
                 strays.append(path)
                 continue
-            field = field_named(prefix + extension)
-            if field is None:
+            name = field_named(prefix + extension)
+            if name is None:
                 raise UsageError(f"{path!r}: {extension!r} cannot be a field of a sample; rename or remove the file")
             fields = members.setdefault(stem[len(folder) :], {})
-            if field in fields:
+            if name in fields:
                 raise UsageError(
-                    f"{fields[field]!r} and {path!r} would both be the field {field!r} of one sample; rename or remove "
+                    f"{fields[name]!r} and {path!r} would both be the field {name!r} of one sample; rename or remove "
                     "one of them"
                 )
-            fields[field] = path
+            fields[name] = path
     if strays:
         notes.append(f"skipped {counted(len(strays), 'file')} without an extension, such as {strays[0]!r}")
     keys: set[str] = set()
     samples = []
     for stem, fields in members.items():
         label = fields.pop(LABEL_FIELD, None)
-        files = [SourceFile(os.path.join(tree.root, path), field, decodable=False) for field, path in fields.items()]
+        files = [file_at(os.path.join(tree.root, path), name) for name, path in fields.items()]
         number = None if label is None else _label_in(os.path.join(tree.root, label))
         samples.append(SourceSample(unique_key(stem, keys), tuple(files), number))
     return samples

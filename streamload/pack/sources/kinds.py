@@ -6,7 +6,6 @@ import json
 import os
 from collections import Counter
 from dataclasses import fields, replace
-from typing import Any
 
 from streamload.pack.output import UsageError
 from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, rows_of_arrays
@@ -67,7 +66,7 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
     """
     table = open_table(labels) if labels.lower().endswith(TABLE_EXTENSIONS) else _json_table(labels)
     id_column, label_column = id_columns(table, options)
-    ids = [str(value).strip() for value in table.column(id_column)]
+    ids = [str(value).strip() for value in table.columns[id_column]]
     own = os.path.realpath(labels)
     files = [path for path in tree.files if os.path.realpath(os.path.join(tree.root, path)) != own]
     candidates = list(filter(is_data, files)) or files
@@ -86,15 +85,10 @@ def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
         if names:
             raise UsageError(f"{counted(len(names), noun)} {complaint}: {listed(list(map(repr, sorted(names))))}")
 
-    paths = [by_id[name] for name in ids]
-    original = table.column
-    table = table._replace(
-        head=table.head | {id_column: paths[0]},
-        column=lambda name: paths if name == id_column else original(name),
-    )
+    table = table._replace(columns=table.columns | {id_column: [by_id[name] for name in ids]})
     options = replace(options, path_column=(id_column,), label_column=label_column)
     source = samples_of_table(table, options, tree.root)
-    notes = tree.notes()
+    notes = [*tree.notes]
     if strays := len(files) - len(candidates):
         notes.append(f"skipped {counted(strays, 'file')} of other kinds than images, sound and arrays")
     return replace(source, notes=(*notes, *source.notes))
@@ -108,7 +102,5 @@ def _json_table(path: str) -> Table:
         raise UsageError(f'{path!r} is not JSON ({exc}); --labels takes {{"ID": label, ...}}') from exc
     if not isinstance(mapping, dict) or not mapping:
         raise UsageError(f'{path!r} holds no mapping; --labels takes {{"ID": label, ...}}, or a table')
-    ids, labels = list(mapping), list(mapping.values())
-    columns: dict[str, list[Any]] = {"id": ids, "label": labels}
-    head = {"id": ids[0], "label": labels[0]}
-    return Table(path, ["id", "label"], len(ids), lambda row: f"ID {ids[row]!r}", head, columns.__getitem__)
+    ids = list(mapping)
+    return Table(path, {"id": ids, "label": list(mapping.values())}, lambda row: f"ID {ids[row]!r}")

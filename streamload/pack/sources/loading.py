@@ -1,8 +1,7 @@
-"""Read, check and compare the members of samples."""
+"""Read and check the members of samples."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -13,10 +12,7 @@ import zipfile
 from streamload.decode.array_files import npy_layout
 from streamload.images.files import check_image, image_size, read_with_pillow
 from streamload.images.jpeg import is_jpeg
-from streamload.pack.sources.source import Source, SourceFile, SourceSample, is_image
-
-ANY_SIZE = -1
-"""A size that is not known."""
+from streamload.pack.sources.source import SourceFile, is_image
 
 _STANDALONE = frozenset({0x01, 0xFF, *range(0xD0, 0xD8)})
 _START_OF_SCAN = 0xDA
@@ -24,35 +20,7 @@ _END_OF_IMAGE = b"\xff\xd9"
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-def file_versions(source: Source) -> dict[str, tuple[int, int]]:
-    """Return size in bytes and modification time in nanoseconds of each file of a source; -1 if unknown."""
-    versions: dict[str, tuple[int, int]] = {}
-    for member in (member for sample in source.samples for member in sample.members):
-        if member.path in versions:
-            continue
-        if isinstance(member, SourceFile) and member.content is not None:
-            versions[member.path] = len(member.content), -1
-            continue
-        try:
-            status = os.stat(member.path)
-            versions[member.path] = status.st_size, status.st_mtime_ns
-        except OSError:  # reading it will report why
-            versions[member.path] = ANY_SIZE, -1
-    return versions
-
-
-def meaning_of(sample: SourceSample) -> tuple[object, ...]:
-    """Return a sample as a tuple for a digest, with digests in place of contents."""
-    members = [
-        member._replace(content=hashlib.sha256(member.content).digest())
-        if isinstance(member, SourceFile) and member.content is not None
-        else member
-        for member in sample.members
-    ]
-    return sample.key, sample.label, sample.values, *map(tuple, members)
-
-
-def load(member: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str | None]:
+def load(member: SourceFile) -> tuple[bytes, str | None]:
     """Return the bytes of a member, and why it cannot be packed, or None."""
     if member.field is None:
         missing = "it has no extension to name its field"
@@ -64,8 +32,8 @@ def load(member: SourceFile, expected_bytes: int = ANY_SIZE) -> tuple[bytes, str
         return b"", f"it cannot be read: {exc.strerror or exc}"
     if data is None:
         return b"", "it is not a regular file"
-    if expected_bytes not in (ANY_SIZE, len(data)):
-        return data, f"it had {expected_bytes:,} bytes when packing began, and has {len(data):,} now"
+    if member.size not in (-1, len(data)):
+        return data, f"it had {member.size:,} bytes when packing began, and has {len(data):,} now"
     return data, fault_of(member.field, data, decodable=member.decodable)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -64,22 +66,39 @@ class SourceFile(NamedTuple):
         field: its field, or None if it cannot be packed.
         decodable: also report images that loaders refuse by default.
         content: the value; None for a file.
+        size: its size when it was listed; -1 for a file that cannot be read.
+        mtime_ns: its time of modification when it was listed.
     """
 
     path: str
     field: str | None
-    decodable: bool = True
+    decodable: bool = False
     content: bytes | None = None
+    size: int = -1
+    mtime_ns: int = -1
+
+
+def file_at(path: str, field: str | None, *, decodable: bool = False) -> SourceFile:
+    """Return a file with its size and time of modification."""
+    try:
+        status = os.stat(path)
+    except OSError:  # reading it will report why
+        return SourceFile(path, field, decodable)
+    return SourceFile(path, field, decodable, None, status.st_size, status.st_mtime_ns)
 
 
 class ArrayRow(NamedTuple):
-    """A row of an array that is a member of a sample, stored as npy of `size` bytes."""
+    """A row of an array that is a member of a sample, stored as npy of `size` bytes.
+
+    `version` is size and time of modification of the array's file.
+    """
 
     path: str
     field: str
     array: str
     row: int
     size: int
+    version: tuple[int, int]
 
 
 class SourceSample(NamedTuple):
@@ -93,6 +112,16 @@ class SourceSample(NamedTuple):
     label: int | None = None
     values: tuple[tuple[str, bytes], ...] = ()
 
+    def meaning(self) -> tuple[object, ...]:
+        """Return a tuple for a digest, with digests in place of contents."""
+        members = [
+            member._replace(content=hashlib.sha256(member.content).digest())
+            if isinstance(member, SourceFile) and member.content is not None
+            else member
+            for member in self.members
+        ]
+        return self.key, self.label, self.values, *map(tuple, members)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -103,14 +132,12 @@ class Source:
         classes: the names of the classes by label; None if there are no names.
         notes: choices, skipped files and likely mistakes; one line each.
         parts: the positions in `samples` of each split that the source defines, or None.
-        in_memory: pack in one process, because each would hold the whole source in memory.
     """
 
     samples: tuple[SourceSample, ...]
     classes: tuple[str, ...] | None
     notes: tuple[str, ...] = ()
     parts: Mapping[str, Sequence[int]] | None = None
-    in_memory: bool = False
 
 
 def extension_of(path: str) -> str:

@@ -26,6 +26,7 @@ from streamload.pack.sources.source import (
     extension_of,
     field_named,
     field_prefix,
+    file_at,
     is_number,
     numbered_labels,
     unique_key,
@@ -49,47 +50,39 @@ _SIGNATURES = (
     *((b"\xff\xd8\xff", "jpg"), (b"\x89PNG", "png"), (b"GIF8", "gif"), (b"BM", "bmp")),
     *((b"II*\0", "tif"), (b"MM\0*", "tif"), (b"fLaC", "flac"), (b"OggS", "ogg"), (b"ID3", "mp3")),
 )
-_ROWS_TO_LOOK_AT = 1024
 
 
 class Table(NamedTuple):
-    """A table whose columns are read when they are needed.
+    """A table in memory.
 
     Attributes:
-        names: the names of its columns.
-        rows: number of rows.
+        columns: the values of each column by its name.
         place: returns the place of a row, such as `line 3`.
-        head: the first value of each column that is not empty, among the first rows.
-        column: returns the values of a column.
         is_text: all values are texts, as in a csv.
     """
 
     path: str
-    names: list[str]
-    rows: int
+    columns: dict[str, list[Any]]
     place: Callable[[int], str]
-    head: dict[str, Any]
-    column: Callable[[str], list[Any]]
     is_text: bool = False
 
     def where(self, row: int, column: str) -> str:
         """Name a value by file, row and column."""
         return f"{self.path!r}, {self.place(row)}, column {column!r}"
 
-
-def _usual(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the column with the most usual name, in any case, or None."""
-    lower = {name.lower().replace("-", "_").replace(" ", "_"): name for name in reversed(names)}
-    return next((lower[name] for name in usual if name in lower), None)
+    def first(self, column: str) -> Any:
+        """Return the first value of a column that is not empty, or None."""
+        return next((value for value in self.columns[column] if value not in (None, "")), None)
 
 
 def id_columns(table: Table, options: SourceOptions) -> tuple[str, str]:
     """Return the columns of IDs and of labels. Raises UsageError."""
-    ids = options.path_column[0] if options.path_column else _usual(table.names, _PATH_NAMES)
-    label = options.label_column or _usual([name for name in table.names if name != ids], _LABEL_NAMES)
-    if ids is None or label is None or not {ids, label} <= {*table.names}:
+    names = list(table.columns)
+    ids = options.path_column[0] if options.path_column else _usual(names, _PATH_NAMES)
+    label = options.label_column or _usual([name for name in names if name != ids], _LABEL_NAMES)
+    if ids is None or label is None or not {ids, label} <= {*names}:
         raise UsageError(
-            f"{table.path!r} needs columns of IDs and of labels, of {listed(table.names)}; name them with "
+            f"{table.path!r} needs columns of IDs and of labels, of {listed(names)}; name them with "
             "--path-column and --label-column"
         )
     return ids, label
@@ -104,10 +97,11 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
     file_columns, label, text_columns, rest = _choose(table, options, notes)
-    labels: Sequence[int | None] = [None] * table.rows
+    rows = len(next(iter(table.columns.values())))
+    labels: Sequence[int | None] = [None] * rows
     classes = None
     if label is not None:
-        values = [value.strip() if isinstance(value, str) else value for value in table.column(label)]
+        values = [value.strip() if isinstance(value, str) else value for value in table.columns[label]]
         labels, classes = numbered_labels(
             values, partial(table.where, column=label), as_names=options.labels_as_names, classes=options.classes
         )
@@ -128,21 +122,22 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     files: list[list[SourceFile | ArrayRow | None]] = []
     stems = None
     for number, name in enumerate(file_columns):
-        column = _files(table, name, root, may_lack=number > 0 or not isinstance(table.head[name], str | int))
-        if not number and isinstance(table.head[name], str | int):
-            stems = [str(value).strip() for value in table.column(name)]
-        fields = {file.field for file in column if file is not None and file.field is not None}
-        if before := prefix(name, fields):
+        has_paths = isinstance(table.first(name), str)
+        if not number and has_paths:
+            stems = [str(value).strip() for value in table.columns[name]]
+        column = [
+            _file(value, root, partial(table.where, row, name), may_lack=number > 0 or not has_paths)
+            for row, value in enumerate(table.columns[name])
+        ]
+        if before := prefix(name, {file.field for file in column if file is not None and file.field is not None}):
             column = [file._replace(field=before + file.field) if file and file.field else file for file in column]
         files.append(column)
     texts = {f"{prefix(name, {'txt'})}txt": _texts(table, name) for name in text_columns}
-    columns = {name: table.column(name) for name in rest}
-    if table.is_text:
-        columns = {name: _numbers(table, name, values, notes) for name, values in columns.items()}
+    columns = {name: _numbers(table.columns[name]) if table.is_text else table.columns[name] for name in rest}
 
     samples = []
     keys: set[str] = set()
-    for row in range(table.rows):
+    for row in range(rows):
         members = tuple([file for column in files if (file := column[row]) is not None])
         content = [(field, text) for field, column in texts.items() if (text := column[row]) is not None]
         if columns:
@@ -161,73 +156,64 @@ def _choose(
     single = (options.label_column, options.split_column)
     named = [*options.path_column, *options.text_column, *(name for name in single if name is not None)]
     for name in named:
-        if name not in table.names:
-            raise UsageError(f"{table.path!r} has no column {name!r}; its columns are {listed(table.names)}")
+        if name not in table.columns:
+            raise UsageError(f"{table.path!r} has no column {name!r}; its columns are {listed(list(table.columns))}")
         if named.count(name) > 1:
             raise UsageError(f"{table.path!r}: the column {name!r} is named twice; a column has one meaning")
-    free = [name for name in table.names if name not in named]
-    stored = [name for name in free if _is_stored(table.head[name])]
-    files, texts, label, rest = [*options.path_column], [*options.text_column], options.label_column, []
+    free = [name for name in table.columns if name not in named]
+    stored = [name for name in free if _is_stored(table.first(name))]
+    files, texts, label = [*options.path_column], [*options.text_column], options.label_column
     if not files and (path := _usual([name for name in free if _is_path(table, name)], _PATH_NAMES)):
         files = [path]
-    has_paths = any(isinstance(table.head[name], str | int) for name in files)
+    has_paths = any(isinstance(table.first(name), str) for name in files)
     free = [name for name in free if name not in files]
-    if label is None:
-        label = _find_label(table, [name for name in free if name not in stored], notes)
-    free = [name for name in free if name != label]
+    if label is None and (usual := _usual([name for name in free if name not in stored], _LABEL_NAMES)):
+        if 2 * sum(map(_is_label, table.columns[usual])) >= len(table.columns[usual]):
+            label = usual
+            free.remove(usual)
+        else:
+            notes.append(f"column {usual!r} holds other values, so it is no label; --label-column makes it one")
+    rest = []
     if options.keep_columns or not has_paths or not (label or texts or len(files) > 1):
         files += [name for name in stored if name in free]
         free = [name for name in free if name not in files]
         if not options.keep_columns and not texts:
-            strings = [name for name in free if isinstance(table.head[name], str) and not is_number(table.head[name])]
+            strings = [name for name in free if isinstance(table.first(name), str) and not is_number(table.first(name))]
             text = _usual(strings, _TEXT_NAMES) or (strings[0] if strings and strings == free else None)
             texts = [text] if text is not None else []
         rest = [name for name in free if name not in texts]
-        if options.keep_columns and not rest:
-            notes.append("--keep-columns has no effect: all columns are used without it")
     elif free:
-        notes.append(f"left out: {_columns(free)}; --keep-columns stores other columns as json")
+        notes.append(f"left out: {_quoted(free)}; --keep-columns stores other columns as json")
     if not (files or texts or rest):
         raise UsageError(f"{table.path!r} holds labels alone; there is nothing else to pack")
-    if options.split_column is None and (split := _usual(free, ("split",))):
-        notes.append(f"{_columns([split])} may name splits: --split-column {split} packs each into a folder of its own")
-    uses = [f"files are {_columns(files)}"] if files else ["no column holds paths or files"]
-    uses += [f"texts are {_columns(texts)}"] if texts else []
-    uses += [f"json holds {_columns(rest)}"] if rest else []
-    uses += [f"labels are {_columns([label])}" if label is not None else "there are no labels"]
+    uses = [f"files are {_quoted(files)}"] if files else ["no column holds paths or files"]
+    uses += [f"texts are {_quoted(texts)}"] if texts else []
+    uses += [f"json holds {_quoted(rest)}"] if rest else []
+    uses += [f"labels are {_quoted([label])}" if label is not None else "there are no labels"]
     notes.append("; ".join(uses))
     return files, label, texts, rest
 
 
-def _columns(names: Sequence[str]) -> str:
+def _usual(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """Return the column with the most usual name, in any case, or None."""
+    lower = {name.lower().replace("-", "_").replace(" ", "_"): name for name in reversed(names)}
+    return next((lower[name] for name in usual if name in lower), None)
+
+
+def _quoted(names: Sequence[str]) -> str:
     return f"column{'s' * (len(names) > 1)} {listed([repr(name) if name else 'without a name' for name in names])}"
 
 
 def _is_path(table: Table, name: str) -> bool:
     """Return True if a column with a usual name may hold paths; columns of names and IDs often do not."""
-    value = table.head[name]
+    value = table.first(name)
     if not isinstance(value, str) or "\0" in value:
         return False
     return name.lower() not in ("name", "id") or os.path.isfile(os.path.join(os.path.dirname(table.path), value))
 
 
-def _find_label(table: Table, names: Sequence[str], notes: list[str]) -> str | None:
-    """Return the column with a usual name for labels; None, with a note, if its values are something else."""
-    name = _usual(names, _LABEL_NAMES)
-    if name is None:
-        return None
-    values, first = table.column(name), table.head[name]
-    texts = {value for value in values if isinstance(value, str) and not is_number(value)}
-    if isinstance(first, bool) or not isinstance(first, str | int | float):
-        reason = f"holds {reprlib.repr(first)}"
-    elif 2 * sum(is_number(value) and whole_number(value) is None for value in values) > len(values):
-        reason = "holds numbers with fractions"
-    elif len(values) > 20 and 2 * len(texts) > len(values):
-        reason = "has another text in most rows"
-    else:
-        return name
-    notes.append(f"{table.path!r}: column {name!r} {reason}, so it is no label; --label-column makes it one")
-    return None
+def _is_label(value: object) -> bool:
+    return whole_number(value) is not None or (isinstance(value, str) and not is_number(value))
 
 
 def _is_stored(value: Any) -> bool:
@@ -237,27 +223,21 @@ def _is_stored(value: Any) -> bool:
     )
 
 
-def _files(table: Table, name: str, root: str, *, may_lack: bool) -> list[SourceFile | ArrayRow | None]:
-    files: list[SourceFile | ArrayRow | None] = []
-    for row, value in enumerate(table.column(name)):
-        if isinstance(value, ArrayRow):
-            files.append(value)
-            continue
-        stored = {"bytes": value} if isinstance(value, bytes) else value if _is_stored(value) else {"path": value}
-        content, path = stored.get("bytes"), stored.get("path")
-        if isinstance(path, int) and not isinstance(path, bool):
-            path = str(path)
-        if content is not None:
-            extension = (extension_of(path) if isinstance(path, str) else "") or _extension_by_content(content)
-            files.append(SourceFile(table.where(row, name), field_named(extension), decodable=False, content=content))
-        elif isinstance(path, str) and path.strip() and "\0" not in path:
-            path = os.path.join(root, path.strip())
-            files.append(SourceFile(path, field_named(extension_of(path)), decodable=False))
-        elif may_lack and path in (None, ""):
-            files.append(None)
-        else:
-            raise UsageError(f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no path of a file")
-    return files
+def _file(value: Any, root: str, where: Callable[[], str], *, may_lack: bool) -> SourceFile | ArrayRow | None:
+    """Return the file that a value of a table holds or names; None if it `may_lack` one. Raises UsageError."""
+    if isinstance(value, ArrayRow):
+        return value
+    stored = {"bytes": value} if isinstance(value, bytes) else value if _is_stored(value) else {"path": value}
+    content, path = stored.get("bytes"), stored.get("path")
+    if content is not None:
+        extension = (extension_of(path) if isinstance(path, str) else "") or _extension_by_content(content)
+        return SourceFile(where(), field_named(extension), content=content, size=len(content))
+    if isinstance(path, str) and path.strip() and "\0" not in path:
+        path = os.path.join(root, path.strip())
+        return file_at(path, field_named(extension_of(path)))
+    if may_lack and path in (None, ""):
+        return None
+    raise UsageError(f"{where()} holds {reprlib.repr(value)}, which is no path of a file")
 
 
 def _extension_by_content(content: bytes) -> str:
@@ -268,7 +248,7 @@ def _extension_by_content(content: bytes) -> str:
 
 def _texts(table: Table, name: str) -> list[bytes | None]:
     texts: list[bytes | None] = []
-    for row, value in enumerate(table.column(name)):
+    for row, value in enumerate(table.columns[name]):
         text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
         if text is not None and not isinstance(text, str):
             raise UsageError(
@@ -279,46 +259,36 @@ def _texts(table: Table, name: str) -> list[bytes | None]:
     return texts
 
 
-def _numbers(table: Table, name: str, values: list[str], notes: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers if all are numbers, empty or nan; add a note if most are."""
-    lacking = [value.strip().lower() in ("", "nan") for value in values]
-    odd = [
-        row for row, value in enumerate(values) if not lacking[row] and not (is_number(value) and "inf" not in value)
-    ]
-    numbers = len(values) - sum(lacking) - len(odd)
-    if odd or not numbers:
-        if numbers > len(odd):
-            notes.append(f"{table.where(odd[0], name)} is {values[odd[0]]!r}, so all of the column is stored as text")
+def _numbers(values: list[str]) -> list[Any]:
+    """Convert a column of texts to numbers, and empty ones and nan to None, if it holds nothing else."""
+    known = [value for value in values if value.strip().lower() not in ("", "nan")]
+    if not known or not all(is_number(value) and "inf" not in value.lower() for value in known):
         return values
-    whole = all(lack or re.fullmatch(r"\s*-?\d+\s*", value) for value, lack in zip(values, lacking, strict=True))
-    convert = int if whole else float
-    return [None if lack else convert(value) for value, lack in zip(values, lacking, strict=True)]
+    convert = int if all(re.fullmatch(r"\s*-?\d+\s*", value) for value in known) else float
+    return [None if value.strip().lower() in ("", "nan") else convert(value) for value in values]
 
 
 def _json(table: Table, row: int, columns: dict[str, list[Any]]) -> bytes:
     values = {name: column[row] for name, column in columns.items()}
     values = {name: None if value != value else value for name, value in values.items()}  # noqa: PLR0124  NaN
     try:
-        return json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain).encode(
-            "utf-8", "surrogatepass"
-        )
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain)
     except TypeError as exc:
         raise UsageError(
             f"{table.where(row, listed(list(columns)))}: {exc}; leave the column out, or use pack"
         ) from exc
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return str(value)
+    if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
+        return value.isoformat() if not isinstance(value, decimal.Decimal) else str(value)
     raise TypeError(f"JSON cannot hold {reprlib.repr(value)}")
 
 
 def _parts(table: Table, name: str) -> dict[str, list[int]]:
     parts: dict[str, list[int]] = {}
-    for row, value in enumerate(table.column(name)):
+    for row, value in enumerate(table.columns[name]):
         split = value.strip() if isinstance(value, str) else value
         if not isinstance(split, str) or not SPLIT_NAME.fullmatch(split):
             raise UsageError(f"{table.where(row, name)} is {value!r}, which cannot be the name of a split")
@@ -327,64 +297,45 @@ def _parts(table: Table, name: str) -> dict[str, list[int]]:
 
 
 def open_table(path: str) -> Table:
-    """Open a CSV, TSV, JSON lines or parquet file. Raises UsageError, OSError.
+    """Read a CSV, TSV, JSON lines or parquet file. Raises UsageError, OSError.
 
     A CSV whose first line contains the path of an existing file has no header; its columns are path, label, 3, 4, ...
     """
     if path.lower().endswith(".parquet"):
-        return _open_parquet(path)
+        return _read_parquet(path)
     json_lines = path.lower().endswith((".jsonl", ".ndjson"))
     try:
         with open(path, encoding="utf-8-sig", newline="\n" if json_lines else "") as file:
             text = file.read()
     except UnicodeDecodeError as exc:
         raise UsageError(f"{path!r} is not UTF-8 text ({exc.reason} at byte {exc.start}); save it as UTF-8") from exc
-    rows = _json_lines(path, text) if json_lines else _separated_lines(path, text)
+    lines, rows = _json_lines(path, text) if json_lines else _separated_lines(path, text)
     if not rows:
         raise UsageError(f"{path!r} holds no row; there is nothing to pack")
-    names = list(dict.fromkeys(name for _, row in rows for name in row))
-    first = [row for _, row in rows[:_ROWS_TO_LOOK_AT]]
-    head = {name: next((row[name] for row in first if row.get(name) not in (None, "")), None) for name in names}
-    return Table(
-        path,
-        names,
-        len(rows),
-        lambda row: f"line {rows[row][0]}",
-        head,
-        lambda name: [row.get(name) for _, row in rows],
-        is_text=not json_lines,
-    )
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return Table(path, columns, lambda row: f"line {lines[row]}", is_text=not json_lines)
 
 
-def _open_parquet(path: str) -> Table:
+def _read_parquet(path: str) -> Table:
     try:
         from pyarrow import parquet
     except ImportError as exc:
         raise UsageError(f"{path!r}: to read parquet, install pyarrow: pip install 'streamload[parquet]'") from exc
-
-    def column(name: str) -> list[Any]:
-        try:
-            with parquet.ParquetFile(path, pre_buffer=False) as file:
-                values: list[Any] = file.read([name], use_threads=False).column(name).to_pylist()
-                return values
-        except (ValueError, OSError, KeyError) as exc:  # what pyarrow raises for damage
-            raise UsageError(f"{path!r}: column {name!r} cannot be read: {exc}") from exc
-
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            names, count = list(file.schema_arrow.names), file.metadata.num_rows
-            _check_header(path, names)
-            if not count:
-                raise UsageError(f"{path!r} holds no row; there is nothing to pack")
-            first = next(file.iter_batches(_ROWS_TO_LOOK_AT, use_threads=False)).to_pydict()
+            _check_header(path, list(file.schema_arrow.names))
+            columns = file.read(use_threads=False).to_pydict()
     except (ValueError, OSError) as exc:
         raise UsageError(f"{path!r} cannot be read as parquet: {exc}") from exc
-    head = {name: next((value for value in first[name] if value not in (None, "")), None) for name in names}
-    return Table(path, names, count, lambda row: f"row {row + 1}", head, column)
+    if not any(columns.values()):
+        raise UsageError(f"{path!r} holds no row; there is nothing to pack")
+    return Table(path, columns, lambda row: f"row {row + 1}")
 
 
-def _json_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
-    rows = []
+def _json_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the number of each line with a row, and the rows."""
+    lines, rows = [], []
     for line, row in enumerate(text.split("\n"), start=1):
         if not row.strip():
             continue
@@ -394,11 +345,13 @@ def _json_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
             raise UsageError(f"{path!r}, line {line}: not JSON ({exc})") from exc
         if not isinstance(record, dict):
             raise UsageError(f"{path!r}, line {line}: not a JSON object with columns")
-        rows.append((line, record))
-    return rows
+        lines.append(line)
+        rows.append(record)
+    return lines, rows
 
 
-def _separated_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
+def _separated_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
+    """Return the number of each line with a row, and the rows."""
     first = text.partition("\n")[0]
     delimiter = "\t" if path.lower().endswith(".tsv") else max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -416,7 +369,7 @@ def _separated_lines(path: str, text: str) -> list[tuple[int, dict[str, Any]]]:
         if len(cells) != len(header):
             columns = counted(len(cells), "column")
             raise UsageError(f"{path!r}, line {line}: {columns}, and the first line has {len(header)}")
-    return [(line, dict(zip(header, cells, strict=True))) for line, cells in lines]
+    return [line for line, _ in lines], [dict(zip(header, cells, strict=True)) for _, cells in lines]
 
 
 def _check_header(path: str, header: Sequence[str]) -> None:
