@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -51,4 +52,4 @@ def global_batches(
             if state is not None:
                 loader.load_state_dict(state)
             ranks.append([batch[0].tolist() for batch in loader])
-    return [sorted(sum(slices, [])) for slices in zip(*ranks, strict=True)]
+    return [sorted(sum(slices, [])) for slices in zip_longest(*ranks, fillvalue=[])]
