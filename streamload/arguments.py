@@ -113,7 +113,7 @@ _INSTEAD = {
     "predownload": "pass prefetch_batches=",
     "prefetch": "pass prefetch_batches=",
     "prefetch_factor": "pass prefetch_batches=, which counts the batches of all workers together",
-    "progress": "leave it out; a bar shows on a terminal only",
+    "progress": "leave it out; the log says how far scans are",
     "remote": "pass it as urls",
     "resampled": "leave it out; ranks get equally many batches. To draw with replacement pass weights=",
     "samples": "use where=, such as 'fraction < 0.1', or pass keys as where=",

@@ -29,9 +29,8 @@ from streamload.storage.urls import Urls
 from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.batch_builder import BatchBuilder
-from streamload.trainer.connection import Connection
 from streamload.trainer.device import Cuda, device_for
-from streamload.trainer.epoch_iterator import AsyncEpochIterator, Cursor, EpochIterator, end_of_process, one_thread
+from streamload.trainer.epoch_iterator import AsyncEpochIterator, Cursor, EpochIterator, one_thread
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.trainer.skipped_members import NothingLeft
@@ -189,7 +188,7 @@ class StreamLoader(NamedClasses):
 
             start_elsewhere = partial(RayConnection, feeders, budget_is_automatic=memory_budget == "auto")
         self._link = FeederLink(options, portions, self._sampling, cuda=cuda, start_elsewhere=start_elsewhere)
-        self._listing, self._lanes = self._link.listing, self._sampling.lanes
+        self._listing = self._link.listing
         self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(on_error, repeats=pad and on_error != "raise")
         self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
@@ -208,7 +207,8 @@ class StreamLoader(NamedClasses):
 
     @transform.setter
     def transform(self, transform: Transform | None) -> None:
-        self._options = self._link.change_transform(transform)
+        self._link.change_transform(transform)
+        self._options = self._link.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise TypeError(
@@ -272,7 +272,7 @@ class StreamLoader(NamedClasses):
         Raises:
             ShardFormatError: a shard is damaged.
         """
-        order = self._link.settings(self._lanes).order
+        order = self._link.settings().order
         samples = self._sampling.epoch_samples
         return batches_per_rank(order, self._samples() if samples is None else samples, *self._sampling.place)
 
@@ -311,8 +311,9 @@ class StreamLoader(NamedClasses):
         if position:
             self._last_position(start)  # refuses a position behind the end
         self._nothing_left.look_at(start, self._sampling.samples_of(start, self._counts))
-        begun_ahead = start.numbers is None and self._cursor.goes_on_at(epoch, position)
-        connection = self._request(start, at_once=not begun_ahead)
+        # After an epoch that was given to its end the feeder has begun the next by itself.
+        begun_ahead = start.numbers is None and self._cursor.finished and (epoch, position) == (self._cursor.epoch, 0)
+        connection = self._link.begin(start, at_once=not begun_ahead)
         self._cursor = Cursor(epoch, position)
         begun = EpochIterator(
             start,
@@ -320,7 +321,7 @@ class StreamLoader(NamedClasses):
             self._batch_builder,
             self._cursor,
             self._meter,
-            begin_again=self._request,
+            begin_again=self._link.begin,
             last_position=self._last_position,
             on_nothing=self._explain_nothing,
             in_use=self._in_use,
@@ -328,9 +329,6 @@ class StreamLoader(NamedClasses):
         )
         self._iterator = weakref.ref(begun)
         return begun
-
-    def _request(self, start: EpochStart, *, at_once: bool = True) -> Connection:
-        return self._link.begin(start, self._lanes, traced=self._meter.events is not None, at_once=at_once)
 
     def _start_at(self, epoch: int, position: int) -> EpochStart:
         counts = self._known_counts() if self._sampling.needs_counts else ()
@@ -366,7 +364,7 @@ class StreamLoader(NamedClasses):
             seed=self._options.seed,
             epoch=epoch,
             position=position,
-            lanes=self._lanes,
+            lanes=self._link.lanes,
             window=self._options.shuffle_window,
             shuffle=self._options.shuffles,
             fingerprint=self._known_fingerprint(),
@@ -396,9 +394,9 @@ class StreamLoader(NamedClasses):
             sampling=self._sampling.state(loaded.epoch),
         )
         self._end_iterator("a state was loaded")
-        if self._sampling.resume(loaded) or loaded.lanes != self._lanes:
+        if self._sampling.resume(loaded) or loaded.lanes != self._link.lanes:
             self._link.disconnect()
-            self._lanes = loaded.lanes
+            self._link.lanes = loaded.lanes
         self._cursor = Cursor(loaded.epoch, loaded.position)
 
     def resume(self) -> None:
@@ -442,14 +440,8 @@ class StreamLoader(NamedClasses):
         self._link.close()
 
     async def aclose(self) -> None:
-        """Close, and let other coroutines run while processes end. If cancelled, close at once."""
-        running = self._running()
-        if running is not None:
-            running.stop("the loader was closed")
-        try:
-            await end_of_process(self._link.request_end())
-        finally:
-            self.close()
+        """Close. As `close`, it waits up to a second for user code that runs in a worker."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -469,13 +461,13 @@ class StreamLoader(NamedClasses):
         """Return the samples of each shard, and wait until they are known."""
         if self._counts is None:
             with one_thread(self._in_use):
-                counts = self._link.count(self._lanes, in_pass=self._cursor.state == "running")
+                counts = self._link.count(in_pass=self._cursor.state == "running")
                 self._sampling.check_counts(counts)
                 self._counts = counts
         return self._counts
 
     def _last_position(self, start: EpochStart) -> float:
-        return self._sampling.last_position(start, self._counts, self._link.settings(self._lanes).order)
+        return self._sampling.last_position(start, self._counts, self._link.settings().order)
 
     def _explain_nothing(self, start: EpochStart) -> None:
         """Warn of a pass that has ended without a batch; all shards have been scanned."""

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import cloudpickle
@@ -44,7 +44,7 @@ from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.tar.scan import scan_file
 from streamload.text import counted
-from streamload.trainer.checks import check_classes, labelled_folders, warn_of_separate_crops, warn_of_unused_decoders
+from streamload.trainer.checks import warn_of_separate_crops, warn_of_unused_decoders
 from streamload.trainer.connection import with_another_feeder
 from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
 from streamload.trainer.skipped_members import SkippedMembers
@@ -196,9 +196,10 @@ class RandomAccess:
         """Call a function of the client's reader, which is opened again in a new process."""
 
         def attempt() -> Sequence[Any]:
-            if (peer := self._client.connect()) is not self._reader:
+            reader = self._client if self._client.is_here else self._client.feeder()
+            if reader is not self._reader:
                 self._client.call_once("open_reader", self._listing, self._storages)
-                self._reader = peer
+                self._reader = reader
             read: Sequence[Any] = self._client.call_once(function, wanted)
             return read
 
@@ -280,8 +281,7 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
             _check_access_at_random(listing, options)
             with closing(RandomAccess(listing, client)) as access:
                 counts = _checked_counts(access, options)
-                for folders in labelled_folders({"": portion}, [listing], options):
-                    check_classes(partial(client.call, "read_class_names", folders, options.storages))
+                client.check_classes({"": portion}, [listing], options)
             selected = None
             if where is not None:
                 selected = np.flatnonzero(client.select(portion.selection, listing))

@@ -44,7 +44,8 @@ def begin(loader: StreamLoader, ready: int = 0) -> EpochIterator:
     messages: list[Any] = []
     while sum(len(message.batches) for message in messages) < ready:
         messages.append(begun.connection.receive(30))
-    begun.connection.put_back(messages)
+    for message in reversed(messages):
+        begun.connection.put_back(message)
     return begun
 
 

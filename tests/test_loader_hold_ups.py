@@ -71,3 +71,15 @@ def test_a_stalled_server_is_named(folder: Path, workers: int, monkeypatch: pyte
         with StreamLoader(url, 10, fields=("cls",), num_workers=workers) as loader:
             message = message_of(loader, monkeypatch, 1)
     assert re.search(rf"the storage: a request for '{url}' from byte 0 on has taken \d.\d s, in which 0 bytes", message)
+
+
+def test_the_log_says_how_far_scans_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("streamload.trainer.connection._SCANS_LOGGED_AFTER_S", 0.0)
+    with ShardWriter(tmp_path, max_count=1, index=False) as writer:
+        for number in range(60):
+            writer.write({"__key__": str(number), "cls": number})
+    with StreamLoader(tmp_path, 20, shuffle=True, fields=("cls",), num_workers=0) as loader:
+        assert len(list(loader)) == 3
+    assert re.search(r"scanned \d+ of 60 shards without an index", caplog.text)

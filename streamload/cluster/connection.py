@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from streamload.cluster.actor import FeederActor, Program
 from streamload.cluster.ray_cluster import check_version, connect, own_version
 from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
-from streamload.feeder.messages import Call, Configure, Failed, Ready, ReadyBatch
+from streamload.feeder.messages import Configure, Failed, Ready, ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart, Share
 from streamload.ray_feeders import RayFeeders
@@ -90,7 +90,7 @@ class RayConnection(Connection):
             self._closed = True
             for feeder in self._feeders:
                 self._end(feeder)
-            self._drop_messages()
+            self._messages.clear()
             self._memory.clear()
 
     # -- the trainer -----------------------------------------------------------------------------------------------
@@ -99,13 +99,10 @@ class RayConnection(Connection):
         """Begin a pass; the feeders need no other message."""
         if isinstance(message, EpochStart):
             self._start, self._turn, self._position = message, 0, message.position
-            self._drop_messages()
+            self._messages.clear()
             self._memory.clear()
             for feeder in self._feeders:
                 self._begin(feeder)
-
-    def abandon(self, number: int) -> None:
-        """Do nothing: the feeders make a few batches ahead, and abandon the pass when the next one begins."""
 
     def receive_now(self) -> Any | None:
         """Return the next message if its batch is here already."""
@@ -119,17 +116,10 @@ class RayConnection(Connection):
         if (feeder := self._needed()) is not None:
             self._fetch(feeder, None if deadline_s is None else max(0.0, deadline_s - monotonic()))
 
-    def call(self, call: Call, timeout_s: float = 0.0) -> NoReturn:  # noqa: ARG002
-        """Answer nothing: the actors are busy with batches."""
-        raise TimeoutError
-
-    def describe(self) -> str:
-        """What the next batch waits for."""
+    def what_holds_up(self) -> str:
+        """Say what the next batch waits for."""
         number, of = self._turn % len(self._feeders), len(self._feeders)
         return f"feeder {number} of {of} on the Ray cluster has not returned its next batch"
-
-    def note_taken(self, batches: int) -> None:
-        """Do nothing: feeders are asked for batches, and so know."""
 
     def lease(self, slot: int) -> Bytes:
         """Return the memory of a batch: a copy, since the object of Ray is read-only."""

@@ -65,12 +65,9 @@ class BatchBuilder:
     def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
         """Build the batch that lies in a slot's memory; it has rows, and may be built more than once."""
         assert batch.layout is not None
-        return build_batch(self._layout(batch.layout), memory, batch.rows, load_values(batch.values, memory))
-
-    def _layout(self, pickled: bytes) -> Layout:
-        layout = self._layouts.get(pickled)
+        layout = self._layouts.get(batch.layout)
         if layout is None:
             if len(self._layouts) > 1000:  # batches of ever new shapes
                 self._layouts.clear()
-            layout = self._layouts[pickled] = pickle.loads(pickled)
-        return layout
+            layout = self._layouts[batch.layout] = pickle.loads(batch.layout)
+        return build_batch(layout, memory, batch.rows, load_values(batch.values, memory))

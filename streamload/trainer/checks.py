@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from streamload.arguments import alternatives
 from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to
-from streamload.errors import StorageError
 from streamload.fetch.budget import check_window
 from streamload.fetch.fetched_listing import fetched_shards, is_all_local
 from streamload.fetch.parts import PART_BYTES
@@ -30,6 +30,17 @@ from streamload.warn_at_caller import warn_at_caller
 _MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
 
 
+@contextmanager
+def naming_dataset(name: str) -> Iterator[None]:
+    """Name a dataset of a mixture in a TypeError or ValueError of the block."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not name:
+            raise
+        raise type(error)(f"dataset {name!r}: {error}") from None
+
+
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
     """Refuse fields that a dataset does not have; without an index, the first batch shows.
 
@@ -37,29 +48,11 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
         TypeError, ValueError: names the dataset and the field.
     """
     for (name, portion), listing in zip(portions.items(), listings, strict=True):
-        try:
+        with naming_dataset(name):
             own = portion.transform
             wanted = options if own is None else replace(options, transform=own)
             if listing.counts is not None:
                 wanted.check_fields_exist(listing.fields)
-        except (TypeError, ValueError) as error:
-            if not name:
-                raise
-            raise type(error)(f"dataset {name!r}: {error}") from None
-
-
-def check_classes(read_names: Callable[[], object]) -> None:
-    """Refuse folders whose classes differ, by reading their names; a file that may not be read is not there.
-
-    Raises:
-        DatasetIndexError: they differ, or a `classes.json` is damaged.
-        StorageError: the storage cannot be reached.
-    """
-    try:
-        read_names()
-    except StorageError as exc:
-        if type(exc) is not StorageError:
-            raise  # else whoever may read objects but not list them is refused what is not there, too
 
 
 def labelled_folders(

@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import errno
-import math
+import itertools
+import logging
 import os
 import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from streamload.decode.failure import error_from
 from streamload.decode.tasks import Job, WorkerMessage
 from streamload.errors import LoaderClosedError, WorkerError
-from streamload.feeder.messages import AbandonEpoch, Acknowledge, Answer, Call, Configure, Failed, Ready, Scanning
+from streamload.feeder.messages import (
+    WHAT_HOLDS_UP,
+    AbandonEpoch,
+    Acknowledge,
+    Answer,
+    Call,
+    Configure,
+    Failed,
+    Ready,
+    Scanning,
+)
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
 from streamload.order.share import EpochStart
-from streamload.trainer.scan_progress import ScanProgress
-from streamload.workers.launch import STACK_S, Child, launch
+from streamload.workers.launch import Child, launch
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch
     from streamload.workers.caller_pool import CallerWorker
 
 _GRACE_S = 0.7
-_FEEDER = "streamload.feeder.start"
+# How long a feeder may take to say what holds it up.
+_ANSWER_S = 3.0
+_SCANS_LOGGED_AFTER_S = 30.0
+
+_log = logging.getLogger("streamload")
+_numbers = itertools.count()
 
 _Result = TypeVar("_Result")
 
@@ -67,20 +82,20 @@ def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
 
 
 class Connection(ABC):
-    """A feeder, seen from the trainer: keeps its messages in order, and answers by their calls' numbers."""
+    """A feeder, seen from the trainer: keeps its messages in order.
 
-    def __init__(self, progress: ScanProgress | None = None) -> None:
-        self._progress = progress
+    Attributes:
+        death: how the feeder ended, if it has been found dead.
+    """
+
+    def __init__(self) -> None:
+        self.death: str | None = None
         self._messages: deque[Any] = deque()
         self._answers: dict[int, Answer] = {}
         self._failed: Failed | None = None
         self._owner = os.getpid()
         self._closed = False
-
-    @property
-    def death(self) -> str | None:
-        """How the feeder ended, if it has been found dead."""
-        return None
+        self._scans_due_s = monotonic() + _SCANS_LOGGED_AFTER_S
 
     @property
     def closed(self) -> bool:
@@ -95,9 +110,11 @@ class Connection(ABC):
         """Queue a message: it is sent with the next one, or before this waits for the feeder."""
         self.send(message)
 
-    @abstractmethod
-    def abandon(self, number: int) -> None:
-        """Have the feeder do nothing more for a pass. Safe at any moment in any thread, and does not wait."""
+    def abandon(self, number: int) -> None:  # noqa: B027
+        """Have the feeder do nothing more for a pass, if the next start does not do that.
+
+        Safe at any moment in any thread, and does not wait.
+        """
 
     def receive(self, timeout_s: float | None) -> Any:
         """Return the feeder's next message, when all batches of earlier messages have been leased.
@@ -113,44 +130,46 @@ class Connection(ABC):
             self._go_on(deadline_s)
         return message
 
-    @abstractmethod
     def receive_now(self) -> Any | None:
         """Return the feeder's next message if it is here already, else None, without any work."""
+        return self._messages.popleft() if self._messages else None
 
     @abstractmethod
     def _go_on(self, deadline_s: float | None) -> None:
         """Do a task, or wait for a message. Raises TimeoutError if there is none in time."""
 
-    def call(self, call: Call, timeout_s: float = math.inf) -> Answer:
-        """Send a call, and wait for its answer. Messages that come before it are kept for `receive`.
+    def call(self, function: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """Call a function of the feeder. Messages that come before its answer are kept for `receive`.
 
         Raises:
             TimeoutError, FeederDiedError: as `receive`.
             LoaderClosedError: another thread has closed the connection.
-            Exception: what the feeder has failed with.
+            Exception: what the function raises, or the feeder has failed with.
         """
-        deadline_s = None if math.isinf(timeout_s) else monotonic() + timeout_s
-        self.send(call)
-        while (answer := self._answers.pop(call.number, None)) is None:
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        number = next(_numbers)
+        self.send(Call(number, function, arguments))
+        while (answer := self._answers.pop(number, None)) is None:
             if self._failed is not None:  # nothing more will come
                 raise error_from(self._failed.failure)
             self._go_on(deadline_s)
-        return answer
+        if answer.failure is not None:
+            raise error_from(answer.failure)
+        return answer.value
+
+    def what_holds_up(self) -> str:
+        """Say what the next batch waits for; empty if nothing shows."""
+        return ""
 
     def fileno(self) -> int | None:
         """A descriptor that is readable when `receive_now` may have something; None if `receive` does all work."""
         return None
 
-    def describe(self) -> str:
-        """Say what the feeder itself is doing, if it does not answer a call."""
-        return ""
+    def put_back(self, message: Any) -> None:
+        """Have a message received again, before any other."""
+        self._messages.appendleft(message)
 
-    def put_back(self, messages: Iterable[Any]) -> None:
-        """Have messages received again, before any other."""
-        self._messages.extendleft(reversed(list(messages)))
-
-    @abstractmethod
-    def note_taken(self, batches: int) -> None:
+    def note_taken(self, batches: int) -> None:  # noqa: B027
         """Count batches that were taken; as many as the feeder wants are acknowledged together."""
 
     @abstractmethod
@@ -162,22 +181,17 @@ class Connection(ABC):
         """End the feeder and its workers, and wait for them. Idempotent."""
 
     def _put(self, message: Any) -> None:
-        if self._progress is not None:
-            self._progress.update(message)
         if isinstance(message, Answer):
             self._answers[message.number] = message
-        elif not isinstance(message, Scanning):
+        elif isinstance(message, Scanning):
+            if monotonic() >= self._scans_due_s:
+                self._scans_due_s = monotonic() + _SCANS_LOGGED_AFTER_S
+                counts = f"{message.scanned:,} of {message.shards:,}"
+                _log.warning("scanned %s shards without an index; `streamload index` saves that", counts)
+        else:
             self._messages.append(message)
         if isinstance(message, Failed):
             self._failed = message
-
-    def _take(self) -> Any | None:
-        return self._messages.popleft() if self._messages else None
-
-    def _drop_messages(self) -> None:
-        self._messages.clear()
-        if self._progress is not None:
-            self._progress.update(None)
 
 
 class FeederProcess(Connection):
@@ -190,13 +204,8 @@ class FeederProcess(Connection):
         configured: whether it was sent a `Configure`.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        cuda: Cuda | None,
-        progress: ScanProgress | None = None,
-    ) -> None:
-        super().__init__(progress)
+    def __init__(self, workers: int, cuda: Cuda | None) -> None:
+        super().__init__()
         lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
         self._slots = SlotReader(lock, fence)
         self.configured = False
@@ -204,13 +213,10 @@ class FeederProcess(Connection):
         self._sending = Lock()
         self._unacknowledged = 0
         self._acknowledge_after = 1
-        self._end_requested = False
-        self._death: str | None = None
         self._worker: CallerWorker | None = None
-        self._child = child = launch(_FEEDER, workers)
+        self._child = child = launch("streamload.feeder.start", workers)
         self._channel = Channel(child.socket)
-        self._receiving = Lock()
-        self._end = weakref.finalize(self, _end, child, self._channel, self._receiving, self._slots, self._owner)
+        self._end = weakref.finalize(self, _end, child, self._channel, self._slots, self._owner)
 
     def make_rows(self, job: Job) -> None:
         """Do the tasks of a feeder without workers: `receive` does them, in its caller's thread."""
@@ -218,6 +224,11 @@ class FeederProcess(Connection):
 
         self._worker = worker = CallerWorker(job)
         weakref.finalize(self, worker.close)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been closed, or this is a fork of the process that it serves."""
+        return not self._end.alive or os.getpid() != self._owner
 
     def send(self, message: Any) -> None:
         """Send the feeder a message; if it is dead, the next `receive` says so."""
@@ -238,36 +249,11 @@ class FeederProcess(Connection):
         self._unsent.append(AbandonEpoch(number))
         self._send_unsent()
 
-    def _go_on(self, deadline_s: float | None) -> None:
-        if self._worker is not None and (done := self._worker.step()) is not None:
-            self.send(done)
-            return
-        left_s = None if deadline_s is None else max(0.0, deadline_s - monotonic())
-        try:
-            with self._receiving:
-                message, descriptors = self._channel.receive(left_s)
-        except TimeoutError:
-            raise
-        except (EOFError, OSError) as error:
-            self._raise_broken(error)
-        self._open(message, descriptors)
-
-    def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
-        """Raise why nothing can be received."""
-        if self.death is None and (self.closed or self._end_requested):
-            raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
-            raise error  # it is this process that has too many open files, and the error says so
-        if self._death is None:
-            self._death = f"the feeder process {self._how_it_ended()}"
-        raise FeederDiedError(self._death) from error
-
     def receive_now(self) -> Any | None:
         """Return the feeder's next message if it is here already."""
-        while (message := self._take()) is None:
+        while not self._messages:
             try:
-                with self._receiving:
-                    arrived = self._channel.receive_now()
+                arrived = self._channel.receive_now()
             except (EOFError, OSError) as error:
                 self._raise_broken(error)
             if arrived is None:
@@ -275,22 +261,38 @@ class FeederProcess(Connection):
                     self._flush()
                 return None
             self._open(*arrived)
+        message = self._messages.popleft()
         if isinstance(message, Ready):
             self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
             self._acknowledge_after = message.acknowledge_after
         return message
 
-    def describe(self) -> str:
-        """Say what the feeder itself is doing."""
-        name = f"the feeder (process {self._child.pid})"
-        requested = self._child.request_stack()
-        sleep(STACK_S)
-        if self._child.is_stopped:
-            return f"{name} is stopped, by a signal (SIGSTOP) or a debugger"
-        return f"{name} does not answer:\n{self._child.stack(requested)}"
+    def _go_on(self, deadline_s: float | None) -> None:
+        if self._worker is not None and (done := self._worker.step()) is not None:
+            self.send(done)
+            return
+        try:
+            arrived = self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - monotonic()))
+        except TimeoutError:
+            raise
+        except (EOFError, OSError) as error:
+            self._raise_broken(error)
+        self._open(*arrived)
+
+    def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
+        """Raise why nothing can be received."""
+        if self.death is None and self.closed:
+            raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            raise error  # it is this process that has too many open files, and the error says so
+        if self.death is None:
+            status = self._child.wait(_GRACE_S)
+            ended = "has closed its connection" if status is None else self._child.how_it_ended(status)
+            self.death = f"the feeder process {ended}"
+        raise FeederDiedError(self.death) from error
 
     def _open(self, message: Any, descriptors: list[int]) -> None:
-        """Map the slots that come with a message, and put it into the inbox, or log it if it is a record."""
+        """Map the slots that come with a message, and keep it for `receive`; log it if it is a record."""
         if isinstance(message, Logged):
             message.handle_if_enabled()
             return
@@ -306,26 +308,19 @@ class FeederProcess(Connection):
                 os.close(descriptor)
         self._put(message)
 
+    def what_holds_up(self) -> str:
+        """Say what the next batch waits for; empty if nothing shows."""
+        try:
+            return str(self.call(WHAT_HOLDS_UP, timeout_s=_ANSWER_S) or "")
+        except TimeoutError:
+            how = "is stopped, by a signal (SIGSTOP) or a debugger" if self._child.is_stopped else "does not answer"
+            return f"the feeder (process {self._child.pid}) {how}"
+        except WorkerError as error:  # it has died meanwhile
+            return error.message
+
     def fileno(self) -> int | None:
         """Return the socket's descriptor, unless this process makes the rows."""
         return self._channel.fileno() if self._worker is None else None
-
-    def request_end(self) -> int | None:
-        """Have the feeder end, and receive nothing from now on; `close` is still to be called.
-
-        Returns:
-            Its pidfd, which is readable when it has ended, and which the caller closes; None if there is none.
-        """
-        if self.closed:
-            return None
-        self._end_requested = True
-        self._channel.end_sending()
-        if not hasattr(os, "pidfd_open") or self._child.wait(0) is not None:
-            return None
-        try:
-            return os.pidfd_open(self._child.pid)
-        except OSError:  # an older kernel; `close` waits for it then
-            return None
 
     def note_taken(self, batches: int) -> None:
         """Count batches that were taken: a message for each would cost more than all the rest."""
@@ -354,52 +349,22 @@ class FeederProcess(Connection):
         """Return the memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
         return self._slots.lease(slot)
 
+    def close(self) -> None:
+        """End the feeder and wait for it: at once if it is idle, after a moment's grace if user code runs."""
+        self._end()
+        self._messages.clear()
+        if self._worker is not None:
+            self._worker.close()
+
     def __del__(self) -> None:
         started = getattr(self, "_end", None) is not None
         if started and not self.closed and self.configured:
             message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
-    def close(self) -> None:
-        """End the feeder and wait for it: at once if it is idle, after a moment's grace if user code runs."""
-        self._end()
-        self._drop_messages()
-        if self._worker is not None:
-            self._worker.close()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed, or this is a fork of the process that it serves: two cannot share it."""
-        return not self._end.alive or os.getpid() != self._owner
-
-    @property
-    def death(self) -> str | None:
-        """How the process ended, if it has been found dead; a fork of its trainer does not care."""
-        return self._death if os.getpid() == self._owner else None
-
-    def _how_it_ended(self) -> str:
-        status = self._child.wait(_GRACE_S)
-        return "has closed its connection" if status is None else self._child.how_it_ended(status)
-
-
-def _log_the_rest(channel: Channel) -> None:
-    """Log the records that were not received, and drop everything else."""
-    with suppress(EOFError, OSError):
-        while (arrived := channel.receive_now()) is not None:
-            message, descriptors = arrived
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if isinstance(message, Logged):
-                message.handle_if_enabled()
-
-
-def _end(child: Child, channel: Channel, receiving: Lock, slots: SlotReader, owner: int) -> None:
+def _end(child: Child, channel: Channel, slots: SlotReader, owner: int) -> None:
     if os.getpid() == owner:
-        if receiving.acquire(blocking=False):  # else another thread waits there, and two would tear messages apart
-            try:
-                _log_the_rest(channel)
-            finally:
-                receiving.release()
         channel.end_sending()  # a fork of this process may keep the socket open
     channel.close()
     slots.close()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from threading import Event, RLock, current_thread, main_thread
+from threading import Event, Lock, RLock, current_thread, main_thread
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 from streamload.decode.failure import Attempt, error_from
 from streamload.errors import LoaderClosedError, SampleError, StreamloadError
@@ -25,16 +23,13 @@ from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection, FeederDiedError, second_death
 from streamload.trainer.device import Moving
-from streamload.trainer.feeder_client import what_holds_up
 
 _log = logging.getLogger("streamload")
 
 WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
 
-# How often a pass that waits looks whether another thread has ended it.
+# How often a pass that waits looks whether another thread or task has ended it.
 _LOOK_UP_S = 1.0
-
-_GRACE_S = 0.7
 
 
 @contextmanager
@@ -81,55 +76,18 @@ class Cursor:
             return self.next_start()
         return self.epoch, self.position
 
-    def advance(self, position: int) -> None:
-        """Record that the loop has been given all samples before a position."""
-        self.position = position
 
-    def leave(self, state: Literal["ready", "left"]) -> None:
-        """Record that a pass has ended before its epoch."""
-        self.state = state
+@dataclass(slots=True)
+class _Times:
+    """When a pass gave the last batch, when the next was requested, and when to log that it has not come."""
 
-    def finish_epoch(self) -> None:
-        """Go on to the next epoch: all of this one was given."""
-        self.epoch += 1
-        self.position = 0
-        self.state = "ready"
-        self.finished = True
-
-    def goes_on_at(self, epoch: int, position: int) -> bool:
-        """Return True if a pass that begins there follows one that was finished: the feeder has begun it by itself."""
-        return self.finished and (epoch, position) == (self.epoch, 0)
+    gave_s: float | None = None
+    requested_s: float = 0.0
+    log_due_s: float = 0.0
 
 
-class WaitLog:
-    """Logs what holds up a batch: ten seconds after it was requested, then once a minute."""
-
-    def __init__(self, began_s: float) -> None:
-        self._began_s = began_s
-        self._due_s = began_s + WAIT_LOGGED_AFTER_S
-
-    def log(self, connection: Connection) -> None:
-        """Log it if it is time to."""
-        now_s = perf_counter()
-        if now_s < self._due_s:
-            return
-        self._due_s = now_s + WAIT_LOGGED_EVERY_S
-        with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
-            why = what_holds_up(connection) or "nothing shows why"
-        if attempt.error is None:
-            _log.warning("no batch has come for %.0f s: %s", now_s - self._began_s, why)
-
-
-class _Made(NamedTuple):
-    """A batch that the loop has not been given yet: itself, or what moves it to a device."""
-
-    batch: Any
-    samples: int
-    end: int
-
-
-_IDLE, _IN_TURN, _FINISHED = "idle", "in turn", "finished"
-"""The states of a pass that was not closed before its end."""
+_FINISHED = ""
+"""The pass has been given to its end."""
 
 
 class EpochIterator(Iterator[Any]):
@@ -139,7 +97,6 @@ class EpochIterator(Iterator[Any]):
 
     Attributes:
         connection: to the feeder.
-        on_close: called when the pass ends before its epoch does.
     """
 
     _stays_in_trainer = True
@@ -167,74 +124,78 @@ class EpochIterator(Iterator[Any]):
         self._move = move
         self._last_position = last_position
         self._on_nothing = on_nothing
-        self.on_close: Callable[[], None] | None = None
         self._pending: deque[ReadyBatch] = deque()
         self._all_came = False
         self._last_good: tuple[ReadyBatch, Bytes] | None = None
         self._owed: deque[int] = deque()  # the ends of batches to give next
-        self._ahead: _Made | Exception | None = None
+        # The next batch, or what moves it to a device, with its samples and its end; or its error.
+        self._ahead: tuple[Any, int, int] | Exception | None = None
         self._feeder_died = False  # and no batch has come since
-        self._gave_at: float | None = None
+        self._times = _Times()
         self._skipped_before = batch_builder.n_skipped
-        self._state = _IDLE  # or why it was closed
+        self._turning = Lock()
+        self._ended: str | None = None  # `_FINISHED`, or why before that
         self._in_use = in_use
         cursor.state = "running"
 
     def __next__(self) -> Any:
-        given = self.turn(self.receive, self.request())
+        self.request()
+        given = self.turn(self.receive)
         assert given is not None
         return given[0]
 
-    def request(self) -> float:
-        """Record that the loop requests the next batch, and return when."""
-        now_s = perf_counter()
-        if self._gave_at is not None and self._state == _IDLE:
-            self._meter.add_step(now_s - self._gave_at)
-            self._gave_at = now_s
-        return now_s
+    def request(self) -> None:
+        """Record that the loop requests the next batch."""
+        times = self._times
+        times.requested_s = perf_counter()
+        times.log_due_s = times.requested_s + WAIT_LOGGED_AFTER_S
+        if times.gave_s is not None and self._ended is None:
+            self._meter.add_step(times.requested_s - times.gave_s)
+            times.gave_s = times.requested_s
 
-    def turn(self, receive: Callable[[], Any], requested_s: float) -> tuple[Any] | None:
+    def turn(self, receive: Callable[[], Any]) -> tuple[Any] | None:
         """Go on to the next batch, and return it in a tuple; None if `receive` returned None instead of a message.
 
         Raises:
-            StopIteration: the epoch is over, or the user has closed the pass.
-            LoaderClosedError: the pass was ended by another one, or with its loader.
+            StopIteration: the epoch is over.
+            LoaderClosedError: the pass was closed, or ended by another one, or with its loader.
             RuntimeError: another thread uses the loader, or this process is a fork of the one that began the pass.
             StreamloadError, TimeoutError: no batch can be given; the next pass goes on from where the loop stands.
         """
         with one_thread(self._in_use):
-            if self._state == _FINISHED:
+            if self._ended == _FINISHED:
                 raise StopIteration
-            self._refuse_closed()
+            self._refuse_ended()
             if self.connection.closed and self.connection.death is None:
                 raise RuntimeError(
                     "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
                 )
-            self._state = _IN_TURN
             try:
-                batch = self._next(receive)
+                with self._turning:
+                    batch = self._next(receive)
             except StopIteration:
                 self._finish()
-                if self._gave_at is None:
+                if self._times.gave_s is None:
                     self._on_nothing(self._start)
                 raise
             except BaseException as error:
                 if self.connection.closed and current_thread().daemon and not main_thread().is_alive():
                     Event().wait()  # for the interpreter's end, as daemon threads do in C code
-                if self._is_closed() and isinstance(error, Exception):  # by another thread: what was in use is gone
-                    raise LoaderClosedError(f"this pass is over: {self._state}") from error
+                if self._ended and isinstance(error, Exception):  # by another thread: what was in use is gone
+                    raise LoaderClosedError(f"this pass is over: {self._ended}") from error
                 # After an error of ours the loop may go on from where it stands; Ctrl-C is a way to leave it.
                 self._end_processes("it was ended by an error", "ready" if isinstance(error, Exception) else "left")
                 if isinstance(error, StreamloadError):  # frames of ours tell the user nothing
                     raise error.with_traceback(None) from error.__cause__
                 raise
-            finally:
-                if self._state == _IN_TURN:
-                    self._state = _IDLE
             if batch is not None:
-                self._gave_at = perf_counter()
-                self._meter.add_wait(self._gave_at - requested_s)
+                self._times.gave_s = perf_counter()
+                self._meter.add_wait(self._times.gave_s - self._times.requested_s)
             return batch
+
+    def _refuse_ended(self) -> None:
+        if self._ended:
+            raise LoaderClosedError(f"this pass is over: {self._ended}")
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
         """Return what `turn` does. A feeder that has died is replaced, but not two with no batch in between."""
@@ -259,6 +220,13 @@ class EpochIterator(Iterator[Any]):
                 self._feeder_died = False
                 return batch
 
+    def _refuse_nothing(self) -> None:
+        """Raise an error if every sample of an epoch was left out, whatever `on_error` says."""
+        kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
+        if skipped and self._times.gave_s is None:
+            which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
+            raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
+
     def _go_on_elsewhere(self) -> None:
         """Request the rest of the epoch from another feeder: all that the loop has not been given is made again."""
         self._drop_ungiven()
@@ -266,9 +234,14 @@ class EpochIterator(Iterator[Any]):
         self._start = replace(self._start, position=self._cursor.position)
         self.connection = self._begin_again(self._start)
 
+    def _drop_ungiven(self) -> None:
+        self._pending.clear()
+        self._owed.clear()
+        self._ahead = None
+
     def is_unused(self) -> bool:
         """Return True as long as the loop has been given no batch."""
-        return self._state == _IDLE and self._gave_at is None
+        return self._ended is None and not self._turning.locked() and self._times.gave_s is None
 
     def restart(self, start: EpochStart) -> None:
         """Give another epoch, at whose beginning the cursor stands, in place of this unused one."""
@@ -276,87 +249,25 @@ class EpochIterator(Iterator[Any]):
         self._start = start
         self._go_on_elsewhere()
 
-    def _drop_ungiven(self) -> None:
-        self._pending.clear()
-        self._owed.clear()
-        self._ahead = None
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed():
-            raise LoaderClosedError(f"this pass is over: {self._state}")
-
-    def _is_closed(self) -> bool:
-        return self._state not in (_IDLE, _IN_TURN, _FINISHED)
-
-    def _take(self) -> tuple[Any] | None:
-        """Return the next batch, in a tuple, if it is here; it counts as given."""
-        made, self._ahead = self._ahead or self._make(), None
-        if made is None:
-            return None
-        if isinstance(made, Exception):
-            raise made
-        batch = made.batch
-        if self._move is not None:
-            self._look_ahead()
-            batch = batch.give()
-        self._cursor.advance(made.end)
-        self._meter.add_batch(made.samples)
-        return (batch,)
-
-    def _make(self) -> _Made | None:
-        """Build the next batch for the loop, if it is pending.
-
-        For a batch whose samples all failed the one before it is repeated, at the start of a pass the one after it.
-        """
-        while self._pending and not (self._owed and self._last_good):
-            ready = self._pending.popleft()
-            self.connection.note_taken(1)
-            memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
-            self._batch_builder.check(ready)
-            if ready.layout is not None or self._batch_builder.repeats:
-                self._owed.append(ready.end)
-            else:
-                self._cursor.advance(ready.end)
-            if ready.layout is not None:
-                self._last_good = ready, memory
-        if not self._owed or self._last_good is None:
-            return None
-        (good, memory), end = self._last_good, self._owed.popleft()
-        if not self._batch_builder.repeats:
-            self._last_good = None
-        batch = self._batch_builder.build(good, memory)
-        return _Made(batch if self._move is None else self._move(batch), good.rows, end)
-
-    def _look_ahead(self) -> None:
-        """Begin to move the batch after this one, if it is here. An error is raised at its turn.
-
-        A batch with samples that failed is left alone: to make it may raise their errors.
-        """
-        with Attempt() as attempt:
-            while not self._pending and not self._all_came and (message := self.connection.receive_now()) is not None:
-                if not isinstance(message, Ready):
-                    self.connection.put_back([message])
-                    return
-                self._handle(message)
-            if self._pending and not self._pending[0].failed and self._pending[0].layout is not None:
-                self._ahead = self._make()
-        if attempt.error is not None:
-            self._ahead = attempt.error
-
     def receive(self) -> Any:
         """Wait for the feeder's next message, and log what holds it up if that takes long."""
-        wait = WaitLog(perf_counter())
         while True:
             try:
                 return self.connection.receive(_LOOK_UP_S)
             except TimeoutError:
-                pass
-            self._refuse_closed()
-            wait.log(self.connection)
+                self._refuse_ended()
+                self.log_wait()
 
-    def receive_now(self) -> Any | None:
-        """Return the feeder's next message if it is here already, else None."""
-        return self.connection.receive_now()
+    def log_wait(self) -> None:
+        """Log what holds up the batch that was requested: after ten seconds, then once a minute."""
+        now_s = perf_counter()
+        if now_s < self._times.log_due_s:
+            return
+        self._times.log_due_s = now_s + WAIT_LOGGED_EVERY_S
+        with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
+            why = self.connection.what_holds_up() or "nothing shows why"
+        if attempt.error is None:
+            _log.warning("no batch has come for %.0f s: %s", now_s - self._times.requested_s, why)
 
     def _handle(self, message: Any) -> None:
         match message:
@@ -380,39 +291,65 @@ class EpochIterator(Iterator[Any]):
             case Failed():
                 raise error_from(message.failure)
 
-    def _refuse_nothing(self) -> None:
-        """Raise an error if every sample of an epoch was left out, whatever `on_error` says."""
-        kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
-        if skipped and self._gave_at is None:
-            which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
-            raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
+    def _take(self) -> tuple[Any] | None:
+        """Return the next batch, in a tuple, if it is here; it counts as given."""
+        made, self._ahead = self._ahead or self._make(), None
+        if made is None:
+            return None
+        if isinstance(made, Exception):
+            raise made
+        batch, samples, end = made
+        if self._move is not None:
+            self._look_ahead()
+            batch = batch.give()
+        self._cursor.position = end
+        self._meter.add_batch(samples)
+        return (batch,)
 
-    def stop(self, why: str, state: Literal["ready", "left"] = "left") -> bool:
-        """End the pass before its end, without its connection; return False if it was over already.
+    def _make(self) -> tuple[Any, int, int] | None:
+        """Build the next batch for the loop, if it is pending.
 
-        An epoch of which nothing was given is still to begin.
+        For a batch whose samples all failed the one before it is repeated, at the start of a pass the one after it.
         """
-        if self._state not in (_IDLE, _IN_TURN):
-            return False
-        self._state = why
-        self._cursor.leave("ready" if self._gave_at is None else state)
-        self._drop_ungiven()
-        self._last_good = None
-        if self.on_close is not None:
-            self.on_close()
-        return True
+        builder = self._batch_builder
+        while self._pending and not (self._owed and self._last_good):
+            ready = self._pending.popleft()
+            self.connection.note_taken(1)
+            memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
+            builder.check(ready)
+            if ready.layout is not None or builder.repeats:
+                self._owed.append(ready.end)
+            else:
+                self._cursor.position = ready.end
+            if ready.layout is not None:
+                self._last_good = ready, memory
+        if not self._owed or self._last_good is None:
+            return None
+        (good, memory), end = self._last_good, self._owed.popleft()
+        if not builder.repeats:
+            self._last_good = None
+        batch = builder.build(good, memory)
+        return batch if self._move is None else self._move(batch), good.rows, end
+
+    def _look_ahead(self) -> None:
+        """Begin to move the batch after this one, if it is here. An error is raised at its turn.
+
+        A batch with samples that failed is left alone: to make it may raise their errors.
+        """
+        with Attempt() as attempt:
+            while not self._pending and not self._all_came and (message := self.connection.receive_now()) is not None:
+                if not isinstance(message, Ready):
+                    self.connection.put_back(message)
+                    return
+                self._handle(message)
+            if self._pending and not self._pending[0].failed and self._pending[0].layout is not None:
+                self._ahead = self._make()
+        if attempt.error is not None:
+            self._ahead = attempt.error
 
     def close(self) -> None:
-        """End the pass before its end, as leaving the loop does, for `yield from` and `contextlib.closing`. Idempotent.
-
-        Another task or thread that waits for a batch of it gets LoaderClosedError: it might take an end for the
-        epoch's.
-        """
-        if self._state in (_IDLE, _IN_TURN):
-            awaited = self.on_close is not None
-            self.end("it was closed")
-            if not awaited:
-                self._state = _FINISHED
+        """End the pass before its end, as leaving the loop does, for `contextlib.closing`. Idempotent."""
+        self.end("it was closed")
 
     def end(self, why: str) -> None:
         """End the pass where it stands, without waiting for a sample: for another one, or because it was dropped.
@@ -420,43 +357,46 @@ class EpochIterator(Iterator[Any]):
         The feeder abandons the rest of the epoch, and its processes stay, unless a batch of this pass is being waited
         for, in another thread or further up in this one.
         """
-        if self._state not in (_IDLE, _IN_TURN):
+        if self._ended is not None:
             return
         if not self._in_use.acquire(blocking=False):
             self._end_processes(why)
             return
         try:
-            if self._state == _IN_TURN:
+            if self._turning.locked() or self.connection.closed:  # the latter in a fork, or when the interpreter ends
                 self._end_processes(why)
-            elif self.connection.closed:  # in a fork, or when the interpreter ends: nothing is left to abandon
-                self.stop(why)
-            elif self._gave_at is not None and self._cursor.position >= self._last_position(self._start):
+            elif self._times.gave_s is not None and self._cursor.position >= self._last_position(self._start):
                 self._finish()
-                if self.on_close is not None:
-                    self.on_close()
             else:
-                self._abandon(why)
+                untaken, all_came = tuple(self._pending), self._all_came
+                self._stop(why)
+                if untaken:  # the next pass releases them: this may run in the middle of anything
+                    ready = Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)
+                    self.connection.put_back(ready)
+                if untaken or not all_came:
+                    self.connection.abandon(self._start.number)
         finally:
             self._in_use.release()
 
-    def _abandon(self, why: str) -> None:
-        """Put back what was announced, for the next pass to release: this may run in the middle of anything."""
-        untaken, all_came = tuple(self._pending), self._all_came
-        self.stop(why)
-        if untaken:
-            self.connection.put_back([Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)])
-        if untaken or not all_came:  # others that get the same batches may wait for them to be taken
-            self.connection.abandon(self._start.number)
-
     def _end_processes(self, why: str, state: Literal["ready", "left"] = "left") -> None:
         """End the pass before its end, and the feeder's processes with it."""
-        if self.stop(why, state):
+        if self._ended is None:
+            self._stop(why, state)
             self.connection.close()
 
-    def _finish(self) -> None:
-        self._state = _FINISHED
+    def _stop(self, why: str, state: Literal["ready", "left"] = "left") -> None:
+        """End the pass before its end. An epoch of which nothing was given is still to begin."""
+        self._ended = why
+        self._cursor.state = "ready" if self._times.gave_s is None else state
+        self._drop_ungiven()
         self._last_good = None
-        self._cursor.finish_epoch()
+
+    def _finish(self) -> None:
+        """End the pass at its end, and go on to the next epoch."""
+        self._ended = _FINISHED
+        self._last_good = None
+        cursor = self._cursor
+        cursor.epoch, cursor.position, cursor.state, cursor.finished = cursor.epoch + 1, 0, "ready", True
 
     def __del__(self) -> None:
         self.end("it was dropped")
@@ -482,62 +422,44 @@ class AsyncEpochIterator(AsyncIterator[Any]):
         if self._awaited:
             raise RuntimeError("two tasks wait for the next batch of one pass; let one task take them")
         self._awaited = True
+        current = self._iterator
         try:
             await asyncio.sleep(0)
-            current = self._iterator
-            receive = current.receive if current.connection.fileno() is None else current.receive_now
-            requested_s = current.request()
-            wait = WaitLog(requested_s)
-            while (given := current.turn(receive, requested_s)) is None:
-                descriptor = current.connection.fileno()
-                assert descriptor is not None
-                if not await _readable(descriptor, _LOOK_UP_S, current):
-                    wait.log(current.connection)
+            current.request()
+            while (given := current.turn(self._receive)) is None:
+                if not await _readable(current.connection, _LOOK_UP_S):
+                    current.log_wait()
             return given[0]
         except StopIteration:  # which must not leave a coroutine
             raise StopAsyncIteration from None
         finally:
             self._awaited = False
 
+    def _receive(self) -> Any:
+        connection = self._iterator.connection
+        return self._iterator.receive() if connection.fileno() is None else connection.receive_now()
+
     async def aclose(self) -> None:
         """End the pass before its end, as leaving a `for` loop does. Idempotent."""
         self._iterator.close()
 
 
-async def end_of_process(ending: int | None) -> None:
-    """Wait until a process ends that was requested to; after a moment's grace it is killed.
-
-    Args:
-        ending: a descriptor of the process, readable when it has ended, which is closed here.
-    """
-    if ending is None:
-        return
+async def _readable(connection: Connection, timeout_s: float) -> bool:
+    """Wait until something comes from a feeder, also its end. Return False if nothing does in time."""
+    number = connection.fileno()
+    assert number is not None
+    descriptor, loop, readable = (
+        os.dup(number),
+        asyncio.get_running_loop(),
+        asyncio.Event(),
+    )  # it may be closed meanwhile
+    loop.add_reader(descriptor, readable.set)
     try:
-        if not await _readable(ending, _GRACE_S):
-            signal.pidfd_send_signal(ending, signal.SIGKILL)  # else closing would wait once more before it did
+        async with asyncio.timeout(timeout_s):
+            await readable.wait()
+    except TimeoutError:
+        return False
     finally:
-        os.close(ending)
-
-
-async def _readable(descriptor: int, timeout_s: float, waiting: EpochIterator | None = None) -> bool:
-    """Wait until a descriptor is readable, or a pass is closed: it may be closed then. Return False if not in time."""
-    loop = asyncio.get_running_loop()
-    woken: asyncio.Future[bool] = loop.create_future()
-
-    def wake(came: bool) -> None:
-        if not woken.done():
-            loop.remove_reader(descriptor)
-            woken.set_result(came)
-
-    timer = loop.call_later(max(0.0, timeout_s), wake, False)
-    loop.add_reader(descriptor, wake, True)
-    if waiting is not None:
-        waiting.on_close = partial(wake, True)
-    try:
-        return await woken
-    finally:
-        timer.cancel()
-        if woken.cancelled():
-            loop.remove_reader(descriptor)
-        if waiting is not None:
-            waiting.on_close = None
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    return True

@@ -5,52 +5,34 @@ The libraries of object stores have threads, and would hang in a process that is
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.failure import error_from
-from streamload.errors import WorkerError
-from streamload.feeder.messages import WHAT_HOLDS_UP, Call, Calls
+from streamload.errors import StorageError
+from streamload.feeder.messages import Calls
 from streamload.fetch.fetched_listing import is_all_local
 from streamload.index.columns import Columns
 from streamload.index.listing import Listing
+from streamload.memory.unnamed import naming_the_limit
 from streamload.options import Options
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import ColumnsOf, Selection
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, as_strings, expand_urls
-from streamload.trainer.connection import Connection, FeederProcess, with_another_feeder
+from streamload.trainer.checks import labelled_folders
+from streamload.trainer.connection import FeederProcess, with_another_feeder
+
+if TYPE_CHECKING:
+    from streamload.trainer.device import Cuda
 
 _log = logging.getLogger("streamload")
-_numbers = itertools.count()
-# How long a feeder may take to say what holds it up.
-_ANSWER_S = 3.0
-
-
-def ask(connection: Connection, function: str, *arguments: Any) -> Any:
-    """Return what a feeder answers to a call; raise what it answers, and what `Connection.call` raises."""
-    answer = connection.call(Call(next(_numbers), function, arguments))
-    if answer.failure is not None:
-        raise error_from(answer.failure)
-    return answer.value
-
-
-def what_holds_up(connection: Connection) -> str:
-    """Say what the next batch of a configured feeder waits for; empty if nothing shows."""
-    try:
-        return str(connection.call(Call(next(_numbers), WHAT_HOLDS_UP), _ANSWER_S).value or "")
-    except TimeoutError:
-        return connection.describe()
-    except WorkerError as error:  # it has died meanwhile
-        return error.message
 
 
 def named_places(portions: Iterable[Portion]) -> list[str]:
@@ -73,6 +55,11 @@ class FeederClient:
 
     Else a feeder's process is started with the first call, and again if it has ended.
 
+    Args:
+        places: what will be read.
+        workers: of the feeder.
+        cuda: page-locks its slots.
+
     Attributes:
         storages: where everything lies.
         is_process_local: only this process can read some place.
@@ -81,16 +68,14 @@ class FeederClient:
     """
 
     def __init__(
-        self,
-        storages: Storages,
-        places: Iterable[str],
-        start: Callable[[], FeederProcess] = lambda: FeederProcess(0, None),
+        self, storages: Storages, places: Iterable[str], *, workers: int = 0, cuda: Cuda | None = None
     ) -> None:
         self.storages = storages
         self._places = list(places)
         self.is_process_local = any(map(storages.is_process_local, self._places))
         self.is_here = self.is_process_local or is_all_local(self._places, storages)
-        self._start = start
+        self._workers = workers
+        self._cuda = cuda
         self._calls = Calls()
         self.process: FeederProcess | None = None
 
@@ -105,12 +90,11 @@ class FeederClient:
             self.close()
         if self.process is None or self.process.closed:
             self.storages.check(self._places)
-            self.process = self._start()
+            try:
+                self.process = FeederProcess(self._workers, self._cuda)
+            except OSError as error:
+                raise naming_the_limit(error) from error
         return self.process
-
-    def connect(self) -> FeederProcess | Calls:
-        """Return what answers calls now. Raises what `feeder` raises."""
-        return self._calls if self.is_here else self.feeder()
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function, as `call_once`, and once more in another process if the feeder's dies."""
@@ -121,16 +105,16 @@ class FeederClient:
 
         Raises:
             FeederDiedError: the feeder's process died meanwhile.
-            Exception: what the function raises, and what `connect` raises.
+            Exception: what the function raises, and what `feeder` raises.
         """
-        peer = self.connect()
-        if isinstance(peer, Calls):
-            return peer.call_here(function, arguments)
+        if self.is_here:
+            return self._calls.call_here(function, arguments)
+        process = self.feeder()
         try:
-            return ask(peer, function, *arguments)
+            return process.call(function, *arguments)
         except BaseException:
-            if not peer.configured:  # else a pass finds out that it is dead
-                peer.close()
+            if not process.configured:  # else a pass finds out that it is dead
+                process.close()
             raise
 
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
@@ -160,9 +144,27 @@ class FeederClient:
 
         if selection.where is None:
             return np.ones(count(), np.bool_)
+        return selection.select(ColumnsOf(read, partial(self.class_names, listing)), count)
+
+    def class_names(self, listing: Listing) -> tuple[str, ...] | None:
+        """Return the names of the classes beside the shards. Raises what `read_class_names` raises."""
         folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
-        names = partial(self.call, "read_class_names", folders, self.storages)
-        return selection.select(ColumnsOf(read, names), count)
+        names: tuple[str, ...] | None = self.call("read_class_names", folders, self.storages)
+        return names
+
+    def check_classes(self, portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
+        """Refuse folders whose classes differ; a file that may not be read is not there.
+
+        Raises:
+            DatasetIndexError: they differ, or a `classes.json` is damaged.
+            StorageError: the storage cannot be reached.
+        """
+        for folders in labelled_folders(portions, listings, options):
+            try:
+                self.call("read_class_names", folders, self.storages)
+            except StorageError as error:
+                if type(error) is not StorageError:
+                    raise  # else whoever may read objects but not list them is refused what is not there, too
 
     def counts(self, listing: Listing) -> Sequence[int]:
         """Return the samples of each shard; those without an index are scanned. Raises what `read_columns` raises."""
@@ -194,7 +196,7 @@ class NamedClasses:
             DatasetIndexError: it is damaged, or the folders of the shards have different ones.
             StorageError: it cannot be read.
         """
-        folders, storages = tuple(dict.fromkeys(shard.folder for shard in self._listing.shards)), self._options.storages
-        with closing(FeederClient(storages, folders)) as client:  # a process that is started for it ends with it
-            names: tuple[str, ...] | None = client.call("read_class_names", folders, storages)
+        places = listing_places(self._listing)
+        with closing(FeederClient(self._options.storages, places)) as client:  # its process ends with it
+            names = client.class_names(self._listing)
         return None if names is None else list(names)

@@ -19,7 +19,6 @@ from streamload.order.share import EpochStart
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import decompressed
 from streamload.trainer.connection import Connection
-from streamload.trainer.scan_progress import ScanProgress
 from streamload.workers.caller_pool import CallerPool, CallerWorker
 
 _MOST_SHARD_BYTES = 1 << 40
@@ -60,8 +59,8 @@ class CopiedShards(ResidentShards):
 class InProcessFeeder(Connection):
     """A feeder in the caller's own thread, which works only while its next message is received."""
 
-    def __init__(self, configure: Configure, listing: Listing, job: Job, progress: ScanProgress) -> None:
-        super().__init__(progress)
+    def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
+        super().__init__()
         self._slots = slots = HeapSlots()
         self._worker = worker = CallerWorker(job, slots)
 
@@ -79,13 +78,6 @@ class InProcessFeeder(Connection):
         if isinstance(message, EpochStart):
             self._worker.begin(message.number)
         self._feeder.handle(message)
-
-    def abandon(self, number: int) -> None:
-        """Do nothing: the next epoch's start abandons this one."""
-
-    def receive_now(self) -> Any | None:
-        """Return the feeder's next message, if it has been sent already."""
-        return self._take()
 
     def _go_on(self, _deadline_s: float | None) -> None:
         done = self._worker.step()
@@ -106,4 +98,4 @@ class InProcessFeeder(Connection):
         self._closed = True
         self._feeder.close()
         self._worker.close()
-        self._drop_messages()
+        self._messages.clear()
