@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 BENCH_INSTALLED := $(VENV)/installed-bench
+DOCS_INSTALLED := $(VENV)/installed-docs
 FLOORS := .venv-floors
 FLOORS_INSTALLED := $(FLOORS)/installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -17,7 +18,7 @@ BESIDE := -n 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test test-fast test-all test-floors bench clean
+.PHONY: help install demo check docs test test-fast test-all test-floors bench clean
 
 help:
 	@echo "make demo    train on handwritten digits, kill the training, resume it, and compare (about a minute)"
@@ -26,6 +27,7 @@ help:
 	@echo "make test-all  the same with the tests marked exhaustive: more of what the others show (much longer)"
 	@echo "make test-floors  the tests with the oldest versions that pyproject.toml allows, in another environment"
 	@echo "make check   ruff and mypy"
+	@echo "make docs    the documentation as a site, in ./site"
 	@echo "make bench   compare the speed with other loaders (BENCH=--quick for a first look)"
 	@echo "make install only make .venv"
 	@echo "make clean   remove .venv and everything else that was made here"
@@ -47,6 +49,10 @@ $(BENCH_INSTALLED): $(INSTALLED)
 	$(PIP_INSTALL) -e ".[bench]"
 	@touch $@
 
+$(DOCS_INSTALLED): $(INSTALLED)
+	$(PIP_INSTALL) -e ".[docs]"
+	@touch $@
+
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits/run_demo.py
 
@@ -54,6 +60,9 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(DOCS_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(BESIDE)
@@ -89,5 +98,5 @@ bench: $(BENCH_INSTALLED)
 	$(BIN)/python benchmarks/bench_ray.py
 
 clean:
-	rm -rf $(VENV) $(FLOORS) .demo .bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOORS) .demo .bench build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -37,7 +37,7 @@ from streamload.cli.shardify import app as shardify
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROSE = {"docs/design.md", "docs/index-format.md", "docs/performance.md"}
+PROSE = {"docs/api.md", "docs/design.md", "docs/index-format.md", "docs/performance.md"}
 EXCERPTS = {"docs/frameworks.md": 12}
 """Pages whose Python blocks stand in an example, and at least how many."""
 NEEDS_CLUSTER = ("--ray", "RayFeeders")
