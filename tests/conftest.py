@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import obstore
 import psutil
 import pytest
 from feeder_in_thread import use_feeders_in_threads
+from fsspec.asyn import get_loop
 from hypothesis import settings
 from obstore.store import MemoryStore
 from preloaded import Preloaded
@@ -74,7 +76,7 @@ def _inventory(temporary_folder: str) -> set[str]:
     folders = [temporary_folder, *(["/dev/shm"] if os.path.isdir("/dev/shm") else [])]
     return {
         *(f"process {pid}" for pid in psutil.pids()),
-        *(f"thread {thread.name}" for thread in threading.enumerate()),
+        *(f"thread {thread.name}" for thread in threading.enumerate() if not thread.name.startswith("fsspec")),
         *_descriptors(),
         *(f"{folder}/{name}" for folder in folders for name in os.listdir(folder)),
     }
@@ -130,14 +132,15 @@ def unsynced() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def obstore_runtime() -> None:
-    """Start what obstore starts once for a process and keeps, so that no test seems to leave it behind."""
+def runtimes() -> None:
+    """Start what obstore and fsspec start once for a process and keep, so that no test seems to leave it behind."""
 
     async def put() -> None:
         await obstore.put_async(MemoryStore(), "a", b"")
 
     obstore.put(MemoryStore(), "a", b"")
     asyncio.run(put())
+    get_loop().set_default_executor(ThreadPoolExecutor(thread_name_prefix="fsspec"))
 
 
 @pytest.fixture(scope="session")

@@ -190,7 +190,8 @@ _OBSTORE: _Rows = (
 _FSSPEC: _Rows = (
     (r"ClientConnector|ConnectionRefused|EndpointConnection|SSLError|gaierror|\bConnectError", "connect"),
     # Before what is not found, which fsspec's http calls all that it gets no size of.
-    (r"Timeout|Disconnected|ClientPayload|ClientOSError|IncompleteRead|ConnectionClosed|Protocol", "broken"),
+    (r"Timeout", "timeout"),
+    (r"Disconnected|ClientPayload|ClientOSError|IncompleteRead|ConnectionClosed|Protocol", "broken"),
     (r"\bConnection\w*Error|\bReadError", "broken"),
     (r"FileNotFoundError|NotADirectoryError", 404),
 )

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
-import ssl
 import threading
-import time
-import urllib.error
-import urllib.request
 import weakref
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -17,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -328,8 +323,6 @@ class ObjectStorage:
         self._in_flight = InFlight()
         self._broken: set[str] = set()
         self._answers_200: set[str] = set()
-        self._pauses: dict[str, tuple[float, float]] = {}
-        self._pausing = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version by one HEAD."""
@@ -339,7 +332,9 @@ class ObjectStorage:
         try:
             return _info(url, self._retried(url, self._head))
         except StorageError as exc:
-            raise (exc if self._web else self._explained(url, root, key, exc)) from None
+            if not self._web:
+                self._explain(url, root, key, exc)
+            raise
 
     def absolute(self, url: str) -> str:
         """Return the url itself, with its protocol in lower case."""
@@ -396,7 +391,7 @@ class ObjectStorage:
                 return await self._open_signed(url, start, end, etag)
             if type(error) is ShardChangedError or (isinstance(error, errors.WholeAnswerError) and start == 0):
                 return await self._empty_or_refused(url, start, etag, error)
-            raise await asyncio.to_thread(self._noted, url, error) from None
+            raise self._noted(error) from None
         total_bytes, now = result.meta["size"], _version(result.meta)
         if not same_etag(etag, now):
             raise errors.changed_error(url, etag, now)
@@ -431,17 +426,14 @@ class ObjectStorage:
 
     async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
         """Return an empty body if an object is empty, which has no range; else raise why a range was refused."""
-        root, key = locate(url)
-        meta: Mapping[str, Any] = {}
-        for _ in range(3):  # a server may close its connection with a refusal, which the next request meets
-            with suppress(BaseError, OSError):
-                meta = await self._in_flight.add(obstore.head_async(self._store(root), key))
-                break
-        now = _version(meta) if meta else None
-        is_same = etag is None or (now is not None and same_etag(etag, now))
-        if meta.get("size") == start == 0 and same_etag(etag, now):
+        try:
+            meta = await asyncio.to_thread(self._retried, url, self._head)
+        except StorageError:
+            raise error from None
+        now = _version(meta)
+        if meta["size"] == start == 0 and same_etag(etag, now):
             return RangeBody(0, now, one_piece(b""))
-        if is_same or type(error) is not ShardChangedError:
+        if etag is None or type(error) is not ShardChangedError or (now is not None and same_etag(etag, now)):
             raise error from None
         raise errors.changed_error(url, etag, now) from None
 
@@ -450,16 +442,12 @@ class ObjectStorage:
         import aiohttp
 
         root, key = locate(url)
-        client, trust = self._options.client, ssl.create_default_context()
-        if "root_certificate" in client:
-            trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii"))
-        verifies = not client.get("allow_invalid_certificates")
         headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
         with errors.fsspec_errors(url):
             address = await self._in_flight.add(obstore.sign_async(self._store(root), "GET", key, timedelta(hours=1)))
             async with (
                 aiohttp.ClientSession(raise_for_status=True) as session,
-                session.get(address, headers=headers, ssl=trust if verifies else False) as response,
+                session.get(address, headers=headers) as response,
             ):
                 content, now = await response.read(), quoted(response.headers.get("ETag"))
                 span, _, total = response.headers.get("Content-Range", "").rpartition("/")
@@ -491,20 +479,21 @@ class ObjectStorage:
             self._stores.clear()
         await self._in_flight.wait_until_empty()
 
-    def _explained(self, url: str, root: str, key: str, error: StorageError) -> StorageError:
-        """Return the error with what a listing shows: similar names, or why access is denied; a HEAD does not say."""
-        folder, _, name = key.rpartition("/")
+    def _explain(self, url: str, root: str, key: str, error: StorageError) -> None:
+        """Raise an error that says more, after a HEAD, which has no body: what a listing answers, or similar names."""
         is_missing = isinstance(error, ShardNotFoundError)
-        if not (is_missing or error.message.startswith(_UNEXPLAINED)):
-            return error
+        if not is_missing and not error.message.startswith(_UNEXPLAINED):
+            return
+        folder, _, name = key.rpartition("/")
         try:
             names = [entry.path.rpartition("/")[2] for entry in self._level(root, folder)]
         except StorageError as exc:
-            explains = type(exc) is (ShardNotFoundError if is_missing else StorageError)
-            return type(exc)(exc.message, url=url) if explains else error
-        if not is_missing:
-            return error
-        return ShardNotFoundError(f"no such shard: {errors.close_matches(name, names, root + folder)}", url=url)
+            if type(exc) is type(error):
+                raise type(exc)(exc.message, url=url) from None
+            return
+        if is_missing:
+            advice = errors.close_matches(name, names, root + folder)
+            raise ShardNotFoundError(f"no such shard: {advice}", url=url) from None
 
     def _head(self, store: Any, key: str) -> Any:
         try:
@@ -540,39 +529,15 @@ class ObjectStorage:
                 return act(store, key)
             except (BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc)
-                raise self._noted(url, error) from None
+                raise self._noted(error) from None
             finally:
                 del store  # an error that is kept would keep its connections
 
         return self._retries.repeat(url, once)
 
-    def _noted(self, url: str, error: StorageError) -> StorageError:
-        """Read expired credentials again, and ask a throttling web server when to come back."""
+    def _noted(self, error: StorageError) -> StorageError:
+        """Make the stores again after credentials have expired, so that they are read again."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
-        if self._web and isinstance(error, TransientStorageError) and error.throttled:
-            error.retry_after_s = self._pause_s(url)
         return error
-
-    def _pause_s(self, url: str) -> float:
-        """Return the seconds until the time of a web server's `Retry-After`, which obstore does not show.
-
-        One HEAD asks for all requests that are refused together.
-        """
-        root, _ = locate(url)
-        address, headers = _without_login(url, self._options.client.get("default_headers", {}))
-        with self._pausing:
-            asked_s, pause_s = self._pauses.get(root, (0.0, 0.0))
-            if time.monotonic() - asked_s > max(1.0, pause_s):
-                asked_s, pause_s = time.monotonic(), 0.0
-                try:
-                    request = urllib.request.Request(address, headers=dict(headers), method="HEAD")  # noqa: S310
-                    urllib.request.urlopen(request, timeout=5.0).close()  # noqa: S310  it is a web address
-                except urllib.error.HTTPError as exc:
-                    pause_s = errors.parse_retry_after(exc.headers.get("Retry-After")) or 0.0
-                    exc.close()
-                except (OSError, ValueError, HTTPException):
-                    pass
-                self._pauses[root] = asked_s, pause_s
-            return max(0.0, asked_s + pause_s - time.monotonic())
