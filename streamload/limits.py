@@ -117,8 +117,6 @@ REQUEST_BYTES = REQUESTS_BYTES // 28
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
 # Of the budget, for what fields expand to in all workers together; nothing where no field can expand.
 EXPANSION_SHARE = 4
-# The most parts that are fetched on a guess, and their share of the budget.
-GUESSED_PARTS, GUESSED_PARTS_SHARE = 32, 4
 # Remote shards that are scanned before the plan comes to them.
 SCANNED_SHARDS = 32
 # The most parts that scans hold ahead of the one that is read, and their share of the budget.
@@ -157,8 +155,8 @@ CALLER_SHARDS_SHARE = 6
 MOST_WORKERS_PER_PROCESSOR = 4
 
 # -- requests at once -------------------------------------------------------------------------------------------------
-# For parts: how many at the start, and the most as long as the storage keeps up.
-FIRST_REQUESTS, MOST_REQUESTS = 32, 64
+# For parts.
+MOST_REQUESTS = 64
 # For anything else, each by itself: sizes, tables, labels, ranges of single samples, files of the cache,
 # copies of whole files.
 SMALL_REQUESTS = 16

@@ -34,7 +34,7 @@ from streamload.feeder.stream import BatchStream
 from streamload.fetch.budget import bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
-from streamload.fetch.fetcher import Fetcher, Prerequisites
+from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import ResidentShards
 from streamload.fetch.transfers import TransferCounts
@@ -170,7 +170,7 @@ class FeederMeter:
         why_idle = "scan"
         if self._stream.full:
             why_idle = "work"  # one batch takes longer than those after it
-        elif self._fetcher is not None and (self._fetcher.counts.in_flight or not self._scans.outstanding):
+        elif self._fetcher is not None and (self._fetcher.transfers.running or not self._scans.outstanding):
             why_idle = "memory" if self._fetcher.lacks_room else "network"
         yield f"awaited_s/{why_idle}", 1 - with_tasks / workers
 
@@ -185,8 +185,6 @@ def _of_transfers(counts: TransferCounts) -> dict[str, float]:
         "answered_requests": counts.answered,
         "answer_s": counts.answer_s,
         "connection_s": counts.connection_s,
-        "connection_limit_s": counts.limit_s,
-        "connections_full_s": counts.full_s,
     }
 
 
@@ -211,11 +209,10 @@ def _doing(worker: WorkerActivity, tables: Dataset) -> str:
     return f"{worker.name} is at work, {work}" + (f":\n{worker.stack}" if worker.stack else "")
 
 
-def _fetching(prerequisites: Prerequisites) -> str:
-    fetcher = prerequisites.fetcher
-    slowest, counts = fetcher.slowest(), fetcher.counts
+def _fetching(fetcher: Fetcher) -> str:
+    slowest, counts = fetcher.transfers.slowest(), fetcher.counts
     if slowest is None:
-        return prerequisites.loading_now()
+        return fetcher.loading_now()
     failed = counts.broken + counts.throttled
     return (
         f"the storage: a request for {without_secrets(slowest.url)!r} from byte {slowest.start} on has taken "
@@ -266,7 +263,7 @@ class Feeder:
             indexes=indexes,
             budget_bytes=configure.fetching.budget_bytes,
         )
-        self.prerequisites = self._make_prerequisites(configure.fetching, listing) if shards is None else None
+        self.fetcher = self._make_fetcher(configure.fetching, listing) if shards is None else None
         self.scans = Scans(self.tables, fetcher=self.fetcher)
         self.pool = start_pool(self, ResidentShards(listing.numbered, self.fetcher) if shards is None else shards)
         self._stream = BatchStream(
@@ -276,16 +273,11 @@ class Feeder:
             pool=self.pool,
             slots=slots,
             totals=self._totals,
-            prerequisites=self.prerequisites,
+            fetcher=self.fetcher,
             send_ready=self._send_ready,
             works_ahead=configure.workers > 0 and not isinstance(self._settings.order.sampling, Sampled),
         )
         self._meter = FeederMeter(self._totals, self.pool, stream=self._stream, scans=self.scans, fetcher=self.fetcher)
-
-    @property
-    def fetcher(self) -> Fetcher | None:
-        """Fetches remote bytes; None if there are none."""
-        return None if self.prerequisites is None else self.prerequisites.fetcher
 
     def close(self) -> None:
         """End the workers and close the slots. Idempotent."""
@@ -296,8 +288,8 @@ class Feeder:
     async def aclose(self) -> None:
         """End everything."""
         self.close()
-        if self.prerequisites is not None:
-            await self.prerequisites.close()
+        if self.fetcher is not None:
+            await self.fetcher.close()
 
     # -- the trainer -----------------------------------------------------------------------------------------------
 
@@ -314,8 +306,8 @@ class Feeder:
         match message:
             case EpochStart():
                 self.scans.try_again()  # what has failed: the storage may have come back
-                if self.prerequisites is not None:
-                    self.prerequisites.try_again()
+                if self.fetcher is not None:
+                    self.fetcher.try_again()
                 self._stream.request(message)
                 self.pool.abandon_unwanted()
             case Tracing():
@@ -335,7 +327,7 @@ class Feeder:
         """Say what the next batch waits for; empty if nothing shows."""
         busy = await self.pool.inspect()
         if not busy:
-            return "" if self.prerequisites is None else _fetching(self.prerequisites)
+            return "" if self.fetcher is None else _fetching(self.fetcher)
         lines = [_doing(worker, self.tables) for worker in busy[:_SHOWN_WORKERS]]
         if len(busy) > _SHOWN_WORKERS:
             lines.append(f"{counted(len(busy) - _SHOWN_WORKERS, 'more worker')} at work")
@@ -465,7 +457,7 @@ class Feeder:
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
-    def _make_prerequisites(self, fetching: Fetching, listing: Listing) -> Prerequisites | None:
+    def _make_fetcher(self, fetching: Fetching, listing: Listing) -> Fetcher | None:
         """Make what fetches shards, if there are any that need that."""
         fetched = fetched_shards(listing, fetching.storages)
         if not fetched and not waits_for_index(listing, fetching.storages):
@@ -474,17 +466,15 @@ class Feeder:
         if fetching.cache_folder is not None:
             urls = [shard.url for shard in listing.numbered]
             cache = DiskCache(fetching.cache_folder, fetching.cache_bytes, part_bytes=PART_BYTES, urls=urls)
-        fetcher = Fetcher(
-            listing,
+        return Fetcher(
+            self.tables,
             fetched,
             fetching.storages,
             budget_bytes=bytes_for_parts(fetching.budget_bytes, expands=fetching.expands),
             wake=self._take_turn_soon,
-            progress=self._take_turn_soon,
             cache=cache,
             most_requests=requests_at_once(fetching.budget_bytes),
         )
-        return Prerequisites(fetcher, self.tables, progress=self._take_turn_soon)
 
     def _take_turn_soon(self) -> None:
         if not self._turn_is_due:
@@ -496,9 +486,9 @@ class Feeder:
         if self._closed:  # a task that was given now would open memory that nobody closes
             return
         with self._failing():
-            assert self.prerequisites is not None
-            self.prerequisites.fetcher.pump()
-            self.pool.drop_shards(self.prerequisites.fetcher.take_closed())
+            assert self.fetcher is not None
+            self.fetcher.pump()
+            self.pool.drop_shards(self.fetcher.take_closed())
         self.pump()
 
 

@@ -16,11 +16,10 @@ from streamload.errors import StreamloadError
 from streamload.feeder.messages import PipelineSettings
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.feeder.scans import SCANNED_TOGETHER, Scans
-from streamload.fetch.fetcher import Fetcher, Prerequisites
-from streamload.fetch.parts import PART_BYTES, part_edges, parts_by_share, shard_and_number
+from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import part_edges, shard_and_number
 from streamload.index.dataset import Dataset
-from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, GUESSED_PARTS, GUESSED_PARTS_SHARE, SCANNED_SHARDS
-from streamload.order.layout import distinct
+from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS
 from streamload.order.mixture_plan import MixturePlan
 from streamload.order.plan import EpochPlan, RankPlan, RowBlock
 from streamload.order.sampling import Mixed
@@ -51,28 +50,10 @@ class EpochNeeds:
         self._advanced: dict[int, tuple[ShardTable | None, list[tuple[int, int]]]] = {}
         self._extents: dict[int, _Extent] = {}
         self._scans: dict[int, int] = {}
-        self._guessed: list[int] = []
         fetcher.begin_epoch(self.on_arrival)
-
-    def guess(self, block: RowBlock) -> None:
-        """Fetch parts in which rows probably lie, while the tables that locate them are being fetched.
-
-        They are needed until `plan_batches` says where the rows lie, or the epoch is closed.
-        """
-        if self._guessed:
-            return
-        sizes, counts = np.full(len(block.shard), -1, np.int64), self._tables.counts.values[block.shard]
-        for shard in distinct(block.shard).tolist():
-            sizes[block.shard == shard] = self._fetcher.size_by_index(shard)
-        most = min(GUESSED_PARTS, self._window.budget_bytes // (GUESSED_PARTS_SHARE * PART_BYTES))
-        self._guessed = parts_by_share(block.shard, block.sample, sizes, counts)[:most]
-        self._window.plan(self._guessed)
-        self._fetcher.notify()
 
     def plan_batches(self, batches: Iterable[list[int]]) -> None:
         """Fetch the parts of the batches that come next."""
-        guessed, self._guessed = self._guessed, []
-        self._window.cancel(guessed)
         for keys in batches:
             self._window.plan(keys)
         self.advance()
@@ -119,7 +100,7 @@ class EpochNeeds:
         for shard in list(self._parts):
             self._release(shard, list(self._parts[shard]))
         self._scans.clear()
-        self.plan_batches(())
+        self.advance()
 
     def on_arrival(self, shard: int, key: int) -> None:
         """Keep a part that has come, if rows of its shard are yet to be planned."""
@@ -199,7 +180,7 @@ class Lookahead:
         scans: Scans,
         pool: Pool,
         totals: Totals,
-        prerequisites: Prerequisites | None,
+        fetcher: Fetcher | None,
     ) -> None:
         self.start = start
         self._settings = settings
@@ -207,14 +188,14 @@ class Lookahead:
         self._scans = scans
         self._pool = pool
         self._totals = totals
-        self._prerequisites = prerequisites
+        self._fetcher = fetcher
         self._plan = plan = _plan(settings, tables, start)
         shard_order = plan.shards_ahead()  # in which the plan reaches them
         self._scan_order = iter(shard_order)
         self._table_order = iter(shard_order)
         self._tables_ahead: list[int] = []
         self._reached: set[int] = set()
-        self._needs = None if prerequisites is None else EpochNeeds(prerequisites.fetcher, plan, tables)
+        self._needs = None if fetcher is None else EpochNeeds(fetcher, plan, tables)
         self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
         self._located: deque[tuple[PlannedRows, list[int]]] = deque()
         self._block_rows = FIRST_BLOCK_ROWS  # so that the first batch comes soon
@@ -246,7 +227,7 @@ class Lookahead:
         Raises:
             StreamloadError: it cannot come; so does the next call, as long as that is so.
         """
-        if not self._located or self._prerequisites is not None:
+        if not self._located or self._fetcher is not None:
             with Attempt() as attempt:
                 self._look_ahead()
             if attempt.error is not None and not self._located:
@@ -293,10 +274,10 @@ class Lookahead:
             return True
         rows = sum(len(planned.table) for planned, _ in self._located)
         return (
-            self._prerequisites is not None
+            self._fetcher is not None
             and len(self._blocks) < 2
             and rows + sum(len(block.shard) for block, _ in self._blocks) < _MOST_LOOKAHEAD_ROWS
-            and self._prerequisites.fetcher.below_watermark()
+            and self._fetcher.below_watermark()
         )
 
     def _plan_block(self) -> bool:
@@ -307,11 +288,11 @@ class Lookahead:
                 self._scans.check(missing[:1])  # the first is needed for certain
             if self._missing() == missing:  # none of them is in an index that was read just now
                 self._scans.put_first(missing[0])
-                if self._prerequisites is not None:
+                if self._fetcher is not None:
                     self._scan_ahead()
                 return False
         block = self._plan.take(self._block_rows)
-        self._block_rows = min(4 * self._block_rows, MAX_RUN_ROWS if self._prerequisites is None else BLOCK_ROWS)
+        self._block_rows = min(4 * self._block_rows, MAX_RUN_ROWS if self._fetcher is None else BLOCK_ROWS)
         finished = self._plan.finished()
         if block is None:
             self._planned_all = True
@@ -323,7 +304,7 @@ class Lookahead:
             return False
         self._blocks.append((block, finished))
         self._scan_ahead()
-        if self._prerequisites is not None:
+        if self._fetcher is not None:
             self._want_tables_ahead(block)
         return True
 
@@ -332,17 +313,17 @@ class Lookahead:
 
     def _want_tables_ahead(self, block: RowBlock) -> None:
         """Load the tables of the few shards that come next: one may be as large as a part."""
-        assert self._prerequisites is not None
+        assert self._fetcher is not None
         self._reached.update(block.shard.tolist())
         self._tables_ahead = [shard for shard in self._tables_ahead if shard not in self._reached]
         while len(self._tables_ahead) < _TABLES_AHEAD and (shard := next(self._table_order, None)) is not None:
             if shard not in self._reached:
                 self._tables_ahead.append(shard)
-        self._prerequisites.want_tables(self._tables_ahead)
+        self._fetcher.want_tables(self._tables_ahead)
 
     def _scan_ahead(self) -> None:
         """Scan shards before the plan comes to them: as many as are fetched at once, if they are fetched."""
-        most = _LOCAL_SCANS_AHEAD if self._prerequisites is None else SCANNED_SHARDS
+        most = _LOCAL_SCANS_AHEAD if self._fetcher is None else SCANNED_SHARDS
         if not self._tables.counts.complete:
             self._scans.request(itertools.islice(self._scan_order, max(0, most - self._scans.outstanding)))
 
@@ -364,14 +345,9 @@ class Lookahead:
 
     def _locate_first(self) -> bool:
         block, finished = self._blocks[0]
-        fetcher = None
-        if self._prerequisites is not None and self._needs is not None:
-            if not self._prerequisites.has_tables(dict.fromkeys(block.shard.tolist())):
-                if not self._located:  # fetch parts beside the table for the first batch
-                    self._needs.guess(block)
-                return False
-            fetcher = self._prerequisites.fetcher
-        settings = self._settings
+        fetcher, settings = self._fetcher, self._settings
+        if fetcher is not None and not fetcher.has_tables(dict.fromkeys(block.shard.tolist())):
+            return False
         planned = locate(block, self._tables, settings.fields, verify=settings.verify, fetcher=fetcher)
         self._blocks.popleft()  # only now: what has failed must fail again on the next call
         self._located.append((planned, finished))
@@ -385,8 +361,8 @@ class Lookahead:
         if finished:
             finished = self._tables.with_sidecars(finished)
             self._pool.forget_shards(finished)
-            if self._prerequisites is not None:
-                self._prerequisites.fetcher.finish(finished)
+            if self._fetcher is not None:
+                self._fetcher.finish(finished)
 
 
 def _plan(settings: PipelineSettings, tables: Dataset, start: EpochStart) -> EpochPlan:

@@ -48,6 +48,6 @@ def start_feeder(
         )
 
     feeder = Feeder(configure, listing, slots, channel.send, start_pool, indexes=indexes)
-    if feeder.prerequisites is not None:
+    if feeder.fetcher is not None:
         keep_freed_memory(_KEPT_BYTES)
     return feeder

@@ -22,7 +22,7 @@ from streamload.errors import StreamloadError
 from streamload.feeder.lookahead import MAX_RUN_ROWS, Lookahead, Source
 from streamload.feeder.messages import FailedRow, PipelineSettings, ReadyBatch
 from streamload.feeder.scans import Scans
-from streamload.fetch.fetcher import Prerequisites
+from streamload.fetch.fetcher import Fetcher
 from streamload.index.dataset import Dataset
 from streamload.limits import SCHEDULED_SHARDS_SHARE
 from streamload.memory.slots import Slots
@@ -98,7 +98,7 @@ class BatchStream:
         pool: Pool,
         slots: Slots,
         totals: Totals,
-        prerequisites: Prerequisites | None,
+        fetcher: Fetcher | None,
         send_ready: SendReady,
         works_ahead: bool,
     ) -> None:
@@ -108,7 +108,7 @@ class BatchStream:
         self._pool = pool
         self._slots = slots
         self._totals = totals
-        self._prerequisites = prerequisites
+        self._fetcher = fetcher
         self._send_ready = send_ready
         self._works_ahead = works_ahead
         self._batch_rows = settings.order.batch_size
@@ -194,10 +194,10 @@ class BatchStream:
     def end_task(self, number: int, done: RowsDone | None) -> None:
         """Take the result of a task, if it has one, and release what its batches needed."""
         batches = self._tasks.pop(number, None) or self._abandoned.pop(number)
-        if self._prerequisites is not None:
+        if self._fetcher is not None:
             for planned, batch in [each.source for each in batches]:
-                self._prerequisites.fetcher.window.release(planned.parts[batch])
-            self._prerequisites.fetcher.notify()
+                self._fetcher.window.release(planned.parts[batch])
+            self._fetcher.notify()
         if done is not None and done.batches:
             self._pace.measure(done)
             for each, made in zip(batches, done.batches, strict=True):
@@ -278,8 +278,6 @@ class BatchStream:
             if source is None:
                 break
             sources.append(source)
-            if len(sources) == 1:
-                run = _even(run, source)
         if not sources:
             return None
         batches = [_Batch(self._ahead.start, source, self._slots.take()) for source in sources]
@@ -317,7 +315,7 @@ class BatchStream:
             scans=self._scans,
             pool=self._pool,
             totals=self._totals,
-            prerequisites=self._prerequisites,
+            fetcher=self._fetcher,
         )
 
     @property
@@ -366,13 +364,6 @@ class BatchStream:
         assert table is not None
         failure = with_fields(failure, table, frozenset(self._tables.listing.sidecar_fields))
         return FailedRow(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
-
-
-def _even(run: int, source: Source) -> int:
-    """Return the length of runs, at most `run`, that cuts the rest of a block evenly: a short one costs as much."""
-    planned, number = source
-    left = planned.batches - number
-    return -(-left // -(-left // run))
 
 
 def _after(start: EpochStart) -> EpochStart:

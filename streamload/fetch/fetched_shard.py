@@ -1,74 +1,18 @@
-"""One shard that has to be fetched: its bytes, compressed or not, and the memory or file in which parts arrive."""
+"""One shard that has to be fetched: the memory or file in which its parts arrive."""
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 
 from streamload.fetch.cache.cache_file import CacheFile
-from streamload.fetch.parts import PART_BYTES, part_edges
+from streamload.fetch.parts import part_edges
 from streamload.memory.unnamed import new_memory, write_fully
 from streamload.storage.download import Pin
-from streamload.tar.decompression import Compression, Decompressor
-
-
-class Decompression:
-    """The room of a shard that is being decompressed.
-
-    Args:
-        decompressor: a new one.
-        store: takes the decompressed pieces with their offsets.
-        grow: called if there is no room for the next piece; returns True if it has called `add_room`.
-
-    Attributes:
-        room_bytes: how much of the decompressed shard there is room for.
-        waits: for room.
-        cancelled: it ends before the shard does.
-        task: decompresses.
-    """
-
-    task: asyncio.Task[int]
-
-    def __init__(
-        self, decompressor: Decompressor, store: Callable[[int, bytes], None], grow: Callable[[], bool]
-    ) -> None:
-        self.decompressor = decompressor
-        self.room_bytes = PART_BYTES
-        self.waits = self.cancelled = False
-        self._store = store
-        self._grow = grow
-        self._room = asyncio.Event()
-
-    def add_room(self) -> None:
-        """Give it room for a part more."""
-        self.room_bytes += PART_BYTES
-        self.waits = False
-        self._room.set()
-
-    def expected_bytes(self, compressed_bytes: int) -> int:
-        """Return the decompressed size of the shard, if the rest is like what has come."""
-        done = self.decompressor
-        return done.decompressed_bytes * compressed_bytes // max(1, done.compressed_bytes)
-
-    def cancel(self) -> None:
-        """Stop soon, without waiting for it."""
-        self.cancelled = True
-        self.task.cancel()
-
-    async def write(self, offset: int, piece: bytes) -> None:
-        """Store a piece as soon as there is room for it."""
-        while offset + len(piece) > self.room_bytes:
-            if not self._grow():
-                self._room.clear()
-                self.waits = True
-                await self._room.wait()
-        self._store(offset, piece)
-
+from streamload.tar.decompression import Compression
 
 _LEAST_GROWTH_BYTES = 64 << 20
 _PAGE_BYTES = mmap.PAGESIZE
@@ -142,7 +86,6 @@ class FetchedShard:
         memory: where its parts arrive.
         file: a file of the disk cache in place of memory, whole or being filled.
         looked_up: the disk cache was asked for that.
-        decompression: of a compressed shard, until it has ended.
         completing: keys of the parts that are fetched only to make the file whole.
     """
 
@@ -155,25 +98,20 @@ class FetchedShard:
     memory: SparseMemory | None = None
     file: CacheFile | None = None
     looked_up: bool = False
-    decompression: Decompression | None = None
     completing: set[int] = field(default_factory=set)
 
     @property
     def size_bytes(self) -> int:
         """How much workers may map now."""
-        return self.total_bytes or self._memory().size_bytes
+        return self.total_bytes or self.ensure_memory().size_bytes
 
     def descriptor(self) -> int:
         """Return a copy of the descriptor, which the caller closes."""
-        return os.dup(self.file.descriptor if self.file is not None else self._memory().descriptor)
+        return os.dup(self.file.descriptor if self.file is not None else self.ensure_memory().descriptor)
 
     def write(self, offset: int, data: bytes) -> None:
         """Write bytes to the memory. Raises OSError if there is none left."""
-        self._memory().write(offset, data)
-
-    def pages(self) -> SparseMemory | None:
-        """Return the memory whose pages may be allocated ahead; None if its size is not known, or it is a file."""
-        return None if self.total_bytes is None or self.file is not None else self._memory()
+        self.ensure_memory().write(offset, data)
 
     def free(self, part: int) -> None:
         """Free a part, if it lies in memory."""
@@ -190,7 +128,8 @@ class FetchedShard:
         self.memory = self.file = None
         self.looked_up = False
 
-    def _memory(self) -> SparseMemory:
+    def ensure_memory(self) -> SparseMemory:
+        """Return the memory, which is made if there is none."""
         if self.memory is None:
             self.memory = SparseMemory(self.total_bytes)
         return self.memory

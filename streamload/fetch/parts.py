@@ -58,19 +58,3 @@ def parts_of_batches(places: Sequence[Places], edges: NDArray[np.int64]) -> tupl
     joined = np.concatenate(keys)[by_row].tolist()
     ends = np.searchsorted(rows[by_row], edges).tolist()
     return tuple(list(dict.fromkeys(joined[start:end])) for start, end in pairwise(ends))
-
-
-def parts_by_share(
-    shards: NDArray[np.int64], samples: NDArray[np.int64], sizes: NDArray[np.int64], counts: NDArray[np.int64]
-) -> list[int]:
-    """Return the keys of the parts in which rows probably lie, each once, as if samples were alike in size.
-
-    Args:
-        shards: int64[rows], each row's shard.
-        samples: int64[rows], its number in the shard.
-        sizes: int64[rows], the bytes of its shard; negative if they are not known, which leaves the row out.
-        counts: int64[rows], the samples of its shard.
-    """
-    known = np.flatnonzero((sizes > 0) & (counts > 0))
-    places = (sizes[known] * ((samples[known] + 0.5) / counts[known])).astype(np.int64)
-    return list(dict.fromkeys((shards[known] << _NUMBER_BITS | places // PART_BYTES).tolist()))

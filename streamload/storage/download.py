@@ -216,11 +216,8 @@ class Watch:
     def answered(self, after_s: float) -> None:
         """Note that the first byte of an answer has come, so many seconds after the request."""
 
-    def completed(self) -> None:
-        """Note that a request has fetched everything it was for."""
-
-    def failed(self, sent_s: float, now_s: float, failure: TransientStorageError) -> None:
-        """Note that a request that was sent at `sent_s`, by the loop's clock, has failed."""
+    def failed(self, failure: TransientStorageError) -> None:
+        """Note that a request has failed."""
 
 
 async def download(
@@ -301,7 +298,7 @@ class _Download:
             try:
                 await self._request()
             except TransientStorageError as exc:
-                self.watch.failed(self.sent_s, asyncio.get_running_loop().time(), exc)
+                self.watch.failed(exc)
                 if self.watch.position == before:  # otherwise continue from here at once
                     wait_s = self.attempts.wait_s(exc)
                     if wait_s is None:
@@ -335,7 +332,6 @@ class _Download:
                 self.warning.cancel()
             if body is not None:
                 await body.aclose()
-        self.watch.completed()
 
     async def _open(self) -> RangeBody:
         try:

@@ -16,7 +16,7 @@ from servers.faults import FaultServer, Script
 from transforms import first_bytes
 
 from streamload import ShardWriter, StreamLoader
-from streamload.fetch import part_fetching
+from streamload.fetch import fetcher
 from streamload.fetch.cache import cache_file, disk_cache
 from streamload.storage import local_files
 
@@ -122,7 +122,7 @@ def test_the_disk_refuses(
 
 
 def test_one_unwritten_part_at_a_time(server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_fetching, "_MOST_UNWRITTEN", 1)
+    monkeypatch.setattr(fetcher, "_MOST_UNWRITTEN", 1)
     with loader_of(server, tmp_path) as loader:
         assert labels_of(loader) == LABELS
     assert files_in(tmp_path) == (N_SHARDS, 0)

@@ -222,17 +222,6 @@ def test_a_cache_on_the_disk_takes_what_the_budget_does_not(server: FaultServer,
     assert server.report().sent_bytes < 1.5 * sum(map(sum, SIZES))
 
 
-def test_the_first_parts_are_requested_before_the_index_says_where_samples_lie(server: FaultServer) -> None:
-    server.play(Script(first_byte_s=0.3))
-    with loader_of(server, "indexed", memory_budget="400MB") as loader:
-        next(iter(loader))
-    spans = server.report().spans
-    server.play(Script())
-    parts = [began_s for path, began_s, _ in spans if path.endswith(".tar")]
-    tables = [ended_s for path, _, ended_s in spans if path.endswith(".bin")]
-    assert min(parts) < min(tables)
-
-
 def slow_epoch(server: FaultServer, form: str, **options: Any) -> list[int]:
     """The labels of an epoch of a loop that is slower than what is brought, so that much is brought for later."""
     defaults: dict[str, Any] = {"fields": ("cls", "npy"), "num_workers": 0, "prefetch_batches": 1}
