@@ -209,10 +209,11 @@ class RandomAccess:
 def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, int, int]]:
     """Return shard, start and end of each field that is in no open shard."""
     found = []
-    for shards, offsets, sizes in table.places():
-        chosen = ~np.isin(shards, list(opened)) & (sizes > 0)
-        starts = offsets[chosen]
-        found += list(zip(shards[chosen].tolist(), starts.tolist(), (starts + sizes[chosen]).tolist(), strict=True))
+    for column in table.columns():
+        chosen = ~np.isin(column.shards, list(opened)) & (column.sizes > 0)
+        starts = column.offsets[chosen]
+        ends = starts + column.sizes[chosen]
+        found += list(zip(column.shards[chosen].tolist(), starts.tolist(), ends.tolist(), strict=True))
     return found
 
 

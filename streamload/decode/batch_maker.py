@@ -82,9 +82,9 @@ def _difference_between(rows: Rows) -> str:
 
     Places in a sample are written as in Python: `['boxes'][0]`.
     """
-    first = rows.row_alike(0)
+    first = rows.row(0, alike=True)
     for number in range(1, rows.count):
-        for place, one, other, levels in _common_places(first, rows.row_alike(number)):
+        for place, one, other, levels in _common_places(first, rows.row(number, alike=True)):
             mine = _items(one)
             if levels and mine and type(one) is type(other) and mine.keys() == _items(other).keys():
                 continue  # their items come next
@@ -124,9 +124,9 @@ def _find_missing_key(
     Returns:
         The row that lacks the key, the key if it is a field, and a message.
     """
-    first = rows.row_alike(0)
+    first = rows.row(0, alike=True)
     for number in range(1, rows.count):
-        for place, one, other, _ in _common_places(first, rows.row_alike(number)):
+        for place, one, other, _ in _common_places(first, rows.row(number, alike=True)):
             if not isinstance(one, Mapping) or not isinstance(other, Mapping) or one.keys() == other.keys():
                 continue
             key = next(key for key in (*one, *other) if key not in one or key not in other)
@@ -314,7 +314,7 @@ class TaskRunner:
     def _places(self, task: RowTask, tree: Node, child: int | str) -> list[NDArray[Any]] | None:
         """Return the slots' memory for one value of each row; see `Places`."""
         leaf = _child(tree, child)
-        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None:
+        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None or not leaf.shape:
             return None
         blocks: list[NDArray[Any]] = []
         for batch in task.batches:
@@ -381,9 +381,11 @@ class TaskRunner:
         """Write rows that are alike by their layout; others are collated, or refused, by torch."""
         if placed is not None and placed is self._last_layout:
             with suppress(LayoutMismatchError):
-                return self._write_alike(batch, rows)
+                layout, pickled = self._layout(batch.rows)
+                columns = write_rows(layout, rows, self._slots.at_least(batch.slot, layout.size_bytes))
+                return self._finish(batch, layout, pickled, columns, rows.count)
         try:
-            layout = replace(describe_rows(rows.row_alike(0)), capacity=batch.rows)
+            layout = replace(describe_rows(rows.row(0, alike=True)), capacity=batch.rows)
             memory = np.empty(layout.size_bytes, np.uint8)  # values may lie in the slot, where another layout has them
             columns = write_rows(layout, rows, memory)
         except _RAGGED:
@@ -393,11 +395,6 @@ class TaskRunner:
         self._last_layout, self._layouts = layout, {}
         self._slots.at_least(batch.slot, len(memory))[: len(memory)] = memory
         return self._finish(batch, *self._layout(batch.rows), columns, rows.count)
-
-    def _write_alike(self, batch: BatchSlot, rows: Rows) -> BatchDone:
-        layout, pickled = self._layout(batch.rows)
-        columns = write_rows(layout, rows, self._slots.at_least(batch.slot, layout.size_bytes))
-        return self._finish(batch, layout, pickled, columns, rows.count)
 
     def _write(self, batch: BatchSlot, collated: Any, rows: int) -> BatchDone:
         """Write what a `collate_fn` has returned for some rows."""
@@ -463,4 +460,5 @@ def _batch_failure(
         shard=int(task.table.shards[task_row]),
         sample=int(task.table.samples[task_row]),
         offset=MISSING,
+        stored_in=int(task.table.shards[task_row]),
     )

@@ -29,7 +29,7 @@ from streamload.decode.batch_layout import (
     is_tensor_class,
     slot_views,
 )
-from streamload.decode.columns import PlacedRows, Rows, StoredBytes, StoredRows, copied_together
+from streamload.decode.columns import Rows, StoredBytes, copied_together
 from streamload.decode.tasks import StoredColumn
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
@@ -66,7 +66,7 @@ class _Column:
         self._is_pickle = False
         self._write: Callable[[memoryview, Sequence[int]], None]
         if isinstance(values, StoredBytes):
-            sizes, self._write = list(values.sizes), values.read_to
+            sizes, self._write = [size for _, _, size in values.places], values.read_to
         else:
             if set(map(type, values)) != {bytes}:
                 values, self._is_pickle = [dump_values(list(values))], True
@@ -140,7 +140,7 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]
         return values
     if not isinstance(tree, MappingNode | SequenceNode) or len(tree.children) != len(rows.columns):
         raise LayoutMismatchError
-    if tree.keys != rows.keys if isinstance(tree, MappingNode) else rows.kind is dict:
+    if rows.keys != (tree.keys if isinstance(tree, MappingNode) else None):
         raise LayoutMismatchError
     for number, (child, part) in enumerate(zip(tree.children, rows.columns, strict=True)):
         _write(child, part, places, values, may_be_none=number in rows.optional)
@@ -148,25 +148,30 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]
 
 
 def _write(
-    node: Node, column: Any, places: list[NDArray[Any]], values: list[Sequence[Any]], *, may_be_none: bool = False
+    node: Node, column: Any, places: list[NDArray[Any]], values: list[Any], *, may_be_none: bool = False
 ) -> None:
+    """Write a column of consecutive rows: a list, an array with a leading axis of rows, or `StoredBytes`."""
     if isinstance(column, StoredBytes) and not isinstance(node, ValueLeaf):
         raise LayoutMismatchError
     if isinstance(node, ArrayLeaf):
-        _write_column(node, column, places[node.number])
+        out = places[node.number]
+        if not isinstance(column, np.ndarray):
+            _write_values(node, column, out)
+        elif column.dtype != out.dtype or column.shape != out.shape:
+            raise LayoutMismatchError
+        elif column.ctypes.data != out.ctypes.data:
+            out[...] = column
     elif isinstance(node, ValueLeaf):
         kinds = () if isinstance(column, StoredBytes) else set(map(type, column))
         if not all(issubclass(kind, str | bytes) or (may_be_none and kind is NoneType) for kind in kinds):
             raise LayoutMismatchError
         values[node.column] = column
-    elif isinstance(node, MappingNode | SequenceNode):
+    else:
         for child, part in zip(node.children, _transpose(node, column), strict=True):
             _write(child, part, places, values)
 
 
 def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]:
-    if isinstance(column, np.ndarray | StoredRows):
-        raise LayoutMismatchError
     kinds = set(map(type, column))
     if isinstance(node, MappingNode):
         keys = set(node.keys)
@@ -178,21 +183,6 @@ def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]
     if not kinds <= allowed or not all(len(value) == length for value in column):
         raise LayoutMismatchError
     return [[value[number] for value in column] for number in range(length)]
-
-
-def _write_column(leaf: ArrayLeaf, column: Any, out: NDArray[Any]) -> None:
-    """Write the values of one leaf for consecutive rows; `out` has one entry for each row."""
-    if isinstance(column, np.ndarray):
-        if column.dtype != out.dtype or column.shape != out.shape:
-            raise LayoutMismatchError
-        if column.ctypes.data != out.ctypes.data:
-            out[...] = column
-    elif isinstance(column, StoredRows):
-        if column.dtype != out.dtype or column.shape != out.shape[1:] or not out.flags.c_contiguous:
-            raise LayoutMismatchError
-        column.copy_to(out)
-    elif not isinstance(column, PlacedRows) or not column.are_at(out):
-        _write_values(leaf, list(column), out)
 
 
 def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None:

@@ -7,14 +7,12 @@ as the process's memory.
 
 from __future__ import annotations
 
-import ctypes
-import enum
 import os
 import weakref
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from operator import gt
 from typing import Any
 
@@ -22,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
-from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredBytes, StoredRows, windows
+from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredBytes, by_first_row, copy_stored, windows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
@@ -32,9 +30,9 @@ from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.table import MISSING
 
 _INT64_DIGITS = 18  # every number of so many digits fits an int64
-_ARRAYS_PER_SHARD = 8
 _INTEGERS_PER_SHARD = 32
 # With fewer rows in each shard, reading them one by one is faster than shard by shard.
+_ROWS_PER_SHARD = 8
 _VIEWS_PER_SHARD = 2
 
 # Larger fields are not copied to one place before they are read: for each the copy costs more than a read saves.
@@ -42,6 +40,9 @@ _GATHERED_BYTES = 1024
 
 # Larger fields are read one by one, which costs little beside copying them and counts no pages around them.
 _VIEWED_BYTES = 32 << 10
+
+# Smaller values of decoders are copied to their batch together, which takes less time for each.
+_COPIED_TOGETHER_BYTES = 4 << 10
 
 ABSENT: Any = type("Absent", (), {})()
 """The value in a column of a field that a sample lacks."""
@@ -137,13 +138,7 @@ class ShardReader(ABC):
         target[: len(data)] = data
         return len(data)
 
-    def read_own(self, shard: int, start: int, size_bytes: int) -> bytearray:
-        """Like `read`, into memory that the caller may change."""
-        own = bytearray(size_bytes)
-        count = self.read_into(memoryview(own), shard, start)
-        return own if count == size_bytes else own[:count]
-
-    def mapped(self, shard: int) -> memoryview | None:
+    def mapped(self, shard: int) -> Bytes | None:
         """Return a shard's bytes if this process may die of reading one that was cut; else None."""
         del shard
         return None
@@ -155,8 +150,6 @@ class ShardReader(ABC):
         del shard, offsets, sizes
         return None
 
-
-Values = list[Any] | PlacedRows | PlacedBlocks
 
 Progress = memoryview | list[int]
 """Its first item is the number of the current row; a memoryview is shared memory that survives a crash."""
@@ -171,7 +164,6 @@ class RowError(Exception):
         self.message = message
 
 
-@dataclass(slots=True)
 class Work:
     """Rows while they are being made, and as the user's functions have left them.
 
@@ -181,39 +173,32 @@ class Work:
         failures: by row.
         named_s: seconds by stage and name, as in "decode_s/jpg".
         rows: the values at the end; those of a row that failed are undefined.
+        count: the number of rows.
         row_shards: the number of each row's shard.
         rows_per_shard: on average.
     """
 
-    table: RowTable
-    shards: ShardReader
-    random: RowRandomness
-    keys: Sequence[str] | None = None
-    progress: Progress = field(default_factory=lambda: [-1])
-    failures: dict[int, RowFailure] = field(default_factory=dict)
-    named_s: dict[str, float] = field(default_factory=dict)
-    rows: Rows = field(init=False)
-    columns: tuple[Column, ...] = field(init=False)
-    row_shards: list[int] = field(init=False)
-    rows_per_shard: float = field(init=False)
+    rows: Rows
 
-    def __post_init__(self) -> None:
-        self.columns = self.table.columns()
-        self.row_shards = self.table.shards.tolist()
+    def __init__(
+        self,
+        table: RowTable,
+        shards: ShardReader,
+        random: RowRandomness,
+        keys: Sequence[str] | None,
+        progress: Progress,
+    ) -> None:
+        self.table, self.shards, self.random, self.keys, self.progress = table, shards, random, keys, progress
+        self.failures: dict[int, RowFailure] = {}
+        self.named_s: dict[str, float] = {}
+        self.columns = table.columns()
+        self.row_shards: list[int] = table.shards.tolist()
+        self.count = len(table)
         self.rows_per_shard = self.count / max(1, len(set(self.row_shards)))
 
     def record(self, name: str, seconds: float) -> None:
         """Add to the seconds of a stage and name."""
         self.named_s[name] = self.named_s.get(name, 0.0) + seconds
-
-    def shards_of(self, column: Column) -> list[int]:
-        """Return the number of the shard of each row's field."""
-        return self.row_shards if column.shards is None else column.shards.tolist()
-
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        return len(self.row_shards)
 
     def each_row(self, action: Callable[[Iterator[int]], None], failed: Callable[[int, Exception], RowFailure]) -> None:
         """Run an action over the rows that have not failed; if it raises, that row fails, and it goes on after it."""
@@ -234,14 +219,6 @@ class Work:
                 yield row
 
 
-class _Target(enum.Enum):
-    """The memory that a field is read into."""
-
-    REUSED = enum.auto()
-    BYTEARRAY = enum.auto()
-    BYTES = enum.auto()
-
-
 class FieldReader:
     """Decodes fields.
 
@@ -256,34 +233,36 @@ class FieldReader:
         self._job = job
         self.absent = ABSENT if job.fields is None else None
         self._single = single
-        self._decoders: dict[str, Decoder] = {}
+        self._decodings: dict[str, tuple[Decoder, type[Encoded]]] = {}
         self._reused = memoryview(b"")
-        self._targets: dict[str, _Target] = {}
 
-    def decoder(self, name: str) -> Decoder:
-        """Return the decoder of a field."""
-        decoder = self._decoders.get(name)
-        if decoder is None:
-            decoder = self._decoders[name] = decoder_for(name, self._job.decode, self._job.expansion_limit_bytes)
-        return decoder
+    def decoding(self, name: str) -> tuple[Decoder, type[Encoded]]:
+        """Return the decoder of a field, and the class of bytes that it takes without a copy.
+
+        It keeps no reference to a memoryview.
+        """
+        decoding = self._decodings.get(name)
+        if decoding is None:
+            kind: type[Encoded] = bytes
+            if decodes_as_built_in(name, self._job.decode) and is_image(name):
+                kind = memoryview
+            elif decodes_as_built_in(name, self._job.decode) and is_array(name):
+                kind = bytearray
+            decoding = decoder_for(name, self._job.decode, self._job.expansion_limit_bytes), kind
+            self._decodings[name] = decoding
+        return decoding
 
     def is_built_in(self, column: Column) -> bool:
         """Return True if the library's own decoders apply."""
         return all(decodes_as_built_in(name, self._job.decode) for name in column.alternatives)
-
-    def keeps_nothing(self, name: str) -> bool:
-        """Return True if a field's decoder keeps no reference to the bytes."""
-        return self._target(name) is _Target.REUSED
 
     def is_absent(self, column: Column, row: int) -> bool:
         """Return True if the sample lacks a field that is optional."""
         is_optional = self._job.fields is None or column.name in self._job.optional_fields
         return is_optional and int(column.offsets[row]) == MISSING
 
-    def encoded(self, work: Work, column: Column, row: int, name: str) -> Encoded:
-        """Return a field's bytes, checked, in the kind of memory that its decoder takes without a copy.
-
-        `name` is the alternative that the row has. If it `keeps_nothing`, the next call may reuse the memory.
+    def encoded(self, work: Work, column: Column, row: int, kind: type[Encoded]) -> Encoded:
+        """Return a field's bytes, checked, as an object of a class; the next call reuses the memory of a memoryview.
 
         Raises:
             RowError: the field is missing, cannot be read, or is not what the index says.
@@ -291,22 +270,20 @@ class FieldReader:
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
-        shards = work.shards
-        shard = work.row_shards[row] if column.shards is None else int(column.shards[row])
+        shards, shard = work.shards, int(column.shards[row])
         if size > shards.size_bytes(shard) - start:
             raise RowError("DecodeError", "the index points beyond the end of the shard; run `streamload index`")
         data: Encoded
         try:
-            match self._target(name):
-                case _Target.REUSED:
-                    if len(self._reused) < size:  # allocating memory for each image would cost more than reading it
-                        self._reused = memoryview(bytearray(2 * size))
-                    view = self._reused[:size]
-                    data = view[: shards.read_into(view, shard, start)]
-                case _Target.BYTEARRAY:
-                    data = shards.read_own(shard, start, size)
-                case _:
-                    data = shards.read(shard, start, size)
+            if kind is bytes:
+                data = shards.read(shard, start, size)
+            elif kind is bytearray:
+                data = bytearray(size)
+                del data[shards.read_into(memoryview(data), shard, start) :]
+            else:
+                if len(self._reused) < size:  # allocating memory for each image would cost more than reading it
+                    self._reused = memoryview(bytearray(2 * size))
+                data = self._reused[: shards.read_into(self._reused[:size], shard, start)]
         except (OSError, OverflowError) as error:
             raise RowError("SampleError", f"the field {column.name!r} cannot be read: {error}") from error
         if len(data) != size:
@@ -323,34 +300,14 @@ class FieldReader:
             )
         return data
 
-    def _target(self, name: str) -> _Target:
-        target = self._targets.get(name)
-        if target is None:
-            target = _Target.BYTES
-            if decodes_as_built_in(name, self._job.decode):
-                target = _Target.REUSED if is_image(name) else _Target.BYTEARRAY if is_array(name) else target
-            self._targets[name] = target
-        return target
-
-    def stored_bytes(self, work: Work, column: Column) -> StoredBytes | None:
-        """Return a field's bytes, left in their shards; None if they are decoded, checked or missing."""
-        if self._single or column.crc32 is not None or work.failures:
-            return None
-        if any(self.decoder(name) is not bytes for name in column.alternatives):
-            return None
-        starts, sizes, size_of = column.offsets.tolist(), column.sizes.tolist(), work.shards.size_bytes
-        shards = work.shards_of(column)
-        places = zip(shards, starts, sizes, strict=True)
-        if any(start == MISSING or start + size > size_of(shard) for shard, start, size in places):
-            return None
-        return StoredBytes(shards, starts, sizes, work.shards)
-
     def read(
         self,
         work: Work,
         column: Column,
         failed: Callable[[int, Exception], RowFailure],
-        target: Callable[[], Values],
+        blocks: list[NDArray[Any]] | None,
+        *,
+        may_stay_stored: bool,
     ) -> Any:
         """Return a field's values for all rows, in a column of any kind that `Rows` may have.
 
@@ -358,92 +315,59 @@ class FieldReader:
             work: the rows.
             column: the field.
             failed: makes the failure of a row.
-            target: makes the container to which values are added one by one.
+            blocks: for each batch the memory for its values, if it is known.
+            may_stay_stored: bytes may be `StoredBytes`, which are read later.
         """
-        missing = bool((column.offsets == MISSING).any())
-        first_only = column.which is None or not column.which.any()
-        plain = first_only and column.crc32 is None and not missing
-        if plain and not self._single and not work.failures and self.is_built_in(column):
-            if (arrays := _stored_arrays(column, work)) is not None:
-                return arrays
-            if (integers := _integers(column, work)) is not None:
-                return integers
-        values = target()
-        read = self._read_plain(work, column, values) if plain else self._read_checked(work, column, values)
-        work.each_row(read, failed)
-        return values
+        small: Iterator[Encoded] | None = None
+        if column.crc32 is None and not work.failures and not (column.offsets == MISSING).any():
+            together = None if self._single else self._read_together(work, column, blocks, may_stay_stored)
+            if together is not None:
+                return together
+            if _has_first(column):
+                first, kind = self.decoding(column.alternatives[0])
+                small = _small_fields(column, work, kind)
+        values: list[Any]
+        if blocks is None:
+            values = [None] * work.count
+        else:
+            are_small = blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0])
+            values = PlacedBlocks(blocks) if are_small else PlacedRows(blocks)
 
-    def _read_plain(self, work: Work, column: Column, values: Values) -> Callable[[Iterator[int]], None]:
-        name = column.alternatives[0]
-        decoder = self.decoder(name)
-        if self._target(name) is _Target.BYTES and (alike := _alike(column, work)) is not None:
-            return _read_alike(work, decoder, *alike, values)
-        mapped = _mapped(work, column)
-        convert = bytearray if self._target(name) is _Target.BYTEARRAY else bytes
-
-        def read(rows: Iterator[int]) -> None:
-            if mapped is None:
-                for row in rows:
-                    values[row] = decoder(self.encoded(work, column, row, name))
-            else:
-                for row, memory, start, end in zip(rows, *mapped, strict=False):
-                    values[row] = decoder(convert(memory[start:end]))
-
-        return read
-
-    def _read_checked(self, work: Work, column: Column, values: Values) -> Callable[[Iterator[int]], None]:
-        def read(rows: Iterator[int]) -> None:
+        def read_rows(rows: Iterator[int]) -> None:
+            if small is not None:
+                for row, data in zip(rows, small, strict=False):
+                    values[row] = first(data)
+                return
             for row in rows:
                 if self.is_absent(column, row):
                     values[row] = self.absent
                 else:
-                    name = field_of(column, row)
-                    values[row] = self.decoder(name)(self.encoded(work, column, row, name))
+                    decoder, kind = self.decoding(field_of(column, row))
+                    values[row] = decoder(self.encoded(work, column, row, kind))
 
-        return read
+        work.each_row(read_rows, failed)
+        return values
+
+    def _read_together(
+        self, work: Work, column: Column, blocks: list[NDArray[Any]] | None, may_stay_stored: bool
+    ) -> NDArray[Any] | PlacedBlocks | StoredBytes | None:
+        """Return a whole column that needs no decoder for each row; None if there is no such way."""
+        if all(self.decoding(name)[0] is bytes for name in column.alternatives):
+            return _stored_bytes(column, work) if may_stay_stored else None
+        if not _has_first(column) or not self.is_built_in(column):
+            return None
+        arrays = _arrays(column, work, blocks)
+        return _integers(column, work) if arrays is None else arrays
+
+
+def _has_first(column: Column) -> bool:
+    """Return True if all rows have the first alternative."""
+    return column.which is None or not column.which.any()
 
 
 def field_of(column: Column, row: int) -> str:
     """Return the alternative that a row has."""
     return column.alternatives[0 if column.which is None else int(column.which[row])]
-
-
-def _read_alike(
-    work: Work, decoder: Decoder, data: NDArray[np.uint8], size: int, values: Values
-) -> Callable[[Iterator[int]], None]:
-    """Decode fields of one size that lie one after another."""
-    memory = (ctypes.c_char * len(data)).from_buffer(data.data)  # unlike a memoryview's, its slices are bytes
-    # Counted here, which for a small field takes noticeably less time than a generator of rows.
-    places = zip(range(work.count), range(0, len(data), size), range(size, len(data) + 1, size), strict=True)
-    progress = work.progress
-
-    def read(_: Iterator[int]) -> None:
-        for row, start, end in places:
-            progress[0] = row
-            values[row] = decoder(memory[start:end])
-
-    return read
-
-
-def _mapped(work: Work, column: Column) -> tuple[Iterator[memoryview], Iterator[int], Iterator[int]] | None:
-    """Return for each row of a small field the mapped shard, and where the field begins and ends in it.
-
-    None if rows have failed, or fields have to be read one by one, with their errors.
-    """
-    if work.failures or int(column.sizes.max(initial=0)) > _VIEWED_BYTES or work.rows_per_shard < _VIEWS_PER_SHARD:
-        return None
-    memory: dict[int, memoryview] = {}
-    shards = work.shards_of(column)
-    for shard in set(shards):
-        mapped = work.shards.mapped(shard)
-        if mapped is None:
-            return None
-        memory[shard] = mapped
-    ends = (column.offsets + column.sizes).tolist()
-    if any(map(gt, ends, map(len, map(memory.__getitem__, shards)))):
-        return None
-    # Iterators, which go on where they were after a row that has failed.
-    return map(memory.__getitem__, shards), iter(column.offsets.tolist()), iter(ends)
 
 
 def _gathered(
@@ -454,7 +378,7 @@ def _gathered(
     None if fields have to be read one by one, with their errors.
     """
     gathered = []
-    for shard, rows in by_shard(work.table.shards if column.shards is None else column.shards):
+    for shard, rows in by_shard(column.shards):
         found = work.shards.gather(shard, column.offsets[rows], column.sizes[rows])
         if found is None:
             return None
@@ -462,26 +386,44 @@ def _gathered(
     return gathered
 
 
-def _stored_arrays(column: Column, work: Work) -> StoredRows | None:
-    """Leave arrays of one dtype and shape in their shards until they are copied; None if they differ."""
-    if work.rows_per_shard < _ARRAYS_PER_SHARD or _kind(column.alternatives[0]) is not Kind.ARRAY:
+def _stored_bytes(column: Column, work: Work) -> StoredBytes | None:
+    """Leave bytes in their shards until they are copied; None if one lies beyond its shard."""
+    places = list(zip(column.shards.tolist(), column.offsets.tolist(), column.sizes.tolist(), strict=True))
+    size_of = work.shards.size_bytes
+    if any(start + size > size_of(shard) for shard, start, size in places):
+        return None
+    return StoredBytes(places, work.shards)
+
+
+def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> NDArray[Any] | PlacedBlocks | None:
+    """Copy arrays of one dtype and shape together, to their batches' memory if they fit; None if they differ."""
+    if work.rows_per_shard < _ROWS_PER_SHARD or _kind(column.alternatives[0]) is not Kind.ARRAY:
         return None
     size = int(column.sizes[0])
     if (column.sizes != size).any() or (gathered := _gathered(column, work)) is None:
         return None
-    layout: NpyLayout | None = None
-    memory: dict[int, memoryview] = {}
+    layouts = {_shared_npy_layout(data, places, size) for _, _, data, places in gathered}
+    layout = layouts.pop()
+    if layouts or layout is None:
+        return None
+    memory = {shard: data for shard, _, data, _ in gathered}
     starts = np.empty(work.count, np.int64)
-    for shard, rows, data, places in gathered:
-        layout_here = _shared_npy_layout(data, places, size)
-        if layout_here is None or layout not in (None, layout_here):
-            return None
-        layout = layout_here
-        memory[shard] = memoryview(data.data)
+    for _, rows, _, places in gathered:
         starts[rows] = places + layout.start
-    assert layout is not None
-    shards = work.table.shards if column.shards is None else column.shards
-    return StoredRows(layout.dtype, layout.shape, shards, starts, memory)
+    if blocks is not None and _is_for(blocks[0], layout):
+        values = PlacedBlocks(blocks)
+        values.filled = by_first_row(blocks)
+        for start, block in values.filled.items():
+            batch = slice(start, start + len(block))
+            copy_stored(column.shards[batch], starts[batch], memory, block)
+        return values
+    out = np.empty((work.count, *layout.shape), layout.dtype)
+    copy_stored(column.shards, starts, memory, out)
+    return out
+
+
+def _is_for(block: NDArray[Any], layout: NpyLayout) -> bool:
+    return block.dtype == layout.dtype and block.shape[1:] == layout.shape and block.flags.c_contiguous
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
@@ -500,23 +442,30 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     return out
 
 
-def _alike(column: Column, work: Work) -> tuple[NDArray[np.uint8], int] | None:
-    """Copy small fields of one size one after another, and return them and their size; None if they differ.
-
-    Copying all at once, the processor waits for many fields together to come from memory; read one by one, for each.
-    """
-    if work.failures or work.rows_per_shard < _ARRAYS_PER_SHARD:
-        return None
-    size = int(column.sizes[0])
-    if not 0 < size <= _GATHERED_BYTES or (column.sizes != size).any():
-        return None
-    if (gathered := _gathered(column, work)) is None:
-        return None
-    out = np.empty(work.count * size, np.uint8)
-    fields = out.view(f"V{size}")
-    for _, rows, data, places in gathered:
-        fields[rows] = windows(memoryview(data.data), fields.dtype)[places]
-    return out, size
+def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[Encoded] | None:
+    """Yield the bytes of small fields; None if they have to be read one by one, with their errors."""
+    largest = int(column.sizes.max())
+    fields: Iterable[Encoded]
+    if work.rows_per_shard >= _ROWS_PER_SHARD and 0 < largest <= _GATHERED_BYTES and (column.sizes == largest).all():
+        # Copying all at once, the processor waits for many fields together to come from memory.
+        if (gathered := _gathered(column, work)) is None:
+            return None
+        copies = np.empty(work.count, f"V{largest}")
+        for _, rows, data, places in gathered:
+            copies[rows] = windows(data.data, copies.dtype)[places]
+        fields = copies.tolist()
+    else:
+        if work.rows_per_shard < _VIEWS_PER_SHARD or largest > _VIEWED_BYTES:
+            return None
+        shards, ends = column.shards.tolist(), (column.offsets + column.sizes).tolist()
+        mapped = {shard: work.shards.mapped(shard) for shard in set(shards)}
+        views = {shard: data.data for shard, data in mapped.items() if data is not None}
+        if len(views) < len(mapped) or any(map(gt, ends, map(len, map(views.__getitem__, shards)))):
+            return None
+        slices = map(slice, column.offsets.tolist(), ends)
+        fields = map(memoryview.__getitem__, map(views.__getitem__, shards), slices)
+    # An iterator, which goes on where it was after a row that has failed.
+    return map(bytearray if kind is bytearray else bytes, fields)
 
 
 class OpenShards(ShardReader):
@@ -548,8 +497,9 @@ class OpenShards(ShardReader):
         data = os.pread(self._descriptors[shard], size_bytes, start)
         if len(data) == size_bytes:
             return data
-        del data  # the kernel returns no more than 2 GiB at once
-        return bytes(self.read_own(shard, start, size_bytes))
+        own = bytearray(size_bytes)  # the kernel returns no more than 2 GiB at once
+        del data, own[self.read_into(memoryview(own), shard, start) :]
+        return bytes(own)
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
@@ -557,30 +507,24 @@ class OpenShards(ShardReader):
         """Return bytes that hold many fields, and where each begins; None if one lies beyond the shard."""
         if not len(offsets) or offsets.min() < 0 or (sizes > self.size_bytes(shard) - offsets).any():
             return None
+        if self._maps:
+            memory = self.mapped(shard)
+            return None if memory is None else (memory, offsets)
         try:
-            if self._maps:
-                return self._memory(shard), offsets
             return gather(self._descriptors[shard], offsets, sizes)
         except OSError:
             return None
 
-    def mapped(self, shard: int) -> memoryview | None:
+    def mapped(self, shard: int) -> Bytes | None:
         """Return a shard's bytes, or None if it cannot be mapped."""
-        if not self._maps:
-            return None
-        try:
-            return memoryview(self._memory(shard).data)
-        except OSError:
-            return None
+        if self._maps and shard not in self._mapped:
+            with suppress(OSError):
+                self._mapped[shard] = map_memory(self._descriptors[shard], self.size_bytes(shard), writable=False)
+        return self._mapped.get(shard)
 
     def descriptor(self, shard: int) -> int:
         """Return a shard's descriptor, still owned by this object."""
         return self._descriptors[shard]
-
-    def _memory(self, shard: int) -> Bytes:
-        if shard not in self._mapped:
-            self._mapped[shard] = map_memory(self._descriptors[shard], self.size_bytes(shard), writable=False)
-        return self._mapped[shard]
 
     def url(self, shard: int) -> str:
         """Return the shard's url."""

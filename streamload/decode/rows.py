@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
-from streamload.decode.columns import OwnValues, PlacedBlocks, PlacedRows, Rows
+from streamload.decode.columns import PlacedRows, Rows
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
-from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Values, Work, field_of
+from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
 from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowTable, Transform
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
@@ -25,9 +24,6 @@ from streamload.tar.table import MISSING
 _SHARE_OF_BUDGET = (
     "The limit is a share of memory_budget: a larger memory_budget, fewer workers or a smaller batch_size raise it"
 )
-# Smaller values of decoders are copied to their batch together, which takes less time for each.
-_COPIED_TOGETHER_BYTES = 4 << 10
-
 Places = Callable[[int | str], list[NDArray[Any]] | None]
 """For a value of rows (its number in a tuple, its key in a dict) the memory of each batch, with an entry for each row;
 None if it is unknown. Values are copied there, or made there by functions that take `out`."""
@@ -48,27 +44,22 @@ class Transforms(NamedTuple):
         return cls({}, None if transform is None else UserFunction(transform))
 
 
-@dataclass(slots=True, eq=False)
 class _Transformed:
     """A column that the user's functions transform.
 
-    Attributes:
+    Args:
+        column: of the field.
         functions: for each dataset, by field.
-        values: one for each row, to be filled in.
-        places: for each row an array in which a function may make its value.
+        values: the container for the values.
     """
 
-    column: Column
-    functions: list[dict[str, UserFunction]]
-    values: Values
-    places: list[NDArray[Any]] | None
-    decode_s: float = 0.0
-    transform_s: float = 0.0
-
-    @property
-    def every_function(self) -> list[UserFunction]:
-        """The functions of all datasets."""
-        return [function for functions in self.functions for function in functions.values()]
+    def __init__(self, column: Column, functions: list[dict[str, UserFunction]], values: list[Any]) -> None:
+        self.column = column
+        self.functions = functions
+        self.values = values
+        self.places = values.places if isinstance(values, PlacedRows) else None
+        self.every_function = [function for by_name in functions for function in by_name.values()]
+        self.decode_s = self.transform_s = 0.0
 
 
 class RowMaker:
@@ -129,12 +120,7 @@ class RowMaker:
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
         for row, reason in (untried or {}).items():
-            work.failures[row] = self._row_failure(work, row, "SampleError", reason)
-        work.rows = self._rows(work, places, may_stay_stored=may_stay_stored)
-        work.progress[0] = -1
-        return work
-
-    def _rows(self, work: Work, places: Places | None, *, may_stay_stored: bool) -> Rows:
+            work.failures[row] = self._failed(work, None, row, RowError("SampleError", reason))
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         for number, column in enumerate(work.columns):
@@ -142,45 +128,32 @@ class RowMaker:
                 {name: each.by_field[name] for name in column.alternatives if name in each.by_field}
                 for each in self._transforms
             ]
+            blocks = self._blocks(work, number, places)
             if any(functions):
-                blocks = self._blocks(work, number, places)
-                each_place = None if blocks is None or blocks[0].ndim == 1 else _rows_in(blocks)
-                columns.append(self._values(work.count, blocks) if each_place is None else PlacedRows(each_place))
-                transformed.append(_Transformed(column, functions, columns[-1], each_place))
+                columns.append([None] * work.count if blocks is None else PlacedRows(blocks))
+                transformed.append(_Transformed(column, functions, columns[-1]))
                 continue
             started = perf_counter()
-            stored = self._reader.stored_bytes(work, column) if may_stay_stored else None
-            target = partial(self._target, work, number, places)
-            columns.append(stored or self._reader.read(work, column, partial(self._failed, work, column), target))
+            failed = partial(self._failed, work, column)
+            columns.append(self._reader.read(work, column, failed, blocks, may_stay_stored=may_stay_stored))
             work.record(f"decode_s/{column.name}", perf_counter() - started)
         if transformed:
             self._transform_fields(work, transformed)
-        rows = self._as_samples(work, columns)
-        return self._transform_samples(work, rows) if self._any_on_sample else rows
+        work.rows = self._as_samples(work, columns)
+        if self._any_on_sample:
+            self._transform_samples(work)
+        work.progress[0] = -1
+        return work
 
     def _blocks(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
         """Return the memory for the values of a column; see `Places`."""
         if places is None or self._any_on_sample:
             return None
-        fields = self._job.fields
-        if fields is None:
-            return places(work.columns[number].name)
-        stored = [child for child, name in enumerate(fields) if name not in SAMPLE_NAMES]
+        if self._job.fields is None:
+            column = work.columns[number]
+            return None if (column.offsets == MISSING).any() else places(column.name)
+        stored = [child for child, name in enumerate(self._job.fields) if name not in SAMPLE_NAMES]
         return places(stored[number])
-
-    def _target(self, work: Work, number: int, places: Places | None) -> Values:
-        """Return the container for the values of a column that is not transformed."""
-        blocks = self._blocks(work, number, places)
-        if blocks is None or blocks[0].ndim == 1:
-            return self._values(work.count, blocks)
-        if blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
-            return PlacedBlocks(blocks)
-        return PlacedRows(_rows_in(blocks))
-
-    def _values(self, count: int, blocks: list[NDArray[Any]] | None) -> list[Any]:
-        """Return a container for values without a place; samples that go to the user, and numbers, are not copied."""
-        are_numbers = blocks is not None and blocks[0].ndim == 1
-        return [None] * count if self._single or are_numbers else OwnValues([None] * count)
 
     def _datasets(self, work: Work) -> list[int]:
         """Return for each row the number of its dataset, as in `_transforms`."""
@@ -221,15 +194,16 @@ class RowMaker:
         out = None if field.places is None else field.places[row]
         started = perf_counter()
         name = field_of(column, row)
-        data = self._reader.encoded(work, column, row, name)
+        decoder, kind = self._reader.decoding(name)
+        data = self._reader.encoded(work, column, row, kind)
         function = functions.get(name)
-        if function is None:
-            return self._reader.decoder(name)(data)
-        if function.starts_from_encoded and self._reader.keeps_nothing(name):
+        if function is not None and function.starts_from_encoded and kind is memoryview:
             value = self._checked(function.from_encoded(memoryview(data), rng, out))
             field.decode_s += perf_counter() - started
             return value
-        value = self._reader.decoder(name)(data)
+        value = decoder(data)
+        if function is None:
+            return value
         decoded = perf_counter()
         field.decode_s += decoded - started
         value = self._checked(function(value, rng, out))
@@ -241,8 +215,8 @@ class RowMaker:
             raise TransformRaisedError(TypeError("it returned None; is a `return` missing?"))
         return value
 
-    def _transform_samples(self, work: Work, rows: Rows) -> Rows:
-        random = work.random
+    def _transform_samples(self, work: Work) -> None:
+        rows, random = work.rows, work.random
         names = _names(work.table)
         functions = [transforms.on_sample for transforms in self._transforms]
         datasets = self._datasets(work)
@@ -260,8 +234,8 @@ class RowMaker:
 
         started = perf_counter()
         work.each_row(make, partial(self._failed, work, None))
-        work.record(f"transform_s/{_shown(filter(None, functions))}", perf_counter() - started)
-        return Rows(work.count, values=values)
+        work.record(f"transform_s/{_shown(each for each in functions if each)}", perf_counter() - started)
+        work.rows = Rows(work.count, values=values)
 
     def _as_samples(self, work: Work, columns: list[Any]) -> Rows:
         fields = self._job.fields
@@ -271,11 +245,12 @@ class RowMaker:
             optional = frozenset(place for place, name in enumerate(fields) if name in self._job.optional_fields)
             return Rows(work.count, columns=ordered, optional=optional)
         names = (*SAMPLE_NAMES, *(column.name for column in work.columns))
-        complete = [*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns]
+        rows = Rows(
+            work.count, columns=[*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns], keys=names
+        )
         if not any((column.offsets == MISSING).any() for column in work.columns):
-            return Rows(work.count, columns=complete, kind=dict, keys=names)
-        rows = zip(*complete, strict=True)
-        values = [{k: v for k, v in zip(names, row, strict=True) if v is not ABSENT} for row in rows]
+            return rows
+        values = [{name: value for name, value in row.items() if value is not ABSENT} for row in rows.as_list()]
         return Rows(work.count, values=values)
 
     def _sample_name(self, work: Work, name: str) -> list[str]:
@@ -286,29 +261,19 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, row: int, error: Exception) -> RowFailure:
-        cause = error.cause if isinstance(error, TransformRaisedError) else error
+        """Return the failure of a row, in a column or as a whole; in the caller's process an exit is raised."""
+        of_field = "" if column is None else f" of field {column.name!r}"
+        cause: Exception | None = error
+        in_program = column is not None and not self._reader.is_built_in(column)
+        if isinstance(error, RowError):
+            kind, message, cause = error.kind, error.message, None
+        elif isinstance(error, TransformRaisedError):
+            cause, in_program = error.cause, True
+            kind, message = "TransformError", f"the transform{of_field} raised {in_words(cause)}"
+        else:
+            kind, message = "DecodeError", f"cannot decode the bytes{of_field}: {in_words(error)}"
         if self._in_callers_process and isinstance(cause, SystemExitError):
             raise cause.raised
-        if isinstance(error, RowError):
-            return self._row_failure(work, row, error.kind, error.message, column=column)
-        name = "" if column is None else f" of field {column.name!r}"
-        kind, message = "DecodeError", f"cannot decode the bytes{name}: {in_words(cause)}"
-        if isinstance(error, TransformRaisedError):
-            kind, message = "TransformError", f"the transform{name} raised {in_words(cause)}"
-        return self._row_failure(work, row, kind, message, cause=cause, column=column)
-
-    def _row_failure(
-        self,
-        work: Work,
-        row: int,
-        kind: str,
-        message: str,
-        *,
-        cause: Exception | None = None,
-        column: Column | None = None,
-    ) -> RowFailure:
-        where = column or (work.columns[0] if work.columns else None)
-        in_program = kind == "TransformError" or (column is not None and not self._reader.is_built_in(column))
         fatal = kind == "ShardChangedError" or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if isinstance(cause, BeyondBudgetError):
             fatal = True  # else which samples are left out would depend on the budget and the workers
@@ -318,6 +283,7 @@ class RowMaker:
         # Errors that are only counted are not kept with their frames, which would hold memory.
         is_raised = fatal or self._job.on_error == "raise"
         make_failure = failure_here if self._in_callers_process and is_raised else failure_of
+        where = column or (work.columns[0] if work.columns else None)
         return RowFailure(
             kind=kind,
             message=message,
@@ -327,13 +293,9 @@ class RowMaker:
             shard=work.row_shards[row],
             sample=int(work.table.samples[row]),
             offset=MISSING if where is None else int(where.offsets[row]),
+            stored_in=work.row_shards[row] if where is None else int(where.shards[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
-            sidecar=None if where is None or where.shards is None else int(where.shards[row]),
         )
-
-
-def _rows_in(blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    return [row for block in blocks for row in block]
 
 
 def _shown(functions: Iterable[UserFunction]) -> str:

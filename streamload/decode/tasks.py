@@ -53,16 +53,16 @@ class Column:
         sizes: int64[rows], bytes.
         which: int64[rows], each row's alternative; None if all have the first.
         crc32: int64[rows] to verify the bytes against, or None.
-        shards: int64[rows], the shard of the field; None if it is the row's own.
+        shards: int64[rows], the shard of the field, or its sidecar.
     """
 
     name: str
     alternatives: tuple[str, ...]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    which: NDArray[np.int64] | None = None
-    crc32: NDArray[np.int64] | None = None
-    shards: NDArray[np.int64] | None = None
+    which: NDArray[np.int64] | None
+    crc32: NDArray[np.int64] | None
+    shards: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,21 +113,15 @@ class RowTable:
                 sizes=next(views),
                 which=next(views) if kind.has_which else None,
                 crc32=next(views) if kind.has_crc32 else None,
-                shards=next(views) if kind.has_shard else None,
+                shards=next(views) if kind.has_shard else self.shards,
             )
             for kind in self.kinds
         )
 
-    def places(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the shards, the offsets and the sizes of each column, int64[rows]."""
-        own = self.shards
-        return [
-            (own if column.shards is None else column.shards, column.offsets, column.sizes) for column in self.columns()
-        ]
-
     def read_shards(self) -> list[int]:
         """Return the rows' own shards and those of their fields, each once."""
-        others = [column.shards for column in self.columns() if column.shards is not None]
+        columns = zip(self.columns(), self.kinds, strict=True)
+        others = [column.shards for column, kind in columns if kind.has_shard]
         shards: list[int] = distinct(np.concatenate((self.shards, *others)) if others else self.shards).tolist()
         return shards
 
@@ -339,7 +333,7 @@ class RowFailure(NamedTuple):
         fatal: a mistake in the program, or a shard that changed while in use; never skipped.
         offset: the first byte of the field, or MISSING.
         missing_field: the sample does not have the field.
-        sidecar: the number of the sidecar that holds the field; None if the shard does.
+        stored_in: the number of the shard or sidecar that holds the field.
     """
 
     kind: str
@@ -350,13 +344,8 @@ class RowFailure(NamedTuple):
     shard: int
     sample: int
     offset: int
+    stored_in: int
     missing_field: bool = False
-    sidecar: int | None = None
-
-    @property
-    def stored_in(self) -> int:
-        """The number of the shard or sidecar that holds the field."""
-        return self.shard if self.sidecar is None else self.sidecar
 
 
 class StoredColumn(NamedTuple):

@@ -140,8 +140,9 @@ def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[i
     here = [shard for shard in read if shard not in fetcher.fetched]
     whole = [shard for shard in read if shard in fetcher.compressed]
     places = []
-    for shards, offsets, sizes in located.places():
-        starts = np.where(np.isin(shards, here), MISSING, offsets) if here else offsets
+    for column in located.columns():
+        shards, sizes = column.shards, column.sizes
+        starts = np.where(np.isin(shards, here), MISSING, column.offsets) if here else column.offsets
         is_whole = np.isin(shards, whole) & (starts >= 0) if whole else np.zeros(len(starts), np.bool_)
         places.append((shards, np.where(is_whole, 0, starts), np.where(is_whole, np.minimum(sizes, 1), sizes)))
     return parts_of_batches(places, block.batch_edges)
@@ -161,8 +162,7 @@ def _table(tables: Dataset, shard: int) -> ShardTable:
 
 def _fill(column: Column, group: _Group, members: NDArray[np.int64], own: NDArray[np.int64]) -> None:
     table, rows = group.table, group.rows
-    if column.shards is not None:
-        column.shards[rows] = own[rows]
+    column.shards[rows] = own[rows]
     if len(table.member_offset) == 0:
         column.offsets[rows] = MISSING
         return
@@ -173,7 +173,7 @@ def _fill(column: Column, group: _Group, members: NDArray[np.int64], own: NDArra
         column.which[rows] = _numbers_of(column.alternatives, table.fields)[table.member_field[members]]
     if column.crc32 is not None and table.member_crc32 is not None:
         column.crc32[rows] = table.member_crc32[members]
-    if column.shards is not None and table.member_shard is not None:
+    if table.member_shard is not None:
         column.shards[rows[present]] = table.member_shard[members[present]]
 
 

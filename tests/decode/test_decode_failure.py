@@ -127,7 +127,9 @@ def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
 
 def test_the_cause_of_a_samples_error_is_what_was_raised_with_its_place_as_a_note() -> None:
     sent = failure_of(raised(ValueError("bits")))
-    failure = RowFailure("DecodeError", "cannot decode", "jpg", fatal=False, cause=sent, shard=0, sample=0, offset=1536)
+    failure = RowFailure(
+        "DecodeError", "cannot decode", "jpg", fatal=False, cause=sent, shard=0, sample=0, offset=1536, stored_in=0
+    )
     cause = sample_error(failure, "/a.tar", "k").__cause__
     assert isinstance(cause, ValueError)
     assert cause.__notes__[-1] == "It was raised for shard '/a.tar', sample 'k', offset 1536."
