@@ -22,7 +22,7 @@ from matrix import exhaustive
 from transforms import NeverTwiceTheSame, Scaled
 
 from streamload import StreamLoader
-from streamload.errors import StreamloadError, WorkerError
+from streamload.errors import StreamloadError, TransformError, WorkerError
 
 MakeModule = Callable[[str, str], ModuleType]
 
@@ -200,6 +200,13 @@ def test_what_the_user_has_registered_with_cloudpickle_stays_registered(source: 
         assert cloudpickle.list_registry_pickle_by_value() == {"user_settings"}
     finally:
         cloudpickle.unregister_pickle_by_value(settings)
+
+
+@pytest.mark.exhaustive
+def test_a_loader_that_is_used_in_a_worker_says_that_it_cannot_be(source: str) -> None:
+    says = "a StreamLoader cannot be used in a worker"
+    with loader_of(source, lambda _: len(loader)) as loader, pytest.raises(TransformError, match=says):
+        next(iter(loader))
 
 
 # -- when a change takes effect ------------------------------------------------------------------------------------

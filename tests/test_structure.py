@@ -139,24 +139,21 @@ def read_tree(root: Path) -> Tree:
     return modules
 
 
-def _imports(tree: ast.Module, pieces: tuple[str, ...]) -> Iterator[Import]:
+def _imports(
+    node: ast.AST, pieces: tuple[str, ...], in_function: bool = False, types_only: bool = False
+) -> Iterator[Import]:
     """The import statements, with whether they stand in a function or below TYPE_CHECKING."""
-    left: list[tuple[ast.AST, bool, bool]] = [(tree, False, False)]
-    while left:
-        node, in_function, types_only = left.pop()
-        if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, alias.name, in_function, types_only) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = list(pieces[: len(pieces) - node.level]) if node.level else []
-            base = ".".join([*package, *([node.module] if node.module else [])])
-            yield from (Import(node.lineno, f"{base}.{alias.name}", in_function, types_only) for alias in node.names)
-        else:
-            in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            types_only = types_only or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-            for block in ("body", "orelse", "finalbody", "handlers", "cases"):
-                statements = getattr(node, block, None)
-                if isinstance(statements, list):
-                    left += [(statement, in_function, types_only) for statement in reversed(statements)]
+    in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    types_only = types_only or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(child.lineno, alias.name, in_function, types_only) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            package = pieces[: len(pieces) - child.level] if child.level else ()
+            base = ".".join([*package, *([child.module] if child.module else [])])
+            yield from (Import(child.lineno, f"{base}.{alias.name}", in_function, types_only) for alias in child.names)
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _imports(child, pieces, in_function, types_only)
 
 
 def _ours(tree: Tree, target: str) -> str | None:

@@ -1,13 +1,14 @@
-"""Numbers of things in messages: one is singular, and no message has a plural written behind a number by hand."""
+"""Words and numbers: in messages, and sizes as people write them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
+import pytest
+
+from streamload.arguments import parse_bytes
 from streamload.errors import ShardFormatError
 from streamload.text import counted, listed, printable
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_counted() -> None:
@@ -31,3 +32,19 @@ def test_no_name_acts_on_a_terminal() -> None:
     assert listed(["a\x1b[31m"]) == r"a\x1b[31m"
     error = ShardFormatError("the field \x1b[31m", url="\x1b.tar", key="\x1b[2J")
     assert str(error) == r"the field \x1b[31m (shard '\x1b.tar', sample '\x1b[2J')"
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("256MB", 256_000_000), ("1.5 G", 1_500_000_000), ("4096", 4096), (4096, 4096), (" 2gib ", 2**31), ("1e9", 10**9)],
+)
+def test_sizes_are_read(written: int | str, size: int) -> None:
+    assert parse_bytes("--max-bytes", written) == size
+
+
+@pytest.mark.parametrize("written", ["", "MB", "-1MB", "1 MB 2", "0", "0.1B", "1e999", "nan", 0, -1, True, 1.5, None])
+def test_other_sizes_are_refused(written: Any) -> None:
+    with pytest.raises(
+        (TypeError, ValueError), match="^--max-bytes=.* must be a positive number of bytes, or a string"
+    ):
+        parse_bytes("--max-bytes", written)

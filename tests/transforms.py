@@ -19,13 +19,6 @@ def with_global_generators(sample: tuple[Any, ...]) -> list[float]:
     return [sample[0], random.random(), float(np.random.rand())]
 
 
-def with_torch(sample: tuple[Any, ...]) -> list[float]:
-    """Draws from torch's generator."""
-    import torch
-
-    return [sample[0], float(torch.rand(()))]
-
-
 def with_rng(value: int, rng: np.random.Generator) -> float:
     """Draws from the generator that it is given."""
     return value + rng.random()
@@ -122,12 +115,6 @@ class Noting:
 def is_bad(value: int) -> bool:
     """Whether a number is one of the three in ten on which `raise_on_bad` raises."""
     return zlib.crc32(b"%d" % value) % 10 < 3
-
-
-def raise_on_bad(value: int) -> int:
-    if is_bad(value):
-        raise ValueError(value)
-    return value
 
 
 class Scaled:

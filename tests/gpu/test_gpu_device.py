@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,17 @@ TOTAL = 400
 BATCH = 20
 BUSY_CYCLES = 20_000_000
 """About ten milliseconds."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cuda_has_begun() -> None:
+    """What CUDA opens once for a process, and keeps, is opened first, so that no test seems to leave it."""
+    if torch.cuda.is_available():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.ones(1000).pin_memory().to("cuda", non_blocking=True).sum()
+            torch.mm(torch.ones(8, 8, device="cuda"), torch.ones(8, 8, device="cuda"))
+        torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +113,31 @@ def test_another_device_than_the_current_one(source: str) -> None:
             wrong.append(check(values, labels))
         assert torch.cuda.current_device() == 0
         assert int(torch.stack(wrong).sum()) == 0
+
+
+# -- page-locked memory that the loop copies by itself ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy_cycles", [0, 20_000_000])
+def test_a_slot_is_filled_again_only_after_its_copies(tmp_path: Path, busy_cycles: int) -> None:
+    """The host never waits, so copies run late: by about ten milliseconds for each batch where the device is busy."""
+    source = write_numbers(tmp_path / "shards", [1280], width=5000)
+    with StreamLoader(source, 20, fields=("npy", "cls"), num_workers=2, prefetch_batches=1) as loader:
+        for _ in range(3):
+            wrong, numbers = [], []
+            for values, labels in loader:
+                assert values.is_pinned()
+                torch.cuda._sleep(busy_cycles)
+                values, labels = (tensor.to("cuda", non_blocking=True) for tensor in (values, labels))
+                wrong.append((values != labels[:, None]).sum())
+                numbers.append(labels)
+            assert int(torch.stack(wrong).sum()) == 0
+            assert torch.cat(numbers).tolist() == list(range(1280))
+
+
+def test_memory_is_unlocked_after_its_copies(tmp_path: Path) -> None:
+    source = write_numbers(tmp_path / "shards", [40], width=5000)
+    with StreamLoader(source, 20, fields=("npy", "cls"), num_workers=1) as loader:
+        torch.cuda._sleep(20_000_000)
+        copies = [[tensor.to("cuda", non_blocking=True) for tensor in batch] for batch in loader]
+    assert sum(int((values != labels[:, None]).sum()) for values, labels in copies) == 0
