@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
+from mmap import PROT_READ, mmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +29,7 @@ from streamload.storage.local_files import LocalStorage
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of, decompressed, without_compression
-from streamload.tar.scan import scan_file, scan_shard
-from streamload.tar.table import ShardTable
+from streamload.tar.scan import scan_shard
 from streamload.text import counted
 from streamload.trainer.feeder_client import FeederClient, named_places
 from streamload.write.shard_writer import check_counts
@@ -55,33 +55,29 @@ def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Itera
     """Read the samples of a shard as dicts of their fields, with "__key__" and "__url__"."""
     decoder = cache(lambda field: decoder_for(field, decode))
     url = without_secrets(shard.url)
-    with _opened(shard.url, storages) as (table, read):
-        keys = table.keys()
-        offsets, sizes, fields = table.member_offset.tolist(), table.member_size.tolist(), table.member_field.tolist()
-        starts = table.sample_start.tolist()
-        for number in range(len(table)) if shard.samples is None else shard.samples.tolist():
-            sample: Sample = {"__key__": keys[number], "__url__": url}
-            for member in range(starts[number], starts[number + 1]):
-                field, data = table.fields[fields[member]], read(sizes[member], offsets[member])
-                try:
-                    sample[field] = data if decode is False else decoder(field)(data)
-                except Exception as exc:
-                    exc.add_note(f"in the field {field!r} of sample {keys[number]!r}")
-                    raise
-            yield sample
+    archive = _archive(shard.url, storages)
+    table = scan_shard(memoryview(archive), shard.url)
+    keys, fields = table.keys(), [table.fields[number] for number in table.member_field.tolist()]
+    starts, offsets, sizes = table.sample_start.tolist(), table.member_offset.tolist(), table.member_size.tolist()
+    for number in range(len(table)) if shard.samples is None else shard.samples.tolist():
+        sample: Sample = {"__key__": keys[number], "__url__": url}
+        for member in range(starts[number], starts[number + 1]):
+            field, data = fields[member], archive[offsets[member] : offsets[member] + sizes[member]]
+            try:
+                sample[field] = data if decode is False else decoder(field)(data)
+            except Exception as exc:
+                exc.add_note(f"in the field {field!r} of sample {keys[number]!r}")
+                raise
+        yield sample
 
 
-@contextmanager
-def _opened(url: str, storages: Storages) -> Iterator[tuple[ShardTable, Callable[[int, int], bytes]]]:
-    """Open a shard; gives its table, and a function that reads a number of bytes from an offset."""
-    if not storages.costs_requests(url) and compression_of(url) is None:
-        with open(LocalStorage().open(url), "rb") as file:
-            descriptor = file.fileno()
-            yield scan_file(descriptor, os.fstat(descriptor).st_size, url), partial(os.pread, descriptor)
-            return
-    content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
-    archive = b"".join(decompressed(url, content))
-    yield scan_shard(memoryview(archive), url), lambda size, start: archive[start : start + size]
+def _archive(url: str, storages: Storages) -> bytes | mmap:
+    """Return a whole shard, decompressed; one that is a local file is mapped."""
+    if storages.costs_requests(url) or compression_of(url) is not None:
+        content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
+        return b"".join(decompressed(url, content))
+    with open(LocalStorage().open(url), "rb") as file:
+        return mmap(file.fileno(), 0, prot=PROT_READ) if os.fstat(file.fileno()).st_size else b""
 
 
 def map_shards(

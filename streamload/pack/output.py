@@ -7,8 +7,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
-import typer
-
 from streamload.text import printable
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ class UsageError(ValueError):
 
 def say(line: str) -> None:
     """Print a line on standard error, with control characters escaped."""
-    typer.echo(printable(line), err=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def shown_bytes(size: float) -> str:
