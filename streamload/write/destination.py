@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,9 @@ from streamload.storage.protocol import WEB, ShardInfo, Storage, escaped, protoc
 from streamload.storage.storages import Storages
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes
 from streamload.tar.table import ShardTable
-from streamload.write.shard_file import GrowingShard, Member, ShardFile, remove_abandoned
+from streamload.write.shard_file import GrowingShard, Member, ShardFile
+
+_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
 
 class Destination:
@@ -54,9 +57,12 @@ class Destination:
             self.storage.delete(f"{self.folder}/{shard}")
 
     def remove_abandoned(self, names: ShardNaming) -> None:
-        """Remove the hidden files of killed writers; a bucket has none."""
-        if self.path is not None:
-            remove_abandoned(self.path, names.matches)
+        """Remove the hidden files that killed writers left of shards with such names; a bucket has none."""
+        for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
+            found = _HIDDEN.fullmatch(hidden)
+            if found is not None and names.matches(found[1]):
+                with suppress(OSError):  # it is gone by now, or another user's
+                    os.unlink(f"{self.path}/{hidden}")
 
     def create(self, name: str) -> GrowingShard:
         """Start a shard; a missing local folder is created."""

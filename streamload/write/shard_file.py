@@ -6,13 +6,11 @@ Its table is built while members are appended, so the index needs no second pass
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
-import re
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BufferedWriter, FileIO
 
@@ -24,7 +22,6 @@ from streamload.tar.table import ShardTable
 
 _BUFFER_BYTES = 1 << 17
 _MAX_FIELDS = 1 << 16
-_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
 Member = tuple[str, bytes, bytes]
 """A field, its header blocks and its payload."""
@@ -112,7 +109,7 @@ class GrowingShard:
 class ShardFile(GrowingShard):
     """A shard in a local folder, at `<folder>/.<name>.<random>.partial` until `publish()`.
 
-    No listing takes the hidden name for a shard. Its lock is released by the kernel when the writer dies.
+    No listing takes the hidden name for a shard.
     """
 
     def __init__(self, path: str, *, durable: bool = True) -> None:
@@ -125,7 +122,6 @@ class ShardFile(GrowingShard):
         self._durable = durable
         self._hidden = os.path.join(self._folder, f".{name}.{secrets.token_hex(8)}.partial")
         descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        _lock(descriptor)
         super().__init__(name, descriptor)
 
     def publish(self, *, replace: bool) -> ShardTable:
@@ -154,28 +150,3 @@ class ShardFile(GrowingShard):
         super().discard()
         with suppress(FileNotFoundError):
             os.unlink(self._hidden)
-
-
-def remove_abandoned(folder: str, matches: Callable[[str], bool]) -> None:
-    """Remove the hidden files of killed writers, which hold no locks. Raises OSError."""
-    for hidden in os.listdir(folder):
-        found = _HIDDEN.fullmatch(hidden)
-        if found is None or not matches(found[1]):
-            continue
-        path = os.path.join(folder, hidden)
-        with suppress(OSError):  # it is gone by now, or another user's
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                if _lock(descriptor):
-                    os.unlink(path)
-            finally:
-                os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock a file until its descriptor is closed. Return False if that is impossible."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -21,7 +21,6 @@ from streamload.tar.header_writer import member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 from streamload.text import counted
-from streamload.warn_at_caller import warn_at_caller
 from streamload.write.destination import ConsecutiveShards, Destination, destination_in
 from streamload.write.encode import encode_field
 from streamload.write.shard_file import Member
@@ -95,7 +94,6 @@ class ShardWriter:
         self.folder = self._destination.folder
         self.samples = 0
         existing = self._destination.existing(self._names)
-        self._keeps_old = bool(existing)
         if existing and not overwrite:
             raise StorageError(
                 f"{without_secrets(self.folder)!r} holds {counted(len(existing), 'shard')} of this name already, from "
@@ -137,10 +135,11 @@ class ShardWriter:
         """
         if self._closed:
             raise ValueError("this ShardWriter is closed; make a new one, with another prefix or folder")
-        self._keeps_old = False
         key = checked_key(sample)
         members = sample_members(key, sample)
         try:
+            if not self.samples and not self._shards.is_open:
+                self._destination.remove_abandoned(self._names)
             self._shards.append(key, members, label_of(members))
         except StreamloadError:
             self._abandon()
@@ -178,11 +177,6 @@ class ShardWriter:
                 if self._index:
                     self._destination.write_index(self.tables)
                 self._destination.finish(self._names)
-            if self._keeps_old:
-                warn_at_caller(
-                    f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
-                    "there still"
-                )
         finally:
             self._abandon()
 
@@ -216,7 +210,6 @@ def _clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
     Entries of shards that were all deleted by hand are removed from the index.
     """
     folder.mark(names, SHARD_WRITER)
-    folder.remove_abandoned(names)
     existing = folder.existing(names)
     if overwrite or not existing:
         folder.remove(names, existing)
@@ -244,8 +237,7 @@ def _checked_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     if len({len(array) for array in arrays.values()}) != 1 or len({*map(str.lower, arrays)}) < len(arrays):
         rows = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
         raise ValueError(
-            "write_arrays needs arrays with the same number of rows, and names that differ not only in case, as in "
-            f"write_arrays(x=X, y=y); these are ({rows})"
+            f"write_arrays needs arrays with the same number of rows, and names that differ not only in case ({rows})"
         )
     return arrays
 
