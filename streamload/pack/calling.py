@@ -74,11 +74,9 @@ def pack(
         OSError: something cannot be written.
     """
     check_counts(workers=workers, max_count=max_count)
-    listed = list(inputs)
-    storages = Storages(storage_options, filesystem)
     target = Target(
         os.fspath(destination).rstrip("/") or "/",
-        storages,
+        Storages(storage_options, filesystem),
         max_bytes=parse_bytes("max_bytes", max_bytes),
         max_count=max_count,
         resume=resume,
@@ -86,7 +84,7 @@ def pack(
         workers=workers,
         ray=ray,
     )
-    pack_calls(function, listed, target, versions=list(map(_file_of, listed)), code=code_of(function))
+    pack_calls(function, list(inputs), target, code=code_of(function))
 
 
 def pack_calls(
@@ -94,10 +92,8 @@ def pack_calls(
     inputs: Sequence[Any],
     target: Target,
     *,
-    versions: Sequence[object],
     code: object,
-    spans: Sequence[Span] | None = None,
-    names: Sequence[str] | None = None,
+    cut: Sequence[tuple[Span, str]] | None = None,
     may_be_empty: bool = False,
     are_keys_unique: bool = True,
     label: str = "packing",
@@ -109,10 +105,8 @@ def pack_calls(
         function: as for `pack`.
         inputs: as for `pack`.
         target: where and how shards are written.
-        versions: for each input, anything that changes with its content.
         code: identifies the function and its options.
-        spans: the inputs of each task; None to estimate them.
-        names: the names of the tasks' shards; None to number them.
+        cut: the inputs of each task, and the name of its shard; None to estimate and number them.
         may_be_empty: make a shard also of a span without samples.
         are_keys_unique: refuse keys that repeat in another shard.
         label: the activity, for the progress.
@@ -126,13 +120,15 @@ def pack_calls(
         return PackCalls(function_bytes, tuple(pickled[first:end]), first)
 
     def plan(pool: Pool) -> list[Task]:
-        cut = spans or estimated_spans(
-            pool, len(pickled), lambda number: work_on(number, number + 1), target.max_bytes, target.max_count
-        )
+        named = cut
+        if named is None:
+            spans = estimated_spans(
+                pool, len(pickled), lambda number: work_on(number, number + 1), target.max_bytes, target.max_count
+            )
+            named = [(span, shard_name(number)) for number, span in enumerate(spans)]
         tasks = []
-        for number, (first, end) in enumerate(cut):
-            name = shard_name(number) if names is None else names[number]
-            digest = digest_of(name, code, pickled[first:end], versions[first:end])
+        for (first, end), name in named:
+            digest = digest_of(name, code, pickled[first:end], list(map(_file_of, inputs[first:end])))
             tasks.append(Task("", name, digest, end - first, work_on(first, end), may_be_empty))
         return tasks
 

@@ -22,7 +22,7 @@ from streamload.index.listing import Listing
 from streamload.pack.calling import code_of, pack_calls, samples_in
 from streamload.pack.output import UsageError
 from streamload.pack.planning import shard_spans
-from streamload.pack.tasks import ANY_NAMES, Target
+from streamload.pack.tasks import ANY_NAMES, Target, shard_name
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.local_files import LocalStorage
@@ -42,10 +42,12 @@ Sample = dict[str, Any]
 
 
 class SourceShard(NamedTuple):
-    """A shard, and the numbers of the samples to read, int64[n], ascending; None for all."""
+    """A shard, as it was listed, and the numbers of the samples to read, int64[n], ascending; None for all."""
 
     url: str
-    samples: NDArray[np.int64] | None
+    bytes: int
+    version: tuple[int | None, str | None]
+    samples: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         return f"the shard {without_secrets(self.url)!r}"
@@ -139,30 +141,25 @@ def map_shards(
         _refuse_source(dest, listing, storages)
         chosen = None if where is None else client.select(Selection(where), listing)
         counts = listing.counts if chosen is None else client.counts(listing)
-    shards = [SourceShard(shard.url, None) for shard in listing.shards]
+    shards = [SourceShard(shard.url, shard.bytes, (shard.mtime_ns, shard.etag)) for shard in listing.shards]
     if chosen is not None and counts is not None:
         in_each = np.split(chosen, np.cumsum(counts)[:-1])
-        shards = [SourceShard(url, np.flatnonzero(part)) for (url, _), part in zip(shards, in_each, strict=True)]
+        shards = [shard._replace(samples=np.flatnonzero(part)) for shard, part in zip(shards, in_each, strict=True)]
+        counts = [len(np.flatnonzero(part)) for part in in_each]
     if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
         workers = 1
     target = Target(dest, storages, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
-    names = None
     if is_cut:
         most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
         target = replace(target, max_bytes=most_bytes, max_count=max_count)
-        if counts is None:
-            counts = [0] * len(shards)
-        sizes = [
-            (shard.bytes, count if samples is None else len(samples))
-            for shard, count, (_, samples) in zip(listing.shards, counts, shards, strict=True)
-        ]
-        spans = shard_spans(sizes, most_bytes, max_count)
+        sizes = zip([shard.bytes for shard in shards], counts or [0] * len(shards), strict=True)
+        cut = [(span, shard_name(number)) for number, span in enumerate(shard_spans(sizes, most_bytes, max_count))]
     else:
         target = replace(target, naming=ANY_NAMES)
-        spans = [(number, number + 1) for number in range(len(shards))]
-        kept = [without_compression(shard.name) for shard in listing.shards]
-        if len(set(kept)) == len(kept) and all(is_plain_name(name) and ANY_NAMES.matches(name) for name in kept):
-            names = kept
+        names = [without_compression(shard.name) for shard in listing.shards]
+        if len(set(names)) < len(names) or not all(is_plain_name(name) and ANY_NAMES.matches(name) for name in names):
+            names = list(map(shard_name, range(len(shards))))
+        cut = [((number, number + 1), name) for number, name in enumerate(names)]
     decoders: Any = decode
     if isinstance(decode, Mapping):
         decoders = sorted((field, code_of(each)) for field, each in decode.items())
@@ -170,10 +167,8 @@ def map_shards(
         partial(_mapped, function, sidecar=sidecar, batch_size=batch_size, decode=decode, storages=storages),
         shards,
         target,
-        versions=[(shard.bytes, shard.mtime_ns, shard.etag) for shard in listing.shards],
         code=[code_of(function), sidecar, batch_size, decoders],
-        spans=spans,
-        names=names,
+        cut=cut,
         may_be_empty=sidecar,
         are_keys_unique=is_cut,
         label="mapping",

@@ -70,19 +70,6 @@ def test_other_forms_give_the_same_rows(tmp_path: Path, form: str) -> None:
         assert samples == {f"{n:09d}": {"x.npy": npy(expected[n]), "cls": b"%d" % Y[n]} for n in range(10)}
 
 
-def test_names_of_classes_and_a_split(tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", x=X, kind=np.array(["bee", "ant"] * 5), y=Y)
-    options = ["--label-column", "kind", "--split", "a=0.6,b=0.4"]
-    assert pack(tmp_path / "data.npz", tmp_path / "dest", *options)[0] == 0
-    assert json.loads((tmp_path / "dest" / "a" / "classes.json").read_text())["classes"] == ["ant", "bee"]
-    found = [packed_samples(tmp_path / "dest" / name) for name in "ab"]
-    assert [sorted(sample["cls"] for sample in part.values()) for part in found] == [
-        [b"0"] * 3 + [b"1"] * 3,
-        [b"0"] * 2 + [b"1"] * 2,
-    ]
-    assert all("y.npy" in sample for part in found for sample in part.values())
-
-
 class Bomb:
     def __reduce__(self) -> Any:
         return (pickle.loads, (b"not reached",))

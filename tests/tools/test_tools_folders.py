@@ -112,15 +112,6 @@ def npy() -> bytes:
     return buffer.getvalue()
 
 
-def test_images_that_no_loader_decodes_are_named_or_left_out(tmp_path: Path) -> None:
-    source = image_folder(tmp_path / "source", "cat/1.jpg", "bee/1.png")
-    written(source, {"cat/depth.png": sixteen_bits()})
-    err = refusal(source, tmp_path / "dest", status=1)
-    assert "depth.png: loaders refuse it: the PNG image has 16 bits a channel" in err
-    assert pack(source, tmp_path / "dest", "--skip-bad")[0] == 0
-    assert len(packed_samples(tmp_path / "dest")) == 2
-
-
 def test_validation_packed_apart_takes_the_numbers_of_the_training_data(tmp_path: Path) -> None:
     (tmp_path / "classes.json").write_text(json.dumps({"classes": ["bee", "cat", "dog"]}))
     source = image_folder(tmp_path / "val", "cat/2.jpg", "dog/2.jpg")
@@ -317,16 +308,6 @@ def test_only_damage_that_is_certain_is_a_fault_and_takes_its_whole_sample(tmp_p
         assert samples == {"1": SAMPLES["1"], "deep/er.x/2": SAMPLES["deep/er.x/2"], "5": {"wav": b""}}
         for path in dest.glob("*.tar"):
             path.unlink()
-
-
-def test_without_labels_a_split_is_at_random_and_repeatable(tmp_path: Path) -> None:
-    source = written(tmp_path / "source", {f"{n}.txt": b"%d" % n for n in range(20)})
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        assert pack(source, tmp_path / name, "--split", "train=0.8,val=0.2", "--seed", seed)[0] == 0
-    parts = {name: set(packed_samples(tmp_path / name / "val")) for name in "abc"}
-    assert len(parts["a"]) == 4
-    assert parts["a"] != parts["c"]
-    assert files_below(tmp_path / "a") == files_below(tmp_path / "b")
 
 
 def bitmap(number: int) -> bytes:

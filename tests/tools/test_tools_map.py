@@ -6,7 +6,6 @@ import gzip
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from servers.faults import FaultServer
 from typer.testing import CliRunner
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamload import ShardWriter, StreamLoader, TarDataset, map_shards
 from streamload.cli.main import app
@@ -110,13 +108,6 @@ def test_shards_of_other_names_in_the_destination_are_in_the_way(source: Path, t
     assert list(content(tmp_path / "new")) == ["old.tar"]
 
 
-def test_overwriting_removes_what_was_mapped_before(source: Path, tmp_path: Path) -> None:
-    map_shards(even_with_length, source, tmp_path / "new", workers=1)
-    map_shards(even_with_length, source, tmp_path / "new", workers=1, max_count=20, overwrite=True)
-    assert list(content(tmp_path / "new")) == ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]
-    assert [key for (key,) in rows(tmp_path / "new")] == [f"{n:03d}" for n in range(0, COUNT, 2)]
-
-
 def test_a_shard_that_is_too_large_is_cut(source: Path, tmp_path: Path) -> None:
     map_shards(lambda sample: sample, source, tmp_path / "new", workers=1, max_count=4)
     names = [f"shard-00000{n}{further}.tar" for n in range(6) for further in ("", "_000001", "_000002")]
@@ -165,18 +156,6 @@ def test_a_sidecar_holds_the_new_fields_alone_and_is_joined(source: Path, tmp_pa
 def vectors_of(shards: Any, sidecar: Path) -> list[tuple[str, list[int]]]:
     joined = TarDataset(shards, fields=("__key__", "vector.npy"), join=sidecar)
     return [(key, vector.tolist()) for key, vector in joined]
-
-
-def test_webdataset_reads_shards_and_sidecars_of_which_one_is_empty(source: Path, tmp_path: Path) -> None:
-    map_shards(even_with_length, source, tmp_path / "new", workers=1)
-    map_shards(with_vector, source, tmp_path / "vectors", sidecar=True, workers=1)
-    for folder, keys in (("new", range(0, COUNT, 2)), ("vectors", [*range(10), *range(20, COUNT)])):
-        with ExitStack() as opened:
-            shards = [opened.enter_context(path.open("rb")) for path in sorted((tmp_path / folder).glob("*.tar"))]
-            files = tar_file_expander([{"url": shard.name, "stream": shard} for shard in shards])
-            found = [(sample["__key__"], set(sample) - {"__key__", "__url__"}) for sample in group_by_keys(files)]
-        fields = {"txt", "cls", "length.cls"} if folder == "new" else {"vector.npy"}
-        assert [(key, names - {"__local_path__"}) for key, names in found] == [(f"{n:03d}", fields) for n in keys]
 
 
 @pytest.mark.parametrize(
@@ -253,12 +232,6 @@ def test_a_wrong_function_is_one_error_and_nothing_is_left(
 
 def long_enough(sample: Sample) -> Sample | None:
     return sample if len(sample["txt"]) >= 7 else None
-
-
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}, {"max_count": -1}, {"workers": True}])
-def test_numbers_that_cannot_be(source: Path, tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}=.* must be an integer of at least 1"):
-        map_shards(even_with_length, source, tmp_path / "new", **wrong)
 
 
 def test_the_folder_of_the_shards_is_no_destination(source: Path) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from remote_places import new_place
-from servers.rclone import S3Server
 
 from streamload import TarDataset, map_shards, pack
 from streamload.errors import StreamloadError
@@ -37,14 +35,6 @@ def test_samples_come_in_the_inputs_order_whatever_the_number_of_workers(tmp_pat
     expected = [f"{number:03d}_{copy}" for number in range(30) for copy in range(number % 3)]
     dataset = TarDataset(str(tmp_path / "1"))
     assert [dataset[number]["__key__"] for number in range(len(dataset))] == expected
-
-
-def test_a_bucket_gets_the_same_shards(rclone_s3: S3Server, tmp_path: Path) -> None:
-    place = new_place(rclone_s3, tmp_path)
-    pack(sampler(), range(30), place.url, workers=1, max_count=8, storage_options=place.storage_options)
-    pack(sampler(), range(30), tmp_path / "here", workers=1, max_count=8)
-    here = {name: content for name, content in files(tmp_path / "here").items() if name.endswith(".tar")}
-    assert {name: content for name, content in place.files().items() if name.endswith(".tar")} == here
 
 
 def _fails(number: int) -> Any:

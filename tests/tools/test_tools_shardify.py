@@ -37,16 +37,6 @@ def test_every_image_is_packed_untouched_with_its_label(tmp_path: Path) -> None:
     assert f'StreamLoader(\'{dest}\', batch_size=64, shuffle=True, fields=("jpg;png", "cls"), {transform})' in out
 
 
-def test_the_same_images_give_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
-    source = images(tmp_path)
-    for name, options in (("a", []), ("b", []), ("c", ["--seed", 1]), ("d", ["--no-shuffle"])):
-        assert pack(source, tmp_path / name, "--max-count", 5, *options)[0] == 0
-    a, b, c, d = (files_below(tmp_path / name) for name in "abcd")
-    assert a == b
-    assert c["shard-000000.tar"] != a["shard-000000.tar"] != d["shard-000000.tar"]
-    assert list(packed_samples(tmp_path / "d")) == sorted(packed_samples(tmp_path / "d"))
-
-
 def test_splits_are_datasets_of_their_own(tmp_path: Path) -> None:
     source, dest = images(tmp_path, 10), tmp_path / "dest"
     out, _ = packs(source, dest, "--split", "train=0.8,val=0.15,test=0.05")
@@ -91,13 +81,6 @@ def test_files_that_are_no_images_can_be_left_out(tmp_path: Path, options: list[
     assert all(err.count(f"/{name}: ") == 1 for name in FAULTS)
     folders = [dest / "train", dest / "val"] if options else [dest]
     assert sum(len(packed_samples(folder)) for folder in folders) == 12
-
-
-@pytest.mark.parametrize("options", [[], SPLIT])
-def test_nothing_but_bad_images_is_a_failure(tmp_path: Path, options: list[str]) -> None:
-    source = image_folder(tmp_path / "source", "a/0.jpg")
-    (source / "a" / "0.jpg").write_bytes(b"")
-    assert "no sample is left" in refusal(source, tmp_path / "dest", "--skip-bad", *options, status=1)
 
 
 def test_overwriting_replaces_everything_of_ours(tmp_path: Path) -> None:

@@ -109,12 +109,3 @@ def test_one_id_under_two_names_is_refused(tmp_path: Path, rows: str, message: s
     np.save(tmp_path / "a.npy", np.arange(3))
     (tmp_path / "labels.csv").write_text(f"id,label\n{rows}")
     assert message in refusal(tmp_path, tmp_path.with_name("dest"), "--labels", tmp_path / "labels.csv")
-
-
-def test_negative_labels_can_be_split(tmp_path: Path) -> None:
-    data = tensors(tmp_path / "data")
-    (tmp_path / "labels.json").write_text(json.dumps({name: -label for name, label in LABELS.items()}))
-    options = ["--labels", tmp_path / "labels.json", "--split", "a=0.5,b=0.5"]
-    assert pack(data, tmp_path / "dest", *options)[0] == 0
-    samples = packed_samples(tmp_path / "dest" / "a") | packed_samples(tmp_path / "dest" / "b")
-    assert sorted(sample["cls"] for sample in samples.values()) == [b"-1"] * 3 + [b"0"] * 3

@@ -173,11 +173,6 @@ def test_a_pattern_numbers_its_shards(tmp_path: Path) -> None:
         ShardWriter(tmp_path / "new" / "train-%03d-x.tar")
 
 
-def test_no_index_where_none_is_wanted(tmp_path: Path) -> None:
-    write(tmp_path, index=False)
-    assert names_in(tmp_path) == ["shard-000000.tar"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "error"),
     [
@@ -213,9 +208,3 @@ def test_many_fields_are_refused_before_the_shard_breaks(tmp_path: Path) -> None
             writer.write({"__key__": "a", **{f"f{n}": b"" for n in range(65_537)}})
         writer.write(SAMPLES[0])
     assert read_back(writer.shards) == STORED[:1]
-
-
-@pytest.mark.parametrize(("keyword", "meant"), [("maxcount", "max_count"), ("maxbytes", "max_bytes")])
-def test_other_writers_keywords_are_refused_with_ours(shard_folder: Path, keyword: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}' \\(did you mean '{meant}'"):
-        ShardWriter(shard_folder, **{keyword: 10})
