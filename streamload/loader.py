@@ -33,7 +33,7 @@ from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import AsyncEpochIterator, Cursor, EpochIterator, one_thread
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
-from streamload.trainer.skipped_members import NothingLeft
+from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import check_found_rank, goes_by_found_rank
 
 # Keywords of torch's DataLoader, with the values that change nothing here.
@@ -189,9 +189,7 @@ class StreamLoader(NamedClasses):
             start_elsewhere = partial(RayConnection, feeders, budget_is_automatic=memory_budget == "auto")
         self._link = FeederLink(options, portions, self._sampling, cuda=cuda, start_elsewhere=start_elsewhere)
         self._listing = self._link.listing
-        self._counts = self._listing.counts
         self._batch_builder = BatchBuilder(on_error, repeats=pad and on_error != "raise")
-        self._nothing_left = NothingLeft(drop_last, batch_size, self._batch_builder.skipped_members)
         self._cursor, self._in_use, self._meter = Cursor(), RLock(), Meter(options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None
         self._fingerprint: str | None = None
@@ -309,8 +307,7 @@ class StreamLoader(NamedClasses):
         epoch, position = self._cursor.next_start()
         start = self._start_at(epoch, position)
         if position:
-            self._last_position(start)  # refuses a position behind the end
-        self._nothing_left.look_at(start, self._sampling.samples_of(start, self._counts))
+            self._link.last_position(start)  # refuses a position behind the end
         # After an epoch that was given to its end the feeder has begun the next by itself.
         begun_ahead = start.numbers is None and self._cursor.finished and (epoch, position) == (self._cursor.epoch, 0)
         connection = self._link.begin(start, at_once=not begun_ahead)
@@ -318,11 +315,10 @@ class StreamLoader(NamedClasses):
         begun = EpochIterator(
             start,
             connection,
+            self._link,
             self._batch_builder,
             self._cursor,
-            self._meter,
-            begin_again=self._link.begin,
-            last_position=self._last_position,
+            meter=self._meter,
             on_nothing=self._explain_nothing,
             in_use=self._in_use,
             move=self._move,
@@ -459,22 +455,24 @@ class StreamLoader(NamedClasses):
 
     def _known_counts(self) -> tuple[int, ...]:
         """Return the samples of each shard, and wait until they are known."""
-        if self._counts is None:
-            with one_thread(self._in_use):
-                counts = self._link.count(in_pass=self._cursor.state == "running")
-                self._sampling.check_counts(counts)
-                self._counts = counts
-        return self._counts
-
-    def _last_position(self, start: EpochStart) -> float:
-        return self._sampling.last_position(start, self._counts, self._link.settings().order)
+        if self._link.counts is not None:
+            return self._link.counts
+        with one_thread(self._in_use):
+            return self._link.count(in_pass=self._cursor.state == "running")
 
     def _explain_nothing(self, start: EpochStart) -> None:
         """Warn of a pass that has ended without a batch; all shards have been scanned."""
+        members, options = self._batch_builder.skipped_members, self._options
         if start.position:
-            self._nothing_left.explain_resumed_end(start.epoch)
-        elif self._nothing_left.is_possible(start):
-            self._nothing_left.look_at(start, self._sampling.samples_of(start, self._known_counts()), self._samples())
+            warn_at_caller(
+                f"this pass has no batch: it goes on where a state was saved behind the last batch of epoch "
+                f"{start.epoch}, and the next pass is epoch {start.epoch + 1}; a loop with its own count calls "
+                f"set_epoch({start.epoch + 1}) first"
+            )
+        elif not self._samples():
+            members.explain_emptiness()
+        elif options.drop_last and (samples := self._sampling.samples_of(start, self._known_counts())):
+            members.explain_dropped_epoch(samples, options.batch_size, start.world_size)
 
     def _running(self) -> EpochIterator | None:
         return None if self._iterator is None else self._iterator()

@@ -272,8 +272,6 @@ def test_what_changes_at_each_pass_is_warned_of(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"storage_options": {"key": "secret"}}, "storage_options= has no effect"),
-        ({"cache_dir": "cache"}, "cache_dir='cache' has no effect"),
         ({"decode": {"np": int}, "fields": None, "transform": None}, "'np'.*did you mean 'npy'"),
         ({"decode": {"cls;clss": int}}, r"decode has a function for 'clss'.*did you mean 'cls'\?"),
     ],

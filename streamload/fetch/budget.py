@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from streamload.errors import StorageError
-from streamload.fetch.parts import PART_BYTES
 from streamload.limits import (
     EXPANSION_SHARE,
     FREE_MEMORY_SHARE,
@@ -20,10 +19,6 @@ from streamload.limits import (
     REQUESTS_PROPORTION,
     free_memory_bytes,
 )
-from streamload.text import counted
-
-# What an error calls enough is a little more than what was counted, since samples differ in size.
-_MARGIN = 1.05
 
 
 def available_bytes(root: str = "/") -> int:
@@ -78,53 +73,6 @@ def requests_at_once(budget_bytes: int) -> int:
 
 def _requests_bytes(budget_bytes: int) -> int:
     return min(REQUESTS_BYTES, budget_bytes * REQUESTS_PROPORTION // (PARTS_PROPORTION + REQUESTS_PROPORTION))
-
-
-def check_window(
-    budget_bytes: int,
-    *,
-    window: int,
-    samples: int,
-    data_bytes: int,
-    lanes_read: int,
-    lanes: int,
-    shards: int,
-    expands: bool = False,
-) -> None:
-    """Refuse a shuffle window that does not fit.
-
-    A part is held from its first sample that is drawn to its last, a window later. So what lies within the window is
-    held, and a part at each end of it.
-
-    Args:
-        budget_bytes: for everything.
-        window: in samples.
-        samples: of the dataset.
-        data_bytes: of the dataset.
-        lanes_read: by this rank.
-        lanes: of the order.
-        shards: of the dataset.
-        expands: fields are read that may expand.
-    """
-    sample_bytes = data_bytes / max(1, samples)
-    waiting = min(window, -(-samples // lanes))
-    edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes / max(1, shards))
-    window_bytes = waiting * lanes_read * sample_bytes
-    needed_bytes = min(data_bytes, window_bytes + edges_bytes)
-    if needed_bytes <= bytes_for_parts(budget_bytes, expands=expands):
-        return
-    enough_bytes = budget_for(int(needed_bytes * _MARGIN), expands=expands)
-    advice = [f"a memory_budget of at least {_shown(enough_bytes, math.ceil)}"]
-    fitting = int((bytes_for_parts(budget_bytes, expands=expands) - edges_bytes) / (lanes_read * sample_bytes))
-    if fitting > 0:
-        advice.append(f"shuffle={fitting} at most")
-    of_lanes = f"{lanes_read} lanes x " if lanes_read > 1 else ""
-    within = f"{of_lanes}{counted(waiting, 'sample')} x {sample_bytes / 1e3:.1f} kB"
-    raise ValueError(
-        f"memory_budget of {_shown(budget_bytes)} is too small for shuffle={window}: {within} = {_shown(window_bytes)} "
-        f"are held while they wait to be drawn, {_shown(edges_bytes)} of parts at the edges, and "
-        f"{_left(budget_bytes, expands=expands)}. Give {', '.join(advice)}, or a cache_dir on a disk with room"
-    )
 
 
 def budget_error(

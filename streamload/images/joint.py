@@ -13,10 +13,6 @@ from streamload.arguments import alternatives, as_python
 from streamload.images.geometry import Window, check_image, cut
 from streamload.images.operations import (
     Compose,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    steps_of,
 )
 from streamload.images.placing import takes_rng
 
@@ -126,11 +122,6 @@ class Joint:
             is_mask = kind == "mask"
             interpolation, fill = ("nearest", self.mask_fill) if is_mask else (operation.interpolation, 0)
             values[key] = cut(value, window, interpolation, fill=fill)  # type: ignore[arg-type]
-
-
-def draws_geometry(function: Callable[..., Any]) -> bool:
-    """Return True if a transform of a field crops or flips at random, by operations of ours."""
-    return any(isinstance(each, RandomCrop | RandomHorizontalFlip | RandomResizedCrop) for each in steps_of(function))
 
 
 def _present(names: str, values: Mapping[str, Any]) -> str:

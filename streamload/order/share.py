@@ -17,17 +17,6 @@ from streamload.order.lanes import lane_bounds
 IntArray = NDArray[np.int64]
 
 
-def least_lanes_of_rank(n_lanes: int, world_size: int, batch_size: int) -> int:
-    """Return how many lanes every rank reads at least in an epoch; it holds the windows of all of them.
-
-    If the ranks do not divide the lanes, a rank's slice covers the same few lanes each time, unless batches are too
-    small to have a row of each lane.
-    """
-    if n_lanes % world_size and batch_size * world_size < n_lanes:
-        return n_lanes
-    return -(-n_lanes // world_size)
-
-
 def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tuple[IntArray, IntArray]:
     """Return for each position of the epoch's order its lane and its number in the lane, int64 each."""
     rounds = n_samples // n_lanes

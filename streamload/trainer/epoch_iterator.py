@@ -23,6 +23,7 @@ from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection, FeederDiedError, second_death
 from streamload.trainer.device import Moving
+from streamload.trainer.feeder_link import FeederLink
 
 _log = logging.getLogger("streamload")
 
@@ -105,24 +106,22 @@ class EpochIterator(Iterator[Any]):
         self,
         start: EpochStart,
         connection: Connection,
+        link: FeederLink,
         batch_builder: BatchBuilder,
         cursor: Cursor,
-        meter: Meter,
         *,
-        begin_again: Callable[[EpochStart], Connection],
-        last_position: Callable[[EpochStart], float],
+        meter: Meter,
         on_nothing: Callable[[EpochStart], None],
         in_use: RLock,
         move: Callable[[Any], Moving] | None = None,
     ) -> None:
         self._start = start
         self.connection = connection
-        self._begin_again = begin_again
+        self._link = link
         self._batch_builder = batch_builder
         self._cursor = cursor
         self._meter = meter
         self._move = move
-        self._last_position = last_position
         self._on_nothing = on_nothing
         self._pending: deque[ReadyBatch] = deque()
         self._all_came = False
@@ -232,7 +231,7 @@ class EpochIterator(Iterator[Any]):
         self._drop_ungiven()
         self._all_came = False
         self._start = replace(self._start, position=self._cursor.position)
-        self.connection = self._begin_again(self._start)
+        self.connection = self._link.begin(self._start)
 
     def _drop_ungiven(self) -> None:
         self._pending.clear()
@@ -365,7 +364,7 @@ class EpochIterator(Iterator[Any]):
         try:
             if self._turning.locked() or self.connection.closed:  # the latter in a fork, or when the interpreter ends
                 self._end_processes(why)
-            elif self._times.gave_s is not None and self._cursor.position >= self._last_position(self._start):
+            elif self._times.gave_s is not None and self._cursor.position >= self._link.last_position(self._start):
                 self._finish()
             else:
                 untaken, all_came = tuple(self._pending), self._all_came

@@ -25,13 +25,7 @@ from streamload.order.share import EpochStart
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.storage.protocol import UNKNOWN_BYTES
-from streamload.trainer.checks import (
-    check_fields,
-    check_window_fits,
-    naming_dataset,
-    warn_of_no_effect,
-    warn_of_separate_crops,
-)
+from streamload.trainer.checks import check_fields, check_window_fits, naming_dataset, warn_of_unused_decoders
 from streamload.trainer.connection import Connection, with_another_feeder
 from streamload.trainer.device import Cuda
 from streamload.trainer.feeder_client import FeederClient, named_places
@@ -53,6 +47,7 @@ class FeederLink:
         options: the loader's.
         listing: the shards of all datasets.
         lanes: of the order.
+        counts: the samples of each shard, if known.
 
     Raises:
         TypeError, ValueError: the arguments do not fit the dataset, or need more memory than the budget allows.
@@ -93,13 +88,15 @@ class FeederLink:
             read_labels = partial(self._client.call, "read_labels", self.listing, options.storages)
             read_names = partial(self._client.class_names, self.listing)
             sampling.resolve(edges, self._selected(), read_labels, read_names)
-            if self.listing.counts is not None:
-                sampling.check_counts(self.listing.counts)
+            self.counts = self.listing.counts
+            if self.counts is not None:
+                sampling.check_counts(self.counts)
             check_fields(portions, self._listings, options)
-            if len(self._listings) == 1:  # else what has to be held depends on the shares; the first batches show
+            if len(self._listings) == 1:  # else what has to be held depends on the shares
                 check_window_fits(self.listing, self.settings().order, options, sampling.place[1])
-            warn_of_no_effect(options, self._listings)
-            warn_of_separate_crops(options)
+            known = all(listing.counts is not None for listing in self._listings)
+            names = [name for listing in self._listings for name in listing.fields]
+            warn_of_unused_decoders(options, names if known else [])
         except Exception:
             self.close()
             raise
@@ -208,15 +205,24 @@ class FeederLink:
         If a pass is running, it hears of a failure too. Raises StreamloadError if a shard cannot be read, or is
         damaged.
         """
+        if self.counts is not None:
+            return self.counts
         if self._start_elsewhere is not None:  # the feeders there are busy with batches
-            return tuple(self._client.counts(self.listing))
-        try:
-            counts: tuple[int, ...] = with_another_feeder(lambda: self.connect().call(COUNT_SAMPLES))
-        except Exception:
-            if not in_pass:  # nobody else would take the failure away, and the next call would get it
-                self.disconnect()
-            raise
+            counts = tuple(self._client.counts(self.listing))
+        else:
+            try:
+                counts = with_another_feeder(lambda: self.connect().call(COUNT_SAMPLES))
+            except Exception:
+                if not in_pass:  # nobody else would take the failure away, and the next call would get it
+                    self.disconnect()
+                raise
+        self._sampling.check_counts(counts)
+        self.counts = counts
         return counts
+
+    def last_position(self, start: EpochStart) -> float:
+        """Return the position after the last batch of an epoch. Raises what `SamplingOptions.last_position` raises."""
+        return self._sampling.last_position(start, self.counts, self.settings().order)
 
     def sizes(self) -> tuple[int, ...]:
         """Return the bytes of each shard, which are requested if the listing did not have them."""

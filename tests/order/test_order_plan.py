@@ -12,7 +12,6 @@ from streamload.order.layout import ShardCounts, ShardSequence
 from streamload.order.options import OrderOptions, batches_per_rank
 from streamload.order.plan import RankPlan
 from streamload.order.runs import shards_in_order
-from streamload.order.share import least_lanes_of_rank
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=True)
 world_sizes = st.integers(1, 9)
@@ -198,20 +197,3 @@ def test_a_rank_foresees_the_shards_of_its_own_lanes_from_where_it_stands():
         assert oracle.rank_plan(options, counts, rank, ranks).shards_ahead() == own
         resumed = oracle.rank_plan(options, counts, rank, ranks, start=ranks * 520)  # 520 of each lane, the window 60
         assert resumed.shards_ahead() == own[9:]
-
-
-@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.data())
-@settings(deadline=None)
-def test_a_rank_reads_at_least_the_lanes_that_are_foreseen(lanes, world_size, batch_size, data):
-    options = dataclasses.replace(OPTIONS, lanes=lanes, batch_size=batch_size, drop_last=True)
-    rank = data.draw(st.integers(0, world_size - 1))
-    size = batch_size * world_size
-    whole = -(-40 * max(size, lanes) // size) * size  # long enough for every lane to have its turn at every place
-    plan = oracle.rank_plan(options, [whole], rank, world_size)
-    while plan.take(500) is not None:
-        pass
-    foreseen = least_lanes_of_rank(lanes, world_size, batch_size)
-    if lanes % world_size == 0 or size >= lanes:
-        assert len(oracle.lanes_read(plan)) >= foreseen
-    if lanes % world_size == 0 and size % lanes == 0:
-        assert len(oracle.lanes_read(plan)) == foreseen

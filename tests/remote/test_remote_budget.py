@@ -115,30 +115,8 @@ def test_what_fits_is_fetched_once(server: FaultServer) -> None:
 
 
 def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
-    with pytest.raises(ValueError, match=r"120 samples x 1002\.\d kB = 120 MB .* shuffle=\d+ at most"):
+    with pytest.raises(ValueError, match=r"memory_budget of 60 MB.* 120 samples x 1002\.\d kB = 120 MB "):
         loader_of(server, "indexed", memory_budget="60MB", shuffle=1000)
-
-
-def test_of_a_small_budget_the_refusal_names_one_that_is_enough(tmp_path: Path) -> None:
-    """Of 1 MB and less, too: two sizes that differ are shown as different."""
-    write_datasets(tmp_path / "data", [[40_000] * 40], [])
-    with FaultServer(tmp_path / "data") as small:
-        with pytest.raises(ValueError, match=r"memory_budget of 1 MB is too small.* at least \d\.\d MB") as caught:
-            loader_of(small, "indexed", range(1), memory_budget="1MB", shuffle=1000)
-        enough = str(caught.value).partition("at least ")[2].partition(",")[0]
-        loader_of(small, "indexed", range(1), memory_budget=enough.replace(" ", ""), shuffle=1000).close()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(5))
-def test_what_a_refusal_calls_enough_is_enough_without_an_index(smaller: FaultServer, seed: int) -> None:
-    """While shards are being scanned, what is held of them must be no more than when all are known."""
-    order: dict[str, Any] = {"shards": range(3), "shuffle": 30, "seed": seed}
-    with pytest.raises(ValueError, match="memory_budget of 20 MB is too small for shuffle=30") as caught:
-        loader_of(smaller, "indexed", memory_budget="20MB", **order)
-    enough = str(caught.value).partition("at least ")[2].partition(",")[0].replace(" ", "")
-    with loader_of(smaller, "plain", memory_budget=enough, **order) as loader:
-        assert epoch_of(loader) == SAMPLES[:60]
 
 
 def test_a_budget_that_a_batch_does_not_fit_into_is_an_error(server: FaultServer) -> None:
