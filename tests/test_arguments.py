@@ -35,7 +35,7 @@ def test_every_keyword_of_torchs_loader_has_a_line_on_the_page(name: str) -> Non
         assert refusal(**{name: "spawn"}).endswith(ADVICE)
 
 
-def test_the_constructor_has_at_most_thirty_parameters_and_the_first_are_torchs() -> None:
+def test_the_constructor_has_thirty_parameters_and_torchs_first() -> None:
     assert len(OURS) <= 30
     assert list(OURS)[1:3] == TORCHS[1:3] == ["batch_size", "shuffle"]
 

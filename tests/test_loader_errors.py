@@ -91,7 +91,7 @@ def test_worker_init_fn(source: str) -> None:
         assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_of_samples_that_were_left_out_the_newest_are_named_and_all_are_counted(
+def test_the_newest_samples_left_out_are_named_and_all_are_counted(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert batch_builder.MOST_KEPT == 10_000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +126,19 @@ def test_a_loader_in_a_dataloader_says_what_to_do_instead(source: str, batch_siz
         with pytest.raises(TypeError, match=r"iterate over it .*TarDataset"):
             next(iter(DataLoader(loader, batch_size=batch_size)))
         assert len(list(loader)) == len(loader)
+
+
+def test_a_closed_loader_starts_nothing(tmp_path: Path) -> None:
+    loader = StreamLoader(write_numbers(tmp_path / "s", [5], index=False), 2)
+    loader.close()
+    for use in (len, iter):
+        with pytest.raises(LoaderClosedError):
+            use(loader)
+
+
+def test_loaders_cannot_be_copied(source: str) -> None:
+    with StreamLoader(source, 10, num_workers=0) as loader, pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(loader)
 
 
 # -- within a DataLoader ---------------------------------------------------------------------------------------------

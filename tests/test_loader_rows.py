@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from same_batches import assert_same
 from torch.utils.data import default_collate
+from transforms import noise
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import CollateError, DecodeError, StreamloadError, TransformError
+from streamload.images import Compose, Resize
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
@@ -445,6 +447,38 @@ def test_fields_of_one_sample_draw_from_one_generator_in_turn(tmp_path: Path) ->
     one, other = batches_of(source, 1, transform=dict.fromkeys(("cls", "txt"), draws_with_rng), **options)[0]
     alone, _ = batches_of(source, 1, transform={"cls": draws_with_rng}, **options)[0]
     assert one.tolist() == alone.tolist() != other.tolist()
+
+
+def test_functions_in_a_chain_are_seeded_as_they_are_alone(tmp_path: Path) -> None:
+    source = write(tmp_path, [{"png": np.full((9, 9, 3), number, np.uint8)} for number in range(20)])
+
+    def drawn(transform: Any, workers: int) -> list[int]:
+        batches = batches_of(source, 5, workers, fields=("png",), transform={"png": transform})
+        return [number for (batch,) in batches for number in batch.tolist()]
+
+    alone = drawn(noise, 0)
+    assert len(set(alone)) == 20
+    assert drawn(Compose([noise]), 0) == drawn(Compose([Resize(4), noise]), 0) == alone
+    assert drawn(Compose([Resize(4), noise]), 1) == alone
+
+
+@pytest.mark.exhaustive
+def test_code_that_imports_torch_in_a_worker_draws_seeded_numbers(tmp_path: Path) -> None:
+    """And what it has changed in place before is not changed twice."""
+    source = write(tmp_path, [{"npy": np.ones(2), **({"txt": "x"} if number % 2 else {})} for number in range(12)])
+
+    def draw(sample: Any) -> Any:
+        sample["npy"] += 10
+
+        import torch  # no worker has it before
+
+        return [float(sample["npy"][0]), float(torch.rand(()))]
+
+    def drawn(num_workers: int) -> list[Any]:
+        return [[column.tolist() for column in batch] for batch in batches_of(source, 2, num_workers, transform=draw)]
+
+    assert drawn(1) == drawn(0)
+    assert [values for values, _ in drawn(0)] == [[11.0, 11.0]] * 6
 
 
 def test_a_collate_fn_draws_from_the_generators_of_its_first_sample(source: str) -> None:

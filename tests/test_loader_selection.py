@@ -263,7 +263,7 @@ def test_a_class_that_is_not_there_is_refused_with_those_there_are(folder: Path,
     assert between == selected(folder, where="label == 0")
 
 
-def test_columns_of_shards_that_were_written_since_are_not_taken_for_theirs(folder: Path, tmp_path: Path) -> None:
+def test_columns_are_not_taken_for_those_of_shards_written_since(folder: Path, tmp_path: Path) -> None:
     newer = tmp_path / "newer"
     shutil.copytree(folder, newer)
     with ShardWriter(newer / "more-%03d.tar") as writer:

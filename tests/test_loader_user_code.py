@@ -308,7 +308,7 @@ def draws(value):
 """
 
 
-def test_functions_that_are_imported_from_generators_draw_the_samples_own_numbers(
+def test_functions_imported_from_generators_draw_the_samples_own_numbers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A function of a script travels with what it names; a copy of a generator would be seeded by nobody."""
@@ -351,6 +351,15 @@ def test_modules_find_the_arguments_of_the_program(
     parses = make_module("user_parses", PARSES)
     with loader_of(source, parses.size, filesystem=parses.Mounted()) as loader:
         assert values(loader) == [48] * 6
+
+
+def test_modules_of_the_current_folder_are_not_run(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with loader_of(source, Scaled(1)) as loader:
+        assert len(list(loader)) == 2
 
 
 def test_programs_that_a_transform_starts_have_the_environment_of_the_user(
