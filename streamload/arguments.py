@@ -91,6 +91,39 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
     return {name: functions[key] for name, key in keys.items()}
 
 
+def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
+    """Refuse a function that cannot be called with one argument (and `rng`, if it has such a parameter).
+
+    A function without a readable signature passes.
+
+    Args:
+        name: of the user's argument.
+        function: to check.
+        what: the argument that the function is called with.
+
+    Raises:
+        TypeError: it takes more arguments, or none; or it is a class instead of an instance.
+    """
+    # Metaclasses count as functions.
+    kinds = function.__mro__ if isinstance(function, type) and not issubclass(function, type) else ()
+    if any("__call__" in vars(kind) for kind in kinds):
+        raise TypeError(
+            f"{name}={function!r} is a class, but its instances are what can be called with one argument, {what}; give "
+            f"one, as in {function.__name__}(...)"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, **({"rng": None} if "rng" in signature.parameters else {}))
+    except TypeError as error:
+        raise TypeError(
+            f"{name}={function!r} is called with one argument, {what} (and with a random generator if it has a "
+            f"parameter named rng); but: {error}"
+        ) from None
+
+
 # Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`).
 _ALIKE = 0.77
 

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from streamload.arguments import alternatives, by_field, check_int, parse_bytes
+from streamload.arguments import alternatives, by_field, check_int, check_takes_one, parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.decoders import may_expand
 from streamload.decode.failure import Attempt
 from streamload.decode.job_pickle import pickle_job
 from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
-from streamload.decode.user_code import check_takes_one
 from streamload.feeder.messages import PipelineSettings
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import bytes_in_cache, shards_folder
@@ -26,6 +24,7 @@ from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
 from streamload.ray_feeders import RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
+from streamload.tar.extensions import may_expand
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank

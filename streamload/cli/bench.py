@@ -13,12 +13,12 @@ import streamload
 from streamload.cli.command import INTERRUPTED, Fields, Index, Json, StorageOption, Urls, print_document, print_line
 from streamload.cli.shards import tables
 from streamload.cli.stats import image_fields
-from streamload.decode.decoders import is_image
 from streamload.errors import CollateError
 from streamload.images import RandomResizedCrop
 from streamload.index.listing import list_shards
 from streamload.pack.output import UsageError, shown_bytes
 from streamload.storage.storages import Storages
+from streamload.tar.extensions import is_image
 from streamload.tar.table import MISSING
 from streamload.text import counted
 

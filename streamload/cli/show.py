@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 import streamload
 from streamload.cli.command import Fields, Index, StorageOption, Urls, Where, print_line
-from streamload.decode.decoders import decoder_for, is_image
+from streamload.decode.decoders import decoder_for
 from streamload.errors import DatasetIndexError, DecodeError, without_secrets
 from streamload.images import unchanged
 from streamload.pack.output import UsageError
 from streamload.storage.local_files import replace_file
+from streamload.tar.extensions import is_image
 from streamload.text import counted, printable
 
 if TYPE_CHECKING:

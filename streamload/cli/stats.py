@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 import streamload
 from streamload.cli import command
 from streamload.cli.shards import tables
-from streamload.decode.decoders import is_image
 from streamload.errors import without_secrets
 from streamload.images.floats import STATISTICS_NAME
 from streamload.index.listing import list_shards
 from streamload.pack.output import Progress, UsageError, shown_bytes
 from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
+from streamload.tar.extensions import is_image
 from streamload.tar.table import ShardTable
 from streamload.text import counted, listed
 

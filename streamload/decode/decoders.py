@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from streamload.arguments import alternatives, by_field, normal_name
+from streamload.arguments import by_field, normal_name
 from streamload.decode.array_files import (
     DECOMPRESSED_LIMIT_BYTES,
     ExpansionError,
@@ -25,7 +25,7 @@ from streamload.decode.array_files import (
     expansion_error,
 )
 from streamload.images.files import decode_image
-from streamload.tar.extensions import KIND_OF, Kind
+from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, last_extension
 from streamload.text import counted
 
 _ZIP = b"PK\x03\x04"
@@ -71,7 +71,7 @@ def decoder_for(
                 raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
         users = by_field("decode", decode)
     field = normal_name(field)
-    extension = _last_extension(field)
+    extension = last_extension(field)
     for name in (field, extension):
         if name in users:
             return users[name]
@@ -84,39 +84,6 @@ def decoder_for(
     if extension in _EXPANDING:
         return partial(_EXPANDING[extension], limit_bytes=limit_bytes)
     return _BY_EXTENSION.get(extension, bytes)
-
-
-def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """Return True if the library itself decodes a field, so that a faster decoder may replace its own."""
-    if isinstance(decode, bool):
-        return decode
-    names = {name for key in decode for name in alternatives(key)}
-    return normal_name(field) not in names and _last_extension(normal_name(field)) not in names
-
-
-def applies_to(key: str, field: str) -> bool:
-    """Return True if a decoder for this key (fields or extensions) is used for a field."""
-    names, field = alternatives(key), normal_name(field)
-    return any(not {each, _last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
-
-
-def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """Return True if the library decodes a field by a decoder with a `limit_bytes`."""
-    return decodes_as_built_in(field, decode) and _last_extension(normal_name(field)) in {"gz", *_EXPANDING}
-
-
-def is_image(field: str) -> bool:
-    """Return True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
-    return KIND_OF.get(_last_extension(normal_name(field))) is Kind.IMAGE
-
-
-def is_array(field: str) -> bool:
-    """Return True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
-    return KIND_OF.get(_last_extension(normal_name(field))) is Kind.ARRAY
-
-
-def _last_extension(field: str) -> str:
-    return field.rpartition(".")[2]
 
 
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
 from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredBytes, by_first_row, copy_stored, windows
-from streamload.decode.decoders import Decoder, Encoded, decoder_for, decodes_as_built_in, is_array, is_image
+from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
 from streamload.decode.tasks import Column, Job, RowFailure, RowTable, ShardOpened, by_shard
 from streamload.memory.mapped import Bytes, gather, map_memory, read_fully
-from streamload.tar.extensions import KIND_OF, Kind
+from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_array, is_image
 from streamload.tar.table import MISSING
 
 _INT64_DIGITS = 18  # every number of so many digits fits an int64

@@ -7,7 +7,11 @@ WebDataset writes it from anything and reads it as bytes, and files of that name
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from typing import Any
+
+from streamload.arguments import alternatives, normal_name
 
 
 class Kind(Enum):
@@ -60,3 +64,39 @@ KIND_OF: dict[str, Kind] = {
     **dict.fromkeys(("pkl", "pickle", "pyd"), Kind.PICKLE),
 }
 """By extension, in lower case. All others hold bytes."""
+
+_EXPANDING = {"gz", *(extension for extension, kind in KIND_OF.items() if kind in (Kind.ARRAYS, Kind.TORCH))}
+
+
+def decodes_as_built_in(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
+    """Return True if the library itself decodes a field, so that a faster decoder may replace its own."""
+    if isinstance(decode, bool):
+        return decode
+    names = {name for key in decode for name in alternatives(key)}
+    return normal_name(field) not in names and last_extension(normal_name(field)) not in names
+
+
+def applies_to(key: str, field: str) -> bool:
+    """Return True if a decoder for this key (fields or extensions) is used for a field."""
+    names, field = alternatives(key), normal_name(field)
+    return any(not {each, last_extension(each)}.isdisjoint(names) for each in (field, field.removesuffix(".gz")))
+
+
+def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
+    """Return True if the library decodes a field by a decoder with a `limit_bytes`."""
+    return decodes_as_built_in(field, decode) and last_extension(normal_name(field)) in _EXPANDING
+
+
+def is_image(field: str) -> bool:
+    """Return True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
+    return KIND_OF.get(last_extension(normal_name(field))) is Kind.IMAGE
+
+
+def is_array(field: str) -> bool:
+    """Return True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
+    return KIND_OF.get(last_extension(normal_name(field))) is Kind.ARRAY
+
+
+def last_extension(field: str) -> str:
+    """Return the part of a field's name that decides how it is decoded."""
+    return field.rpartition(".")[2]

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from streamload.arguments import alternatives
-from streamload.decode.decoders import DECODED_EXTENSIONS, applies_to
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.parts import PART_BYTES
 from streamload.index.listing import Listing
@@ -16,6 +15,7 @@ from streamload.options import Options
 from streamload.order.options import OrderOptions
 from streamload.order.sampling import Stretched
 from streamload.sampling.mixture import Portion
+from streamload.tar.extensions import KIND_OF, applies_to
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted, listed
 from streamload.warn_at_caller import warn_at_caller
@@ -108,7 +108,7 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
     unused = [name for name in given if not any(applies_to(name, field) for field in (*read, *requested))]
     if not read or not unused:
         return
-    for name in unused if len(unused) == len(given) else (name for name in unused if name not in DECODED_EXTENSIONS):
+    for name in unused if len(unused) == len(given) else (name for name in unused if name not in KIND_OF):
         alike = difflib.get_close_matches(name, read, 1)
         hint = f"; did you mean {alike[0]!r}?" if alike else ""
         warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")

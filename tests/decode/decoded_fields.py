@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from streamload.decode.decoders import decoder_for, decodes_as_built_in
+from streamload.decode.decoders import decoder_for
+from streamload.tar.extensions import decodes_as_built_in
 
 DTYPES = st.sampled_from(["u1", "<i2", ">i4", "<i8", "<f2", "<f4", "<f8", "?", "<c8", "<U3", "S5", "<M8[s]"])
 ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streamload.decode.decoders import applies_to, decoder_for, decompress_gzip
+from streamload.decode.decoders import decoder_for, decompress_gzip
+from streamload.tar.extensions import applies_to
 
 
 def written(write: Callable[[io.BytesIO], Any]) -> bytes:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from webdataset import autodecode, writer
 
-from streamload.decode.decoders import DECODED_EXTENSIONS, decoder_for, is_image
+from streamload.decode.decoders import DECODED_EXTENSIONS, decoder_for
 from streamload.decode.field_reader import decode_integers
-from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind
+from streamload.tar.extensions import IMAGE_FORMATS, KIND_OF, Kind, is_image
 from streamload.write.encode import ENCODED_EXTENSIONS, encode_field
 
 PIXELS = np.full((6, 4, 3), 80, np.uint8)
