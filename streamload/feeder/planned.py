@@ -15,6 +15,7 @@ from streamload.errors import DatasetIndexError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_batches
 from streamload.index.dataset import Dataset
+from streamload.order.layout import distinct
 from streamload.order.plan import RowBlock
 from streamload.tar.table import MISSING, ShardTable, joined_tables
 
@@ -81,10 +82,10 @@ def locate(
         if verify and group.table.member_crc32 is None:
             raise DatasetIndexError(
                 "verify=True needs the checksums of an index; make one with `streamload index`",
-                url=tables.url(group.shards[0]),
+                url=tables.url(group.shard),
             )
         for column in columns:
-            _fill(column, group, group.members(tables, column.alternatives), block.shard)
+            _fill(column, group, block.shard)
         if keys is not None:
             for row, key in zip(group.rows.tolist(), group.table.keys(group.samples), strict=True):
                 keys[row] = key
@@ -92,31 +93,34 @@ def locate(
     return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
 
 
-# Dataset of so few samples are joined: NumPy takes as long for one of them as for many together.
+# Tables of so few samples are joined: NumPy takes as long for one of them as for many together.
 _FEW_SAMPLES = 64
 
 
 class _Group(NamedTuple):
-    """Rows that one table locates, of a shard or several small ones: their numbers in the table and in the block."""
+    """Rows that one table locates: their samples' numbers in the table, and their numbers in the block.
+
+    The table is that of `shard`, or has the samples of other shards too.
+    """
 
     table: ShardTable
-    shards: tuple[int, ...]
+    shard: int
     samples: NDArray[np.int64]
     rows: NDArray[np.int64]
 
-    def members(self, tables: Dataset, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """Return, for each row, the number of the member, or MISSING."""
-        if len(self.shards) == 1:
-            return tables.column(self.shards[0], self.table, alternatives)[self.samples]
-        return self.table.column(alternatives)[self.samples]
-
 
 def _groups(block: RowBlock, tables: Dataset) -> list[_Group]:
+    shards = distinct(block.shard)
+    located = [tables.locate(shard) for shard in shards.tolist()]
+    numbers = {id(table): number for number, (table, _) in enumerate(located)}
+    number_of_shard = np.array([numbers[id(table)] for table, _ in located], np.int64)
+    first_of_shard = np.array([first for _, first in located], np.int64)
+    shard_of_row = np.searchsorted(shards, block.shard)
     groups: list[_Group] = []
     small: dict[tuple[tuple[str, ...], bool], list[_Group]] = {}
-    for shard, rows in by_shard(block.shard):
-        table = _table(tables, shard)
-        group = _Group(table, (shard,), block.sample[rows], rows)
+    for number, rows in by_shard(number_of_shard[shard_of_row]):
+        table = located[number][0]
+        group = _Group(table, int(shards[number]), block.sample[rows] + first_of_shard[shard_of_row[rows]], rows)
         if len(table) <= _FEW_SAMPLES and table.member_shard is None:
             small.setdefault((table.fields, table.member_crc32 is None), []).append(group)
         else:
@@ -128,7 +132,7 @@ def _joined(groups: Sequence[_Group]) -> _Group:
     firsts = [*accumulate((len(group.table) for group in groups[:-1]), initial=0)]
     return _Group(
         joined_tables([group.table for group in groups]),
-        tuple(group.shards[0] for group in groups),
+        groups[0].shard,
         np.concatenate([group.samples for group in groups]) + np.repeat(firsts, [len(group.rows) for group in groups]),
         np.concatenate([group.rows for group in groups]),
     )
@@ -154,14 +158,9 @@ def _kind(name: str, elsewhere: Collection[str], *, verify: bool) -> ColumnKind:
     return ColumnKind(name, alternatives, has_which=len(alternatives) > 1, has_crc32=verify, has_shard=in_sidecar)
 
 
-def _table(tables: Dataset, shard: int) -> ShardTable:
-    table = tables.find_joined(shard)
-    assert table is not None, "a shard was planned before it was scanned"
-    return table
-
-
-def _fill(column: Column, group: _Group, members: NDArray[np.int64], own: NDArray[np.int64]) -> None:
+def _fill(column: Column, group: _Group, own: NDArray[np.int64]) -> None:
     table, rows = group.table, group.rows
+    members = table.column(column.alternatives)[group.samples]
     column.shards[rows] = own[rows]
     if len(table.member_offset) == 0:
         column.offsets[rows] = MISSING

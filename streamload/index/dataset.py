@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,7 +21,15 @@ from streamload.errors import (
     StorageError,
     without_secrets,
 )
-from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex, index_error
+from streamload.index.dataset_index import (
+    INDEX_FILE,
+    MOST_INDEX_BYTES,
+    DatasetIndex,
+    TableGroup,
+    TableRun,
+    UnpackedTables,
+    index_error,
+)
 from streamload.index.listing import Listing, Shard
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
@@ -35,8 +43,6 @@ from streamload.tar.table import MISSING, ShardTable
 _log = logging.getLogger("streamload")
 
 _T = TypeVar("_T")
-_Group = tuple[str, str, int, int]
-"""Neighbouring tables in an index: its folder, the table file, the first byte, and the end."""
 
 
 class Dataset:
@@ -72,12 +78,13 @@ class Dataset:
         self.counts = ShardCounts(len(listing.shards)) if counts is None else ShardCounts.of(counts)
         self.skipped: dict[str, int] = {}
         self._indexes = dict(indexes or {})
-        self._locks: dict[str | _Group, asyncio.Lock] = {}
-        self._packed: OrderedDict[_Group, bytes] = OrderedDict()
-        self._tables: OrderedDict[int, ShardTable] = OrderedDict()
+        self._locks: dict[str | TableGroup, asyncio.Lock] = {}
+        self._runs: OrderedDict[TableGroup, UnpackedTables] = OrderedDict()  # the latest used last
+        self._tables: dict[int, ShardTable] = {}
+        self._found_in: dict[TableGroup, list[int]] = {}  # the shards whose tables were taken from runs
         self._most_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._held_bytes = 0
-        self._needed: frozenset[int | _Group] = frozenset()
+        self._needed: frozenset[TableGroup] = frozenset()
         self._derived: dict[int, dict[object, tuple[tuple[ShardTable, ...], Any]]] = {}
         self._growing: dict[int, Scanner] = {}
         self._sidecars: dict[int, list[int]] = {}
@@ -111,21 +118,38 @@ class Dataset:
             StorageError: the index cannot be read.
         """
         table = self._tables.get(shard)
-        if table is not None:
-            self._tables.move_to_end(shard)
-            return table
+        if table is None and (found := self._run(shard)) is not None:
+            run, number = found
+            table = run.table_of(number)
+            self._found_in.setdefault(self._place(shard)[0], []).append(shard)
+            self.add(shard, table)
+        return table
+
+    def locate(self, shard: int) -> tuple[ShardTable, int]:
+        """Return a table that has a shard's samples, as `find_joined`, and the number of the shard's first one there.
+
+        Shards of one index may share a table, whose offsets are those in each sample's shard.
+        """
+        if shard not in self._sidecars and (found := self._run(shard)) is not None:
+            run, number = found
+            return run.table, run.firsts[number]
+        table = self.find_joined(shard)
+        assert table is not None, "a shard was planned before it was scanned"
+        return table, 0
+
+    def _run(self, shard: int) -> tuple[TableRun, int] | None:
+        """Return the run of an index's tables with that of a shard, and its number there; None for one in no index."""
         listed = self.listing.shard(shard)
         if listed.index_folder is None:
             return None
         if self.needs_read(shard):
             self._read_now(listed)
-        index = self._indexes[listed.index_folder]
-        entry = index.shard(listed.name)
-        group = (index.folder, *index.group(entry))
-        first = entry.start - group[2]
-        table = index.table_of(entry, self._packed[group][first : first + entry.table_bytes])
-        self.add(shard, table)
-        return table
+        group, number = self._place(shard)
+        self._runs.move_to_end(group)
+        found = self._runs[group][number]
+        if isinstance(found, DatasetIndexError):
+            raise found.with_traceback(None)
+        return found
 
     def find_joined(self, shard: int) -> ShardTable | None:
         """Return the table of `find`, with the fields that sidecars have of the shard's samples.
@@ -149,8 +173,8 @@ class Dataset:
         return self._derive(shard, "joined", (table, *others.values()), joined)
 
     def at_hand(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, if it is held now."""
-        return self._tables.get(shard)
+        """Return a shard's table if nothing has to be read for it."""
+        return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
         """Keep the tables of these shards, instead of those of the last call: all of them are needed at once.
@@ -158,19 +182,14 @@ class Dataset:
         Returns:
             The shards whose tables must be read first.
         """
-        missing = [shard for shard in shards if shard not in self._tables]
-        listed = [self.listing.shard(shard) for shard in missing]
-        self._needed = frozenset(
-            [*shards, *(self._group(each) for each in listed if each.index_folder in self._indexes)]
-        )
-        return [shard for shard in missing if self.needs_read(shard)]
+        indexed = (shard for shard in shards if self.listing.shard(shard).index_folder in self._indexes)
+        self._needed = frozenset(self._place(shard)[0] for shard in indexed)
+        return [shard for shard in shards if self.needs_read(shard)]
 
     def needs_read(self, shard: int) -> bool:
         """Return True if an index knows a shard, and its table must be read from there first."""
-        listed = self.listing.shard(shard)
-        if listed.index_folder is None or shard in self._tables:
-            return False
-        return listed.index_folder not in self._indexes or self._group(listed) not in self._packed
+        folder = self.listing.shard(shard).index_folder
+        return folder is not None and (folder not in self._indexes or self._place(shard)[0] not in self._runs)
 
     async def fetch(self, shard: int) -> None:
         """Read the bytes that `find` needs, on the running loop: one request for neighbouring tables.
@@ -184,9 +203,10 @@ class Dataset:
             return
         async with self._locks.setdefault(listed.index_folder, asyncio.Lock()):
             await self._index(listed.index_folder, self.storages)
-        async with self._locks.setdefault(self._group(listed), asyncio.Lock()):
-            if self.needs_read(shard):
-                await self._read(listed, self.storages)
+        group, _ = self._place(shard)
+        async with self._locks.setdefault(group, asyncio.Lock()):
+            if group not in self._runs:
+                await self._read(group, self.storages)
 
     async def load(self, shard: int) -> ShardTable | None:
         """Fetch, and return the table of `find`. Raises what `fetch` raises."""
@@ -200,9 +220,6 @@ class Dataset:
                 self.skipped[reason] = self.skipped.get(reason, 0) + count
             self.counts.set(shard, len(table))
         self._tables[shard] = table
-        if self.listing.shard(shard).index_folder is not None:
-            self._held_bytes += _size_bytes(table)
-            self._drop_oldest()
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
         """Add the next piece of a shard that is scanned as its bytes arrive; raises what `Scanner.add` raises."""
@@ -223,15 +240,10 @@ class Dataset:
             return 0, BLOCK_BYTES
         return growing.resume, growing.needs
 
-    def column(self, shard: int, table: ShardTable, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """Return `table.column` of a shard's table, kept for the next call while the table is the same."""
-        name = tuple(alternatives)
-        return self._derive(shard, name, (table,), lambda: table.column(name))
-
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return stretches `[start, end)` of a shard's samples as those of the shard or sidecar `number`, if known."""
         owner = self.listing.owner(number)
-        table, other = self._tables.get(owner), self._tables.get(number)
+        table, other = self.at_hand(owner), self.at_hand(number)
         if owner == number or table is None or other is None:
             return samples
         matched = self._matched(number, table, other)
@@ -277,46 +289,52 @@ class Dataset:
 
     # -- reading an index ------------------------------------------------------------------------------------------
 
-    def _group(self, listed: Shard) -> _Group:
-        """Return the neighbouring tables with that of a shard, whose index has been read."""
-        index = self._indexes[listed.index_folder or ""]
-        return (index.folder, *index.group(index.shard(listed.name)))
+    def _place(self, shard: int) -> tuple[TableGroup, int]:
+        """Return the neighbouring tables with that of a shard, whose index has been read, and its number there."""
+        listed = self.listing.shard(shard)
+        return self._indexes[listed.index_folder or ""].place(listed.name)
 
     def _read_now(self, listed: Shard) -> None:
         """Read the table of a shard and its neighbours, and wait."""
+        folder = listed.index_folder or ""
 
         async def read_alone() -> None:
             storages = self.storages.copy()  # connections belong to the loop that opened them
             try:
-                await self._index(listed.index_folder or "", storages)
-                await self._read(listed, storages)
+                await self._index(folder, storages)
+                await self._read(self._indexes[folder].place(listed.name)[0], storages)
             finally:
                 await storages.aclose()
 
-        folder = listed.index_folder or ""
         if folder in self._indexes and not self.storages.costs_requests(folder):  # a loop costs more than reading
-            group = self._group(listed)
-            self._pack(group, _read_range(f"{folder}/{group[1]}", *group[2:]))
+            group, _ = self._indexes[folder].place(listed.name)
+            self._unpack(group, _read_range(group.url, group.start, group.end))
             return
         with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
             thread.submit(asyncio.run, read_alone()).result()
 
-    async def _read(self, listed: Shard, storages: Storages) -> None:
-        """Read the table of a shard, whose index has been read, and its neighbours."""
-        folder, file, start, end = group = self._group(listed)
-        self._pack(group, await _download(storages, f"{folder}/{file}", start, end))
+    async def _read(self, group: TableGroup, storages: Storages) -> None:
+        self._unpack(group, await _download(storages, group.url, group.start, group.end))
 
-    def _pack(self, group: _Group, content: bytes | None) -> None:
-        """Hold the bytes of neighbouring tables; raise DatasetIndexError if their file is gone."""
+    def _unpack(self, group: TableGroup, content: bytes | None) -> None:
+        """Hold the neighbouring tables in some bytes; raise DatasetIndexError if their file is gone."""
         if content is None:
             raise DatasetIndexError(
                 "the index has no such file any more; if it was written anew while in use, make a new loader, and "
                 "give every version of a dataset a folder of its own; else rebuild it with `streamload index`",
-                url=f"{group[0]}/{group[1]}",
+                url=group.url,
             )
-        self._packed[group] = content
-        self._held_bytes += len(content)
-        self._drop_oldest()
+        self._held_bytes += 0 if group in self._runs else _size_bytes(group)
+        self._runs[group] = group.unpack(content)
+        for oldest in [each for each in self._runs if each is not group and each not in self._needed]:
+            if self._held_bytes <= self._most_bytes:
+                break
+            del self._runs[oldest]
+            self._held_bytes -= _size_bytes(oldest)
+            for shard in self._found_in.pop(oldest, ()):
+                del self._tables[shard]
+                self._derived.pop(shard, None)
+                self._derived.pop(self.listing.owner(shard), None)
 
     async def _index(self, folder: str, storages: Storages) -> None:
         """Read the list of an index, unless it was read. Raises DatasetIndexError if it is damaged."""
@@ -326,21 +344,6 @@ class Dataset:
             if content is None:
                 raise index_error("the index has no such file", url)
             self._indexes[folder] = DatasetIndex.from_json(content, folder)
-
-    def _drop_oldest(self) -> None:
-        """Drop tables until the others fit: first packed ones, then the least recently used."""
-        while self._held_bytes > self._most_bytes:
-            group = next((group for group in self._packed if group not in self._needed), None)
-            if group is not None and group != next(reversed(self._packed)):
-                self._held_bytes -= len(self._packed.pop(group))
-                continue
-            indexed = (shard for shard in self._tables if self.listing.shard(shard).index_folder is not None)
-            shard = next((shard for shard in indexed if shard not in self._needed), None)
-            if shard is None or shard == next(reversed(self._tables)):
-                return
-            self._held_bytes -= _size_bytes(self._tables.pop(shard))
-            self._derived.pop(shard, None)
-            self._derived.pop(self.listing.owner(shard), None)
 
 
 def _read_range(url: str, start: int, end: int) -> bytes | None:
@@ -420,6 +423,5 @@ def _joined_table(
     )
 
 
-def _size_bytes(table: ShardTable) -> int:
-    # Three numbers of each member, two of each sample; twice, since derived columns take about as much again.
-    return 36 * len(table.member_offset) + 16 * len(table.sample_start) + 2 * len(table.key_bytes)
+def _size_bytes(group: TableGroup) -> int:
+    return 2 * (group.end - group.start)  # the shards' own tables and columns take about as much again

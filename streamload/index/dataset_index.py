@@ -8,18 +8,17 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy import count_nonzero
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.tar.decompression import compression_of
-from streamload.tar.table import ShardTable
+from streamload.tar.table import ShardTable, stretches
 from streamload.text import counted
 
 # The version of the layout; a table of another version is refused.
@@ -61,22 +60,16 @@ def pack_table(table: ShardTable) -> bytes:
     return packed + bytes(-len(packed) % _ALIGNMENT)
 
 
-def unpack_table(content: bytes, url: str, crc32: int | None = None, *, offset: int | None = None) -> ShardTable:
+def unpack_table(content: bytes, url: str) -> ShardTable:
     """Return a table that `pack_table` packed, with views of the bytes, and check that it lies within the shard.
 
-    `url` and `offset` are for errors.
-
     Raises:
-        DatasetIndexError: the table is damaged, of another version, or inconsistent.
+        DatasetIndexError: the table is damaged, of another version, or inconsistent; `url` is for this error.
     """
     try:
-        if crc32 is not None and zlib.crc32(content) != crc32:
-            raise _TableError(
-                "its checksum is not the one in the list of shards, so it was changed or belongs to another"
-            )
-        return _table_in(content)
+        return _joined(content, [_packed_at(content, 0, len(content))])
     except _TableError as exc:
-        raise index_error(str(exc), url, offset) from exc
+        raise index_error(str(exc), url, 0) from exc
 
 
 def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexError:
@@ -84,45 +77,36 @@ def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexEr
     return DatasetIndexError(f"{why}; rebuild the index with `streamload index`", url=url, offset=offset)
 
 
-def _table_in(content: bytes) -> ShardTable:
-    if len(content) < _HEADER.size:
-        raise _TableError(f"a table is cut: {len(content)} bytes are there")
-    magic, version, flags, shard_bytes, members, samples, key_bytes, about_bytes = _HEADER.unpack_from(content)
+class _Packed(NamedTuple):
+    """The header of a packed table, and what it says of fields."""
+
+    start: int
+    members: int
+    samples: int
+    key_bytes: int
+    shard_bytes: int
+    flags: int
+    fields: tuple[str, ...]
+    skipped: tuple[tuple[str, int], ...]
+
+
+def _packed_at(content: bytes, start: int, end: int) -> _Packed:
+    length = end - start
+    if length < _HEADER.size or end > len(content):
+        raise _TableError(f"a table is cut: {max(0, len(content) - start)} bytes are there")
+    magic, version, flags, shard_bytes, members, samples, key_bytes, about_bytes = _HEADER.unpack_from(content, start)
     if magic != _MAGIC:
         raise _TableError("there is no table")
     if version != _TABLE_FORMAT:
         raise _TableError(f"a table of format {version}, and this release reads format {_TABLE_FORMAT}")
-    has_crc32, has_labels = bool(flags & _CRC32), bool(flags & _LABELS)
-    numbers = 2 * members + 2 * (samples + 1) + (samples if has_labels else 0)
-    end = _HEADER.size + 8 * numbers + (4 if has_crc32 else 0) * members + 2 * members + key_bytes + about_bytes
-    if shard_bytes > MAX_COUNT or end + -end % _ALIGNMENT != len(content):
-        raise _TableError(f"a table of {len(content)} bytes is said to have {end}, of a shard of {shard_bytes}")
-    ints = np.frombuffer(content, _INT64, numbers, _HEADER.size)
-    starts = 2 * members
-    keys, labels = starts + samples + 1, starts + 2 * (samples + 1)
-    at = _HEADER.size + 8 * numbers
-    crc32s = _view(content, _UINT32, members, at) if has_crc32 else None
-    at += 4 * members if has_crc32 else 0
-    fields, skipped = _about(content[end - about_bytes : end])
-    table = ShardTable(
-        shard_bytes=shard_bytes,
-        fields=fields,
-        member_offset=ints[:members],
-        member_size=ints[members:starts],
-        member_field=_view(content, _UINT16, members, at),
-        sample_start=ints[starts:keys],
-        key_bytes=_view(content, _UINT8, key_bytes, at + 2 * members),
-        key_start=ints[keys:labels],
-        member_crc32=crc32s,
-        labels=ints[labels:] if has_labels else None,
-        skipped=dict(skipped),
-    )
-    _check_table(table)
-    return table
-
-
-def _view(content: bytes, dtype: np.dtype[Any], count: int, start: int) -> NDArray[Any]:
-    return np.frombuffer(content, dtype, count, start) if count else np.empty(0, dtype)
+    bytes_of_member = 18 + (4 if flags & _CRC32 else 0)
+    bytes_of_sample = 16 + (8 if flags & _LABELS else 0)
+    about = _HEADER.size + bytes_of_member * members + bytes_of_sample * samples + 16 + key_bytes
+    stated = about + about_bytes
+    if shard_bytes > MAX_COUNT or stated + -stated % _ALIGNMENT != length or start % _ALIGNMENT:
+        raise _TableError(f"a table of {length} bytes is said to have {stated}, of a shard of {shard_bytes}")
+    described = _about(content[start + about : start + stated])
+    return _Packed(start, members, samples, key_bytes, shard_bytes, flags, *described)
 
 
 @lru_cache(64)
@@ -140,23 +124,88 @@ def _about(content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]
     return tuple(fields), tuple(skipped.items())
 
 
-def _check_table(table: ShardTable) -> None:
-    """Raise _TableError for a table that points outside of its shard or of itself.
+def _joined(content: bytes, packed: Sequence[_Packed]) -> ShardTable:
+    """Return one table of the samples of packed tables with the same fields and flags, one table after the other.
 
-    Edges are compared, not subtracted, since the difference of two large numbers may overflow; and counted, since `any`
-    takes ten times as long for the table of a small shard.
+    Raises:
+        _TableError: a table points outside of its shard or of itself.
     """
-    members, offset, size = len(table.member_offset), table.member_offset, table.member_size
-    starts, keys = table.sample_start, table.key_start
-    if starts[0] != 0 or starts[-1] != members or count_nonzero(starts[1:] <= starts[:-1]):
-        raise _TableError(f"its sample_start does not run from 0 to {members}")
-    if keys[0] != 0 or keys[-1] != len(table.key_bytes) or count_nonzero(keys[1:] < keys[:-1]):
-        raise _TableError(f"its key_start does not run from 0 to {len(table.key_bytes)}")
-    if members:
-        if count_nonzero((offset | size) < 0) or count_nonzero(size > table.shard_bytes - offset):
-            raise _TableError(f"a member does not lie within the shard's {table.shard_bytes} bytes")
-        if count_nonzero(table.member_field >= len(table.fields)):
-            raise _TableError("a member has a field that is not among its fields")
+    flags, fields = packed[0].flags, packed[0].fields
+    start, members, samples, key_bytes, shard_bytes = np.array([each[:5] for each in packed], np.int64).T
+    offset_at = start + _HEADER.size
+    size_at = offset_at + 8 * members
+    sample_at = size_at + 8 * members
+    key_at = sample_at + 8 * (samples + 1)
+    label_at = key_at + 8 * (samples + 1)
+    crc32_at = label_at + (8 * samples if flags & _LABELS else 0)
+    field_at = crc32_at + (4 * members if flags & _CRC32 else 0)
+    text_at = field_at + 2 * members
+
+    def column(dtype: np.dtype[Any], at: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
+        if len(packed) == 1:
+            return np.frombuffer(content, dtype, int(counts[0]), int(at[0])) if counts[0] else np.empty(0, dtype)
+        first = at // dtype.itemsize
+        whole = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
+        return whole[stretches(first, first + counts)]
+
+    last_edge = np.cumsum(samples + 1) - 1
+
+    def joined_edges(name: str, at: NDArray[np.int64], ends: NDArray[np.int64], *, rising: bool) -> NDArray[np.int64]:
+        """Return where samples begin in all tables together, and the end."""
+        edges: NDArray[np.int64] = column(_INT64, at, samples + 1)
+        # Edges are compared, not subtracted, since the difference of two large numbers may overflow.
+        wrong = edges[1:] <= edges[:-1] if rising else edges[1:] < edges[:-1]
+        wrong[last_edge[:-1]] = False  # there the next table begins
+        if wrong.any() or edges[last_edge - samples].any() or (edges[last_edge] != ends).any():
+            raise _TableError(f"its {name} does not run from 0 to {ends[0]}")
+        before = np.cumsum(ends) - ends
+        return np.append(np.delete(edges, last_edge) + np.repeat(before, samples), ends.sum())
+
+    offset, size = column(_INT64, offset_at, members), column(_INT64, size_at, members)
+    numbers = column(_UINT16, field_at, members)
+    if ((offset | size) < 0).any() or (size > np.repeat(shard_bytes, members) - offset).any():
+        raise _TableError(f"a member does not lie within the shard's {shard_bytes[0]} bytes")
+    if (numbers >= len(fields)).any():
+        raise _TableError("a member has a field that is not among its fields")
+    return ShardTable(
+        shard_bytes=int(shard_bytes.max()),
+        fields=fields,
+        member_offset=offset,
+        member_size=size,
+        member_field=numbers,
+        sample_start=joined_edges("sample_start", sample_at, members, rising=True),
+        key_bytes=column(_UINT8, text_at, key_bytes),
+        key_start=joined_edges("key_start", key_at, key_bytes, rising=False),
+        member_crc32=column(_UINT32, crc32_at, members) if flags & _CRC32 else None,
+        labels=column(_INT64, label_at, samples) if flags & _LABELS else None,
+        skipped=dict(packed[0].skipped) if len(packed) == 1 else {},
+    )
+
+
+class TableRun(NamedTuple):
+    """The tables of neighbouring shards with the same fields as one, which costs little more than one of them.
+
+    Attributes:
+        table: the samples of all, one shard after the other; offsets are those in each sample's shard.
+        firsts: the number of each shard's first sample, and the number of all samples.
+        packed: the shards' own tables.
+    """
+
+    table: ShardTable
+    firsts: list[int]
+    packed: Sequence[_Packed]
+
+    def table_of(self, number: int) -> ShardTable:
+        """Return the table of one shard of the run."""
+        if len(self.packed) == 1:
+            return self.table
+        own = self.packed[number]
+        table = self.table.only(np.arange(self.firsts[number], self.firsts[number + 1]))
+        return replace(table, shard_bytes=own.shard_bytes, skipped=dict(own.skipped))
+
+
+UnpackedTables = list[tuple[TableRun, int] | DatasetIndexError]
+"""For each of some shards a run of tables, and the shard's number in it; or why its table cannot be read."""
 
 
 INDEX_FOLDER = ".streamload"
@@ -215,6 +264,67 @@ class IndexedShard(NamedTuple):
     start: int = 0
     table_bytes: int = 0
     table_crc32: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableGroup:
+    """Neighbouring tables, which are read at once.
+
+    Attributes:
+        url: the table file.
+        shards: their entries.
+    """
+
+    url: str
+    shards: list[IndexedShard]
+
+    @property
+    def start(self) -> int:
+        """The offset of the first table in the file."""
+        return self.shards[0].start
+
+    @property
+    def end(self) -> int:
+        """The end of the last table in the file."""
+        return self.shards[-1].start + self.shards[-1].table_bytes
+
+    def unpack(self, content: bytes) -> UnpackedTables:
+        """Return the tables in the bytes from `start` to `end`."""
+        found: UnpackedTables = []
+        packed = [self._packed(entry, content) for entry in self.shards]
+        for alike, run in groupby(packed, lambda each: each if isinstance(each, str) else (each.fields, each.flags)):
+            tables = [each for each in run if not isinstance(each, str)]
+            shards = self.shards[len(found) : len(found) + max(1, len(tables))]
+            try:
+                if isinstance(alike, str):
+                    raise _TableError(alike)
+                firsts = [*accumulate((each.samples for each in tables), initial=0)]
+                joined = TableRun(_joined(content, tables), firsts, tables)
+                found += [(joined, number) for number in range(len(tables))]
+            except _TableError as exc:
+                if len(shards) == 1:
+                    found.append(index_error(str(exc), self.url, shards[0].start))
+                    continue
+                for entry in shards:  # to find the wrong one
+                    first = entry.start - self.start
+                    found += TableGroup(self.url, [entry]).unpack(content[first : first + entry.table_bytes])
+        return found
+
+    def _packed(self, entry: IndexedShard, content: bytes) -> _Packed | str:
+        """Return the packed table of a shard, or why it is wrong."""
+        start, end = entry.start - self.start, entry.start - self.start + entry.table_bytes
+        if zlib.crc32(memoryview(content)[start:end]) != entry.table_crc32:
+            return "its checksum is not the one in the list of shards, so it was changed or belongs to another"
+        try:
+            packed = _packed_at(content, start, end)
+        except _TableError as exc:
+            return str(exc)
+        if packed.samples == entry.samples and (packed.shard_bytes == entry.bytes or compression_of(entry.name)):
+            return packed
+        return (
+            f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
+            f"{entry.name!r}, and its table {packed.samples} in {packed.shard_bytes}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,9 +400,10 @@ class DatasetIndex:
             )
         return self._by_name[name]
 
-    def group(self, entry: IndexedShard) -> tuple[str, int, int]:
-        """Return the file, start and end of the neighbouring tables that are read for the table of one shard."""
-        return self._groups[entry.file, entry.start]
+    def place(self, name: str) -> tuple[TableGroup, int]:
+        """Return the tables that are read for the table of one shard, and its number among them; raise as `shard`."""
+        self.shard(name)
+        return self._places[name]
 
     def table_of(self, entry: IndexedShard, content: bytes) -> ShardTable:
         """Return the table of one shard from its bytes.
@@ -300,16 +411,10 @@ class DatasetIndex:
         Raises:
             DatasetIndexError: its table is damaged, or disagrees with its entry.
         """
-        url = self.table_url(entry)
-        table = unpack_table(content, url, entry.table_crc32, offset=entry.start)
-        if len(table) != entry.samples or not (table.shard_bytes == entry.bytes or compression_of(entry.name)):
-            raise index_error(
-                f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
-                f"{entry.name!r}, and its table {len(table)} in {table.shard_bytes}",
-                url,
-                entry.start,
-            )
-        return table
+        (found,) = TableGroup(self.table_url(entry), [entry]).unpack(content)
+        if isinstance(found, DatasetIndexError):
+            raise found
+        return found[0].table
 
     def table_url(self, entry: IndexedShard) -> str:
         """Return the url of the file with the table of a shard."""
@@ -320,18 +425,15 @@ class DatasetIndex:
         return {entry.name: entry for entry in self.shards}
 
     @cached_property
-    def _groups(self) -> dict[tuple[str, int], tuple[str, int, int]]:
-        """The group of each table, by its file and start."""
-        first_of: dict[tuple[str, int], tuple[str, int]] = {}
-        end_of: dict[tuple[str, int], int] = {}
-        first = "", 0
+    def _places(self) -> dict[str, tuple[TableGroup, int]]:
+        places: dict[str, tuple[TableGroup, int]] = {}
+        group, file = TableGroup("", []), ""
         for entry in self.shards:
-            end = entry.start + entry.table_bytes
-            if entry.file != first[0] or end - first[1] > GROUP_BYTES:
-                first = entry.file, entry.start
-            first_of[entry.file, entry.start] = first
-            end_of[first] = end
-        return {table: (*first, end_of[first]) for table, first in first_of.items()}
+            if entry.file != file or entry.start + entry.table_bytes - group.start > GROUP_BYTES:
+                group, file = TableGroup(self.table_url(entry), []), entry.file
+            group.shards.append(entry)
+            places[entry.name] = group, len(group.shards) - 1
+        return places
 
 
 def looks_like_index(content: bytes) -> bool:

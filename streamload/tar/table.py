@@ -35,6 +35,7 @@ class ShardTable:
         labels: int64[S], the integer in the sample's `cls`; None if some sample has none.
         skipped: the number of skipped members, by reason.
         member_shard: int64[M], the number of each member's shard; None if all lie in this one.
+        columns: results of `column`.
     """
 
     shard_bytes: int
@@ -49,6 +50,7 @@ class ShardTable:
     labels: NDArray[np.int64] | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     member_shard: NDArray[np.int64] | None = None
+    columns: dict[tuple[str, ...], NDArray[np.int64]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -77,14 +79,17 @@ class ShardTable:
         return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in edges]
 
     def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """Return for each sample the member of its first present field, int64[S], or MISSING.
+        """Return for each sample the member of its first present field, int64[S], or MISSING; kept for the next call.
 
         Args:
             alternatives: fields in order of preference, for example `("jpg", "png")`.
         """
-        members = np.full(len(self), MISSING, np.int64)
+        names = tuple(alternatives)
+        if names in self.columns:
+            return self.columns[names]
+        self.columns[names] = members = np.full(len(self), MISSING, np.int64)
         sample_of_member = np.repeat(np.arange(len(self)), np.diff(self.sample_start))
-        for name in reversed(alternatives):
+        for name in reversed(names):
             if name in self.fields:
                 holding = np.flatnonzero(self.member_field == self.fields.index(name))
                 members[sample_of_member[holding]] = holding
@@ -92,16 +97,16 @@ class ShardTable:
 
     def only(self, samples: NDArray[np.int64]) -> ShardTable:
         """Return a table of some of the samples, by their ascending numbers; `skipped` stays."""
-        members = _stretches(self.sample_start[samples], self.sample_start[samples + 1])
-        key_bytes = _stretches(self.key_start[samples], self.key_start[samples + 1])
+        members = stretches(self.sample_start[samples], self.sample_start[samples + 1])
+        key_bytes = stretches(self.key_start[samples], self.key_start[samples + 1])
         return replace(
             self,
             member_offset=self.member_offset[members],
             member_size=self.member_size[members],
             member_field=self.member_field[members],
-            sample_start=_starts(np.diff(self.sample_start)[samples]),
+            sample_start=starts_of(np.diff(self.sample_start)[samples]),
             key_bytes=self.key_bytes[key_bytes],
-            key_start=_starts(np.diff(self.key_start)[samples]),
+            key_start=starts_of(np.diff(self.key_start)[samples]),
             member_crc32=None if self.member_crc32 is None else self.member_crc32[members],
             labels=None if self.labels is None else self.labels[samples],
             member_shard=None if self.member_shard is None else self.member_shard[members],
@@ -119,8 +124,8 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
     Offsets stay those in the samples' own shards. There are checksums if all tables have them, and no labels.
     """
     samples = [len(table) for table in tables]
-    members = _starts([len(table.member_offset) for table in tables])
-    keys = _starts([len(table.key_bytes) for table in tables])
+    members = starts_of([len(table.member_offset) for table in tables])
+    keys = starts_of([len(table.key_bytes) for table in tables])
     crc32s = [table.member_crc32 for table in tables if table.member_crc32 is not None]
     return ShardTable(
         shard_bytes=max(table.shard_bytes for table in tables),
@@ -135,10 +140,10 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
     )
 
 
-def _stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the numbers from each start to its end, one stretch after another."""
     lengths = ends - starts
-    return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths)[:-1], lengths)
+    return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths)[:-1], lengths)
 
 
 def _joined_starts(
@@ -149,6 +154,6 @@ def _joined_starts(
     return np.append(within + np.repeat(firsts[:-1], lengths), firsts[-1])
 
 
-def _starts(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the start of each of consecutive stretches, and the end: int64[n + 1]."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -20,7 +20,7 @@ from crafted_tar import Archive, header
 from indexed_shards import index_shards, read_index, table_in, write_index
 
 from streamload.errors import DatasetIndexError, StorageError
-from streamload.index.dataset_index import IndexedShard, pack_table, unpack_table
+from streamload.index.dataset_index import DatasetIndex, IndexedShard, pack_table, unpack_table
 from streamload.index.listing import IndexLookup
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
@@ -50,8 +50,8 @@ def same(left: ShardTable, right: ShardTable) -> bool:
 
 def refused(content: bytes) -> str:
     with pytest.raises(DatasetIndexError) as caught:
-        unpack_table(content, "some.bin", offset=7)
-    assert (caught.value.url, caught.value.offset) == ("some.bin", 7)
+        unpack_table(content, "some.bin")
+    assert (caught.value.url, caught.value.offset) == ("some.bin", 0)
     assert "streamload index" in caught.value.message
     return caught.value.message
 
@@ -141,8 +141,9 @@ def test_random_damage_to_a_table_raises_nothing_else() -> None:
         with contextlib.suppress(DatasetIndexError):
             unpack_table(bytes(content), "some.bin")
         if content != whole:
+            entry = IndexedShard("a.tar", 0, 5, table_bytes=len(content), table_crc32=zlib.crc32(whole))
             with pytest.raises(DatasetIndexError, match="its checksum is not the one"):
-                unpack_table(bytes(content), "some.bin", zlib.crc32(whole))
+                DatasetIndex("", (), (entry,)).table_of(entry, bytes(content))
 
 
 def entry_of(name: str, samples: int) -> tuple[IndexedShard, ShardTable]:
