@@ -25,7 +25,7 @@ from streamload.decode.failure import sample_error
 from streamload.decode.field_reader import OpenShards, ShardReader
 from streamload.decode.missing_field import with_fields
 from streamload.decode.rows import RowMaker
-from streamload.decode.tasks import RowFailure, RowTable, ShardOpened, Transform
+from streamload.decode.tasks import RowFailure, RowTable, Transform
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError, without_secrets
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.fetch.fetched_listing import fetched_shards
@@ -185,7 +185,7 @@ class RandomAccess:
         """Return a local shard, open."""
         if shard not in self._open:
             listed, opened = self._listing.shard(shard), OpenShards(maps=False)
-            opened.add(ShardOpened(shard, listed.url, listed.bytes), open_listed(listed))
+            opened.add(shard, listed.url, listed.bytes, open_listed(listed))
             self._open[shard] = opened
             if len(self._open) > _OPEN_SHARDS:
                 self._open.popitem(last=False)  # its last reader closes it

@@ -256,8 +256,8 @@ class TaskRunner:
                 costs = clock.costs()
                 return ScanDone(message.number, scanned, costs._replace(scan=costs.whole))
             case ShardsOpened():
-                for opened, descriptor in zip(message.shards, descriptors, strict=True):
-                    self._shards.add(opened, descriptor)
+                for opened in zip(*message, descriptors, strict=True):
+                    self._shards.add(*opened)
             case SlotOpened():
                 self._opened_slots.add(message.slot, descriptors[0])
             case ForgetShards():

@@ -24,7 +24,7 @@ from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredByte
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
-from streamload.decode.tasks import Column, Job, RowFailure, RowTable, ShardOpened, by_shard
+from streamload.decode.tasks import Column, Job, RowFailure, RowTable, by_shard
 from streamload.memory.mapped import Bytes, gather, map_memory, read_fully
 from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_array, is_image
 from streamload.tar.table import MISSING
@@ -478,15 +478,15 @@ class OpenShards(ShardReader):
     def __init__(self, *, maps: bool = True) -> None:
         self._maps = maps
         self._descriptors: dict[int, int] = {}
-        self._opened: dict[int, ShardOpened] = {}
+        self._opened: dict[int, tuple[str, int]] = {}  # url and size in bytes
         self._mapped: dict[int, Bytes] = {}
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
-    def add(self, opened: ShardOpened, descriptor: int) -> None:
+    def add(self, shard: int, url: str, size_bytes: int, descriptor: int) -> None:
         """Take over a shard's descriptor, replacing an earlier one."""
-        self.drop((opened.shard,))
-        self._descriptors[opened.shard] = descriptor
-        self._opened[opened.shard] = opened
+        self.drop((shard,))
+        self._descriptors[shard] = descriptor
+        self._opened[shard] = url, size_bytes
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
         """Fill `target` as `ShardReader.read_into` does."""
@@ -528,11 +528,11 @@ class OpenShards(ShardReader):
 
     def url(self, shard: int) -> str:
         """Return the shard's url."""
-        return self._opened[shard].url
+        return self._opened[shard][0]
 
     def size_bytes(self, shard: int) -> int:
         """Return the shard's size."""
-        return self._opened[shard].size_bytes
+        return self._opened[shard][1]
 
     def drop(self, shards: tuple[int, ...]) -> None:
         """Close shards; they are unmapped when the last view of them is gone."""

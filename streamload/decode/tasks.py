@@ -204,18 +204,12 @@ class WorkerStarted(NamedTuple):
     failure: Failure | None = None
 
 
-class ShardOpened(NamedTuple):
-    """A shard whose descriptor is sent along."""
-
-    shard: int
-    url: str
-    size_bytes: int
-
-
 class ShardsOpened(NamedTuple):
     """Sent with the shards' descriptors."""
 
-    shards: tuple[ShardOpened, ...]
+    shards: tuple[int, ...]
+    urls: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
 
 
 class SlotOpened(NamedTuple):

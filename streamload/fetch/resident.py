@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamload.errors import ShardChangedError
 from streamload.index.listing import Shard
 from streamload.limits import RESIDENT_BYTES, RESIDENT_SHARDS
-from streamload.storage.local_files import LocalStorage
+from streamload.storage.local_files import open_regular
 
 if TYPE_CHECKING:
     from streamload.fetch.fetcher import Fetcher
@@ -60,18 +60,23 @@ class ResidentShards:
         listed = self._shards[shard]
         return OpenShard(listed.url, listed.bytes, open_listed(listed))
 
-    def version(self, shard: int) -> tuple[int, int]:
-        """Return a value that changes whenever a shard must be opened once more."""
-        if self._fetcher is not None and shard in self._fetcher.fetched:
-            return self._fetcher.version(shard)
-        return 0, 0
+    def versions(self, shards: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return for each shard a value that changes whenever it must be opened once more."""
+        versions = dict.fromkeys(shards, (0, 0))
+        if self._fetcher is not None:
+            versions |= {shard: self._fetcher.version(shard) for shard in versions if shard in self._fetcher.fetched}
+        return versions
 
-    def need(self, shard: int) -> None:
-        """Note that rows of a shard are needed, and check it again if it was kept; raises what `open` raises."""
-        kept_bytes = self._kept.pop(shard, None)
-        if kept_bytes is not None:
-            self._free_bytes += kept_bytes
-            os.close(self.open(shard).descriptor)
+    def need(self, shards: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Record that rows of shards are needed; check those again that were kept. Return `versions`.
+
+        Raises what `open` raises.
+        """
+        for shard in shards:
+            if shard in self._kept:
+                self._free_bytes += self._kept.pop(shard)
+                os.close(self.open(shard).descriptor)
+        return self.versions(shards)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
         """Keep shards that are not needed for now; returns which shards to unmap, those longest finished with."""
@@ -94,8 +99,7 @@ def open_listed(listed: Shard) -> int:
     Raises:
         ShardNotFoundError, ShardChangedError, StorageError: as for `ResidentShards.open`.
     """
-    descriptor = LocalStorage().open(listed.url)
-    found = os.fstat(descriptor)
+    descriptor, found = open_regular(listed.url)
     if (found.st_size, found.st_mtime_ns) == (listed.bytes, listed.mtime_ns):
         return descriptor
     os.close(descriptor)

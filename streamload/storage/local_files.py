@@ -124,6 +124,20 @@ def local_path(url: str) -> str:
     return os.path.join(os.getcwd(), os.path.expanduser(url))
 
 
+def open_regular(path: str) -> tuple[int, os.stat_result]:
+    """Open a regular file; return its read-only descriptor and its status. Raises as `Storage.open`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as exc:
+        raise _storage_error(path, exc) from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode):
+        return descriptor, status
+    os.close(descriptor)
+    kind = "a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+    raise StorageError(f"cannot be read: this is {kind}; check the path and the disk", url=path)
+
+
 class LocalStorage:
     """Files by path or by `file://` url; if `durable`, `write` waits until the bytes are on the disk."""
 
@@ -161,17 +175,7 @@ class LocalStorage:
 
     def open(self, url: str) -> int:
         """Open a regular file and return its read-only descriptor."""
-        path = local_path(url)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as exc:
-            raise _storage_error(path, exc) from None
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            os.close(descriptor)
-            kind = "a folder, not a file" if stat.S_ISDIR(mode) else "not a regular file"
-            raise StorageError(f"cannot be read: this is {kind}; check the path and the disk", url=path)
-        return descriptor
+        return open_regular(local_path(url))[0]
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """Read a small file whole; see `Storage.read_bytes`."""

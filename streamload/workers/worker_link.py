@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any
 
-from streamload.decode.tasks import ForgetShards, ForgetSlots, ScanTask, ShardOpened, ShardsOpened, SlotOpened, Task
+from streamload.decode.tasks import ForgetShards, ForgetSlots, ScanTask, ShardsOpened, SlotOpened, Task
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import SlotPool
@@ -45,9 +45,8 @@ class WorkerLink:
         """
         shards = list(task.shards) if isinstance(task, ScanTask) else task.table.read_shards()
         self._spare_descriptors(shards)
-        for shard in shards:
-            self._shards.need(shard)
-        closed = [shard for shard in shards if self._open.get(shard) != self._shards.version(shard)]
+        versions = self._shards.need(shards)
+        closed = [shard for shard, version in versions.items() if self._open.get(shard) != version]
         for start in range(0, len(closed), MAX_DESCRIPTORS):
             self._open_shards(closed[start : start + MAX_DESCRIPTORS])
         for shard in shards:
@@ -62,14 +61,17 @@ class WorkerLink:
 
     def _open_shards(self, shards: Sequence[int]) -> None:
         """Send the descriptors of shards by one message, also of those before one that cannot be opened."""
-        opened: list[tuple[int, OpenShard]] = []
+        opened: list[OpenShard] = []
         try:
             for shard in shards:
-                opened.append((shard, self._shards.open(shard)))
+                opened.append(self._shards.open(shard))
         finally:
-            message = ShardsOpened(tuple(ShardOpened(shard, found.url, found.size_bytes) for shard, found in opened))
-            self._send(message, [found.descriptor for _, found in opened])
-            self._open.update((shard, self._shards.version(shard)) for shard, _ in opened)
+            known = shards[: len(opened)]
+            message = ShardsOpened(
+                tuple(known), tuple(each.url for each in opened), tuple(each.size_bytes for each in opened)
+            )
+            self._send(message, [each.descriptor for each in opened])
+            self._open.update(self._shards.versions(known))
 
     def drop_shards(self, shards: Sequence[int]) -> None:
         """Have the worker close shards, after the tasks that it holds."""
