@@ -16,6 +16,7 @@ from servers.rclone import S3Server
 
 from streamload import ShardWriter, StreamLoader
 
+_RECORDER = Path(__file__).with_name("rank_recorder.py")
 _EXAMPLE = Path(__file__).parent.parent / "examples" / "train_ddp.py"
 _WINDOW = 40
 pytestmark = pytest.mark.timeout(240)  # every rank imports torch first
@@ -32,7 +33,7 @@ def rest_of_the_epoch(shards: str, state: dict[str, Any] | None = None) -> list[
 def test_a_killed_rank_and_a_restart_on_one_without_torchrun(tmp_path: Path) -> None:
     shards = write_numbers(tmp_path / "shards", [200, 1, 7, 0, 90, 2])
     whole = rest_of_the_epoch(shards)
-    ended = torchrun(2, Path(__file__).with_name("rank_recorder.py"), tmp_path, shards, "12", str(_WINDOW), "7")
+    ended = torchrun(2, _RECORDER, tmp_path, shards, "12", str(_WINDOW), "7")
     assert ended.status != 0, ended.output
     assert "SIGKILL" in ended.output
     own = (tmp_path / "rank1.jsonl").read_text().splitlines()
