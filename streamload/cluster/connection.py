@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from streamload.arguments import parse_bytes
 from streamload.cluster.actor import FeederActor, Program
 from streamload.cluster.ray_cluster import check_version, connect, own_version
 from streamload.decode.failure import Attempt, first_line
@@ -224,10 +223,11 @@ class RayConnection(Connection):
             ClusterError: there is no room for one in time, it does not start, or its node has other versions.
         """
         ray, demands = self._cluster.ray, self._demands
-        claims = {"num_cpus": demands.num_cpus, "resources": dict(demands.resources or {})}
-        if demands.memory is not None:
-            claims["memory"] = parse_bytes("memory", demands.memory)
-        kind = ray.remote(FeederActor).options(scheduling_strategy="SPREAD", max_restarts=0, **claims)
+        resources = demands.demands
+        cpus, memory = resources.pop("CPU"), resources.pop("memory", None)
+        kind = ray.remote(FeederActor).options(
+            scheduling_strategy="SPREAD", max_restarts=0, num_cpus=cpus, memory=memory, resources=resources
+        )
         for feeder in feeders:
             feeder.actor = kind.remote()
         versions = [feeder.actor.version.remote() for feeder in feeders]

@@ -39,13 +39,6 @@ def check_version(there: str, where: str, here: str) -> None:
         )
 
 
-def _import_ray() -> Any:
-    try:
-        return import_module("ray")
-    except ImportError as exc:
-        raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from None
-
-
 class RayCluster:
     """A connection of this process to a Ray cluster; a context manager.
 
@@ -65,7 +58,7 @@ class RayCluster:
 
     def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
         """Raise ClusterError if even idle nodes have no room for so many tasks: Ray would wait forever."""
-        nodes = [node["Resources"] for node in self._nodes()]
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = sum(_room(node, resources, number) for node in nodes)
         if room >= number:
             return
@@ -101,9 +94,6 @@ class RayCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _nodes(self) -> list[dict[str, Any]]:
-        return [node for node in self.ray.nodes() if node["Alive"]]
-
 
 def connect(
     address: str = "auto", *, log_to_driver: bool = False, runtime_env: Mapping[str, Any] | None = None
@@ -118,7 +108,10 @@ def connect(
     Raises:
         ClusterError: Ray is not installed, there is no such cluster, or it has another version of Ray or Python.
     """
-    ray = _import_ray()
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as exc:
+        raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from None
     is_own = not ray.is_initialized()
     if is_own:
         _join(ray, address, log_to_driver=log_to_driver, runtime_env=runtime_env)
@@ -128,8 +121,11 @@ def connect(
 
 
 def _join(ray: Any, address: str, *, log_to_driver: bool, runtime_env: Mapping[str, Any] | None) -> None:
-    address, where = _resolve(address)
-    _check_reachable(address, where)
+    where, named = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
+    if address == "auto" and named != "auto":  # which Ray would take, too
+        address, where = named, f"{named!r}, which RAY_ADDRESS names"
+    if address not in ("auto", "local"):
+        _check_reachable(address.removeprefix("ray://"), where)
     options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     try:
         ray.init(address, namespace="streamload", log_to_driver=log_to_driver, logging_level=logging.ERROR, **options)
@@ -138,33 +134,8 @@ def _join(ray: Any, address: str, *, log_to_driver: bool, runtime_env: Mapping[s
         raise ClusterError(_why(where, exc)) from None
 
 
-def _resolve(address: str) -> tuple[str, str]:
-    """Return the address that "auto" stands for, and its name in messages. Raises ClusterError if there is none."""
-    if address != "auto":
-        return address, repr(address)
-    named = os.environ.get("RAY_ADDRESS", "auto") or "auto"
-    if named != "auto":  # which Ray would take, too
-        return named, f"{named!r}, which RAY_ADDRESS names"
-    found = _find_running()
-    return found, repr(found) if found == "auto" else f"{found!r}, which address='auto' found on this machine"
-
-
-def _find_running() -> str:
-    """Return the address of the cluster on this machine; "auto" if this version of Ray does not say."""
-    try:
-        services = import_module("ray._private.services")
-        return str(services.get_ray_address_from_environment("auto", None))
-    except ConnectionError:
-        raise ClusterError(_NONE_RUNS) from None
-    except (ImportError, AttributeError, TypeError):  # it is no public function
-        return "auto"
-
-
 def _check_reachable(address: str, where: str) -> None:
     """Try an address first: Ray itself tries for a minute and then may end the process."""
-    if address in ("auto", "local"):
-        return
-    address = address.removeprefix("ray://")
     if not is_host_and_port(address):
         raise ClusterError(
             f"{where} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"

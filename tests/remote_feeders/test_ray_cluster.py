@@ -64,16 +64,6 @@ def test_a_wrong_address_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         connect("auto")
 
 
-def test_a_cluster_that_auto_finds_and_nobody_runs_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a crash, Ray's note of it is still there; Ray itself would try for minutes, and not say where."""
-    services = SimpleNamespace(get_ray_address_from_environment=lambda *_: "127.0.0.1:1")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setitem(sys.modules, "ray", ray_module())
-    monkeypatch.setitem(sys.modules, "ray._private.services", services)
-    with pytest.raises(ClusterError, match="answers at '127.0.0.1:1', which address='auto' found on this machine"):
-        connect("auto")
-
-
 @pytest.mark.parametrize(
     ("raised", "message"),
     [
