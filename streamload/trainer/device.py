@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,32 +14,6 @@ from streamload.decode.batch_layout import is_named_tuple
 from streamload.memory.mapped import Bytes
 
 _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
-
-
-class Moving(NamedTuple):
-    """A batch that is being copied to a device.
-
-    Attributes:
-        batch: the batch on the device.
-        copies: its tensors that are copied.
-        event: passes when they are.
-        device: the device.
-    """
-
-    batch: Any
-    copies: list[torch.Tensor]
-    event: torch.cuda.Event
-    device: torch.device
-
-    def give(self) -> Any:
-        """Return the batch, ready for the caller's current stream, which waits for the copies."""
-        stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(self.event)
-        for tensor in self.copies:
-            # Their memory belongs to the stream of the copies: this keeps it from being used again while the work
-            # that the loop has queued still reads it.
-            tensor.record_stream(stream)
-        return self.batch
 
 
 class Cuda:
@@ -89,10 +63,13 @@ class Cuda:
         events = [stream.record_event() for stream in streams]
         return lambda: all(event.query() for event in events)
 
-    def move(self, batch: Any) -> Moving:
+    def move(self, batch: Any) -> Callable[[], Any]:
         """Begin to copy the tensors in a batch's mappings, lists and tuples. All else stays as it is.
 
         The batch may be dropped at once: slots wait for the fence, and CUDA has read other memory when this returns.
+
+        Returns:
+            A function that returns the batch on the device, for the caller's stream, which waits for the copies.
 
         Raises:
             RuntimeError: a tensor cannot be copied (torch.OutOfMemoryError).
@@ -112,7 +89,18 @@ class Cuda:
 
         with torch.cuda.stream(stream):
             moved = map_tensors(batch, begin)
-        return Moving(moved, copies, stream.record_event(), device)
+        copied = stream.record_event()
+
+        def give() -> Any:
+            callers = torch.cuda.current_stream(device)
+            callers.wait_event(copied)
+            for tensor in copies:
+                # Their memory belongs to the stream of the copies: this keeps it from being used again while the work
+                # that the loop has queued still reads it.
+                tensor.record_stream(callers)
+            return moved
+
+        return give
 
     def _resolved(self) -> torch.device:
         """Return the device; if none was given, one that is in use already, so that no other one is opened."""

@@ -22,7 +22,6 @@ from streamload.statistics import Meter
 from streamload.text import counted
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.connection import Connection, FeederDiedError, second_death
-from streamload.trainer.device import Moving
 from streamload.trainer.feeder_link import FeederLink
 
 _log = logging.getLogger("streamload")
@@ -113,7 +112,7 @@ class EpochIterator(Iterator[Any]):
         meter: Meter,
         on_nothing: Callable[[EpochStart], None],
         in_use: RLock,
-        move: Callable[[Any], Moving] | None = None,
+        move: Callable[[Any], Callable[[], Any]] | None = None,
     ) -> None:
         self._start = start
         self.connection = connection
@@ -300,7 +299,7 @@ class EpochIterator(Iterator[Any]):
         batch, samples, end = made
         if self._move is not None:
             self._look_ahead()
-            batch = batch.give()
+            batch = batch()
         self._cursor.position = end
         self._meter.add_batch(samples)
         return (batch,)

@@ -109,13 +109,7 @@ class FeederClient:
         """
         if self.is_here:
             return self._calls.call_here(function, arguments)
-        process = self.feeder()
-        try:
-            return process.call(function, *arguments)
-        except BaseException:
-            if not process.configured:  # else a pass finds out that it is dead
-                process.close()
-            raise
+        return self.feeder().call(function, *arguments)
 
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
         """See `list_shards`, and what it raises."""

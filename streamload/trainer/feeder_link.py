@@ -70,9 +70,9 @@ class FeederLink:
         self._sampling = sampling
         self._closed = self._traced = False
         self._connection: Connection | None = None
-        # What the feeder was told, the job if this process makes the rows, and what the user had given.
+        # What the feeder was told, and if this process makes the rows, their job.
         self._configured: tuple[Configure, Job | None] | None = None
-        self._given: tuple[Options, list[object]] | None = None
+        self._configured_for: Options | None = None
         workers = options.workers if start_elsewhere is None else 0
         places = named_places(portions.values())
         self._client = FeederClient(options.storages, places, workers=workers, cuda=cuda if options.workers else None)
@@ -132,13 +132,13 @@ class FeederLink:
     def trace(self, *, on: bool) -> None:
         """Have the feeder record events for a trace, or stop doing so."""
         self._traced = on
-        if self._is_connected():
-            assert self._connection is not None
-            self._connection.send_later(Tracing(on=on))
+        if (connection := self._living()) is not None:
+            connection.send_later(Tracing(on=on))
 
-    def _is_connected(self) -> bool:
+    def _living(self) -> Connection | None:
+        """Return the connection, if it can be used."""
         connection = self._connection
-        return connection is not None and not connection.closed and connection.death is None
+        return None if connection is None or connection.closed or connection.death is not None else connection
 
     def connect(self) -> Connection:
         """Return the connection to a configured feeder; if one has died, to another one that is configured alike.
@@ -150,12 +150,12 @@ class FeederLink:
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
-        if not self._is_connected():
+        connection = self._living()
+        if connection is None:
             if self._connection is None or self._connection.death is None:
                 self._configure()  # else what has changed since is for the next pass
-            self._connection = self._start()
-        assert self._connection is not None
-        return self._connection
+            connection = self._connection = self._start()
+        return connection
 
     def change_transform(self, transform: Transform | None) -> None:
         """Have later passes use another transform. Raises TypeError or ValueError if it makes no sense."""
@@ -171,30 +171,18 @@ class FeederLink:
         Raises:
             TypeError: a function now holds something that cannot leave this process.
         """
-        if not self._is_connected():
+        if self._living() is None or self._configured is None:
             self._connection = None
-            return
-        assert self._configured is not None
-        assert self._given is not None
-        options, functions = self._given
-        now = self._functions()
-        if options is not self.options or list(map(id, now)) != list(map(id, functions)):
+        elif self.options is not self._configured_for:
             self.disconnect()
-        elif options.workers:  # else the functions are the user's own objects
-            before, job = self._configured[0].job, self._pickled_job()
+        elif before := self._configured[0].job:  # else the functions are the user's own objects
+            job = self._pickled_job()
             if job != before and job == self._pickled_job():  # some pickles are never twice the same
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
                     "since the last pass. If no transform needs these values, keep them out of its objects and modules"
                 )
                 self.disconnect()
-
-    def _functions(self) -> list[object]:
-        """Return what the user has given, by field or extension, and may have changed since."""
-        found: list[object] = []
-        for given in (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms)):
-            found += [*given.keys(), *given.values()] if isinstance(given, Mapping) else [given]
-        return found
 
     def _pickled_job(self) -> bytes:
         return self.options.pickled_job(self._own_transforms, self._existing())
@@ -263,7 +251,7 @@ class FeederLink:
             descriptors=0 if options.workers else descriptor_limit(),
         )
         self._configured = message, None if options.workers else options.job(self._own_transforms, existing)
-        self._given = options, self._functions()
+        self._configured_for = options
 
     def _start(self) -> Connection:
         """Configure a feeder, which is started if there is none."""

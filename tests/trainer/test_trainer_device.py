@@ -48,7 +48,7 @@ def test_tensors_move_and_all_else_stays(cuda: LateCuda) -> None:
         "ordered": OrderedDict(b=torch.tensor(3), a="text"),
         "described": described,
     }
-    moved = Cuda(torch.device("cuda")).move(batch).give()
+    moved = Cuda(torch.device("cuda")).move(batch)()
     cuda.run()
     assert moved["array"] is array
     assert moved["thing"] is thing
@@ -68,7 +68,7 @@ def test_tensors_move_and_all_else_stays(cuda: LateCuda) -> None:
 
 
 def test_a_sparse_tensor_is_copied_on_the_stream_of_the_caller(cuda: LateCuda) -> None:
-    moved = Cuda(torch.device("cuda")).move([torch.eye(2).to_sparse(), torch.ones(1)]).give()
+    moved = Cuda(torch.device("cuda")).move([torch.eye(2).to_sparse(), torch.ones(1)])()
     assert [cuda.copied_on(tensor) is torch.cuda.current_stream() for tensor in moved] == [True, False]
 
 
