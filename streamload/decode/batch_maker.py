@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -43,8 +42,7 @@ from streamload.decode.tasks import (
     BatchDone,
     BatchSlot,
     Failure,
-    ForgetShards,
-    ForgetSlots,
+    Forget,
     Job,
     RowFailure,
     RowsDone,
@@ -62,8 +60,6 @@ from streamload.order.randomness import SampleRandomness
 from streamload.tar.scan import scan_file, scan_piece
 from streamload.tar.table import MISSING
 
-_WHOSE: int = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # only Linux has figures of threads
-
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
 
@@ -77,39 +73,7 @@ _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
 _COLLATE_STREAM = 1 << 40
 
 
-def _difference_between(rows: Rows) -> str:
-    """Explain why some samples cannot be a batch; empty if they can.
-
-    Places in a sample are written as in Python: `['boxes'][0]`.
-    """
-    first = rows.row(0, alike=True)
-    for number in range(1, rows.count):
-        for place, one, other, levels in _common_places(first, rows.row(number, alike=True)):
-            mine = _items(one)
-            if levels and mine and type(one) is type(other) and mine.keys() == _items(other).keys():
-                continue  # their items come next
-            outlines = _outline(one, levels), _outline(other, levels)
-            if outlines[0] != outlines[1]:
-                images = _RESIZE if _IMAGES.match(" ".join(outlines)) else ""
-                return (
-                    f"its samples are not alike{_in(place)}: the first is {outlines[0]}, number {number} is "
-                    f"{outlines[1]}; make them alike in transform={images}, name the fields in fields=, or give a "
-                    "collate_fn="
-                )
-    for place, value, _, levels in _common_places(first, first):
-        if isinstance(value, Mapping | tuple | list):
-            continue
-        try:
-            describe_rows(value)
-        except TypeError:
-            return (
-                f"its samples hold {_outline(value, levels)}{_in(place)}, of which no tensor is made; "
-                "convert it in decode= or transform=, leave it out of fields=, or give a collate_fn="
-            )
-    return ""
-
-
-def _find_missing_key(
+def _missing_key(
     rows: Rows, names: Sequence[str] | None = None, fields: Collection[str] = ()
 ) -> tuple[int, str | None, str] | None:
     """Find a key of some mapping that not all samples have.
@@ -124,11 +88,8 @@ def _find_missing_key(
     Returns:
         The row that lacks the key, the key if it is a field, and a message.
     """
-    first = rows.row(0, alike=True)
-    for number in range(1, rows.count):
-        for place, one, other, _ in _common_places(first, rows.row(number, alike=True)):
-            if not isinstance(one, Mapping) or not isinstance(other, Mapping) or one.keys() == other.keys():
-                continue
+    for number, place, one, other, _ in _pairs(rows):
+        if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() != other.keys():
             key = next(key for key in (*one, *other) if key not in one or key not in other)
             lacks, has = (number, 0) if key in one else (0, number)
             which = f"number {has}" if names is None else f"sample {names[has]!r}"
@@ -140,6 +101,45 @@ def _find_missing_key(
             )
             return lacks, str(key) if is_field else None, message
     return None
+
+
+def _difference_between(rows: Rows) -> str:
+    """Explain why some samples cannot be a batch; empty if they can."""
+    for number, place, one, other, levels in _pairs(rows):
+        mine = _items(one)
+        if levels and mine and type(one) is type(other) and mine.keys() == _items(other).keys():
+            continue  # their items come next
+        outlines = _outline(one, levels), _outline(other, levels)
+        if outlines[0] != outlines[1]:
+            images = _RESIZE if _IMAGES.match(" ".join(outlines)) else ""
+            return (
+                f"its samples are not alike{_in(place)}: the first is {outlines[0]}, number {number} is "
+                f"{outlines[1]}; make them alike in transform={images}, name the fields in fields=, or give a "
+                "collate_fn="
+            )
+    first = rows.row(0, alike=True)
+    for place, value, _, levels in _common_places(first, first):
+        if isinstance(value, Mapping | tuple | list):
+            continue
+        try:
+            describe_rows(value)
+        except TypeError:
+            return (
+                f"its samples hold {_outline(value, levels)}{_in(place)}, of which no tensor is made; "
+                "convert it in decode= or transform=, leave it out of fields=, or give a collate_fn="
+            )
+    return ""
+
+
+def _pairs(rows: Rows) -> Iterator[tuple[int, str, Any, Any, int]]:
+    """Yield the number of each row but the first, with each place that it has in common with the first.
+
+    Places in a sample are written as in Python: `['boxes'][0]`.
+    """
+    first = rows.row(0, alike=True)
+    for number in range(1, rows.count):
+        for common in _common_places(first, rows.row(number, alike=True)):
+            yield number, *common
 
 
 def _common_places(one: Any, other: Any, place: str = "", levels: int = _LEVELS) -> Iterator[tuple[str, Any, Any, int]]:
@@ -172,31 +172,6 @@ def _outline(value: Any, levels: int) -> str:
     if isinstance(value, tuple | list):
         return "(" + ", ".join(_outline(item, levels - 1) for item in value) + ")"
     return "None" if value is None else type(value).__name__
-
-
-class _TaskClock:
-    """Measures a task, from its creation on."""
-
-    def __init__(self, waited_s: float, *, counts_delays: bool) -> None:
-        self._waited_s = waited_s
-        self._counts_delays = counts_delays
-        self._delayed_s = _delayed_s() if counts_delays else 0.0
-        self._usage = resource.getrusage(_WHOSE)
-        self._started_s = perf_counter()
-
-    def costs(self, **stages: Any) -> TaskCosts:
-        """Return the costs until now, with those of the given stages."""
-        whole_s = perf_counter() - self._started_s
-        begun, usage = self._usage, resource.getrusage(_WHOSE)
-        return TaskCosts(
-            started=self._started_s,
-            process=os.getpid(),
-            waited=self._waited_s,
-            whole=whole_s,
-            processor=usage.ru_utime + usage.ru_stime - begun.ru_utime - begun.ru_stime,
-            delayed=_delayed_s() - self._delayed_s if self._counts_delays else 0.0,
-            **stages,
-        )
 
 
 def _delayed_s() -> float:
@@ -249,20 +224,30 @@ class TaskRunner:
         match message:
             case RowTask() | ScanTask():
                 progress[0], progress[1] = -1, message.number
-                clock = _TaskClock(waited_s, counts_delays=not self._in_callers_process)
+                delayed_s = 0.0 if self._in_callers_process else _delayed_s()
+                processor_s, started_s = thread_time(), perf_counter()
+                done: RowsDone | ScanDone
                 if isinstance(message, RowTask):
-                    return self._make_batches(message, progress, clock)
-                scanned = tuple(_scanned(message, shard, self._shards) for shard in message.shards)
-                costs = clock.costs()
-                return ScanDone(message.number, scanned, costs._replace(scan=costs.whole))
+                    done = self._make_batches(message, progress)
+                else:
+                    found = tuple(_scanned(message, shard, self._shards) for shard in message.shards)
+                    done = ScanDone(message.number, found, TaskCosts(scan=perf_counter() - started_s))
+                costs = done.costs._replace(
+                    started=started_s,
+                    process=os.getpid(),
+                    waited=waited_s,
+                    whole=perf_counter() - started_s,
+                    processor=thread_time() - processor_s,
+                    delayed=0.0 if self._in_callers_process else _delayed_s() - delayed_s,
+                )
+                return done._replace(costs=costs)
             case ShardsOpened():
                 for opened in zip(*message, descriptors, strict=True):
                     self._shards.add(*opened)
             case SlotOpened():
                 self._opened_slots.add(message.slot, descriptors[0])
-            case ForgetShards():
+            case Forget():
                 self._shards.drop(message.shards)
-            case ForgetSlots():
                 for slot in message.slots:
                     self._opened_slots.drop(slot)
         return None
@@ -272,9 +257,7 @@ class TaskRunner:
         self._shards.close()
         self._opened_slots.close()
 
-    def _make_batches(
-        self, task: RowTask, progress: Progress, clock: _TaskClock, *, may_stay_stored: bool = True
-    ) -> RowsDone:
+    def _make_batches(self, task: RowTask, progress: Progress, *, may_stay_stored: bool = True) -> RowsDone:
         placed = self._last_layout
         try:
             with self.rows.seeds.whole_task():
@@ -285,7 +268,7 @@ class TaskRunner:
                     keys=task.keys,
                     untried=task.untried,
                     progress=progress,
-                    places=None if placed is None else partial(self._places, task, placed.tree),
+                    blocks={} if placed is None else self._blocks(task, placed.tree),
                     may_stay_stored=may_stay_stored,
                 )
                 started = perf_counter()
@@ -294,15 +277,15 @@ class TaskRunner:
                     done.append(self._batch(task, batch, start, made, placed))
                     start += batch.rows
         except UnreadableError:  # read one by one, it is the failure of a row
-            return self._make_batches(task, progress, clock, may_stay_stored=False)
+            return self._make_batches(task, progress, may_stay_stored=False)
         except UnseededError:  # torch is loaded from now on, and seeded too
-            return self._make_batches(task, progress, clock, may_stay_stored=may_stay_stored)
+            return self._make_batches(task, progress, may_stay_stored=may_stay_stored)
         collate_s, named = perf_counter() - started, made.named_s
         decode_s, transform_s = (
             sum(seconds for name, seconds in named.items() if name.startswith(stage))
             for stage in ("decode_s/", "transform_s/")
         )
-        costs = clock.costs(decode=decode_s, transform=transform_s, collate=collate_s, named=named)
+        costs = TaskCosts(decode=decode_s, transform=transform_s, collate=collate_s, named=named)
         payload_bytes = sum(int(column.sizes.clip(0).sum()) for column in made.columns)
         return RowsDone(task.number, tuple(done), len(task.table), payload_bytes, costs)
 
@@ -311,17 +294,21 @@ class TaskRunner:
             self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
         return self._randomness[1]
 
-    def _places(self, task: RowTask, tree: Node, child: int | str) -> list[NDArray[Any]] | None:
-        """Return the slots' memory for one value of each row; see `Places`."""
-        leaf = _child(tree, child)
-        if not isinstance(leaf, ArrayLeaf) or leaf.torch_dtype is not None or not leaf.shape:
-            return None
-        blocks: list[NDArray[Any]] = []
+    def _blocks(self, task: RowTask, tree: Node) -> dict[int | str, list[NDArray[Any]]]:
+        """Return the slots' memory for the values of rows that are arrays; see `RowMaker.make`."""
+        if not isinstance(tree, MappingNode | SequenceNode):
+            return {}
+        views = []
         for batch in task.batches:
             layout, _ = self._layout(batch.rows)
-            memory = self._slots.at_least(batch.slot, layout.size_bytes)
-            blocks.append(slot_views(layout, memory, batch.rows)[leaf.number])
-        return blocks
+            views.append(slot_views(layout, self._slots.at_least(batch.slot, layout.size_bytes), batch.rows))
+        keys = tree.keys if isinstance(tree, MappingNode) else range(len(tree.children))
+        leaves = {key: leaf for key, leaf in zip(keys, tree.children, strict=True) if isinstance(leaf, ArrayLeaf)}
+        return {
+            key: [of_batch[leaf.number] for of_batch in views]
+            for key, leaf in leaves.items()
+            if leaf.torch_dtype is None and leaf.shape
+        }
 
     def _layout(self, capacity: int) -> tuple[Layout, bytes]:
         """Return the last layout with this capacity, and the same pickled."""
@@ -357,18 +344,18 @@ class TaskRunner:
         if isinstance(attempt.error, UnreadableError):
             raise attempt.error
         if collate_fn is None:
-            failure = self._why_not_collated(task, [start + row for row in chosen], rows, attempt.error)
+            failure = self._not_collated(task, [start + row for row in chosen], rows, attempt.error)
         else:
             happened = "returned what cannot be sent to the training process:" if returned else "raised"
             message = f"collate_fn {happened} {in_words(attempt.error)} (for the batch that begins with this sample)"
             failure = _batch_failure(task, start, message, cause=self._failure_of(attempt.error))
         return BatchDone(failures=(*failures, failure))
 
-    def _why_not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
+    def _not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
         """Return the failure of the row that lacks a key, or else of the first row; `error` is torch's."""
         names = None if task.keys is None else [task.keys[row] for row in task_rows]
         fields = () if self._job.fields is not None else [column.name for column in task.table.columns()]
-        missing = _find_missing_key(rows, names, fields)
+        missing = _missing_key(rows, names, fields)
         if missing is not None:
             row, field, message = missing
             return _batch_failure(task, task_rows[row], message, field=field)
@@ -389,7 +376,7 @@ class TaskRunner:
             memory = np.empty(layout.size_bytes, np.uint8)  # values may lie in the slot, where another layout has them
             columns = write_rows(layout, rows, memory)
         except _RAGGED:
-            if _find_missing_key(rows) is not None:  # torch would drop the keys that the first row lacks
+            if _missing_key(rows) is not None:
                 raise
             return self._write(batch, torch_collate(rows), rows.count)
         self._last_layout, self._layouts = layout, {}
@@ -424,14 +411,6 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
         return ScannedShard(shard, piece=scan_piece(data, url, start=task.start, total=task.total))
     assert attempt.error is not None
     return ScannedShard(shard, failure=failure_of(attempt.error))
-
-
-def _child(tree: Node, child: int | str) -> Node | None:
-    if isinstance(tree, MappingNode) and child in tree.keys:
-        return tree.children[tree.keys.index(child)]
-    if isinstance(tree, SequenceNode) and isinstance(child, int) and child < len(tree.children):
-        return tree.children[child]
-    return None
 
 
 def _optional_numbers(rows: Rows, fields: Sequence[str]) -> str | None:

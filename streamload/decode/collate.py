@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Container, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from types import NoneType
 from typing import Any
@@ -44,43 +43,32 @@ def store_values(
     """Write columns of values to a slot; return where they lie, and where the last one ends.
 
     Args:
-        columns: each a list of values, or `StoredBytes`, which may raise an UnreadableError.
+        columns: each a list of values, or `StoredBytes`, which may raise an UnreadableError. Values that are not bytes
+            become a single one, the pickle of their list.
         memory: returns the slot's memory, with at least the given number of bytes.
         start: where the first column begins; a multiple of 64.
     """
-    if not columns:
-        return (), start
-    prepared = [_Column(values) for values in columns]
-    edges = list(accumulate((column.size_bytes for column in prepared), initial=start))
-    slot = memory(edges[-1])
-    return tuple(column.write(slot, begin) for column, begin in zip(prepared, edges, strict=False)), edges[-1]
-
-
-class _Column:
-    """A column to be written: offsets, and the data of all values.
-
-    Values that are not bytes become a single one, the pickle of their list.
-    """
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._is_pickle = False
-        self._write: Callable[[memoryview, Sequence[int]], None]
+    stored, end = [], start
+    for column in columns:
+        values: Any = column
+        is_pickle = not isinstance(values, StoredBytes) and set(map(type, values)) != {bytes}
+        if is_pickle:
+            values = [dump_values(list(values))]
+        sizes = [size for *_, size in values.places] if isinstance(values, StoredBytes) else map(len, values)
+        offsets = np.fromiter(accumulate(sizes, initial=0), np.int64)
+        stored.append(StoredColumn(end, len(offsets) - 1, is_pickle))
+        end += round_up(offsets.nbytes, ALIGNMENT_BYTES) + round_up(int(offsets[-1]), ALIGNMENT_BYTES)
+        head, data = _views(stored[-1], memory(end))
+        head[:] = offsets
+        data = data[: offsets[-1]]
         if isinstance(values, StoredBytes):
-            sizes, self._write = [size for _, _, size in values.places], values.read_to
+            values.read_to(data, offsets.tolist())
+        elif len(data) < _SMALL_BYTES * len(values):
+            data[:] = b"".join(values)
         else:
-            if set(map(type, values)) != {bytes}:
-                values, self._is_pickle = [dump_values(list(values))], True
-            sizes, self._write = [*map(len, values)], partial(_copy, values)
-        self._offsets = np.fromiter(accumulate(sizes, initial=0), np.int64)
-        data_bytes = int(self._offsets[-1])
-        self.size_bytes = round_up(self._offsets.nbytes, ALIGNMENT_BYTES) + round_up(data_bytes, ALIGNMENT_BYTES)
-
-    def write(self, memory: Bytes, start: int) -> StoredColumn:
-        column = StoredColumn(start, len(self._offsets) - 1, self._is_pickle)
-        offsets, data = _views(column, memory)
-        offsets[:] = self._offsets
-        self._write(data[: offsets[-1]], offsets.tolist())
-        return column
+            for value, (begin, behind) in zip(values, pairwise(offsets.tolist()), strict=True):
+                data[begin:behind] = value
+    return tuple(stored), end
 
 
 def _views(column: StoredColumn, memory: Bytes) -> tuple[NDArray[np.int64], memoryview]:
@@ -89,28 +77,18 @@ def _views(column: StoredColumn, memory: Bytes) -> tuple[NDArray[np.int64], memo
     return offsets, memoryview(memory.data)[column.start + round_up(offsets.nbytes, ALIGNMENT_BYTES) :]
 
 
-def _copy(values: Sequence[bytes], data: memoryview, offsets: Sequence[int]) -> None:
-    if len(data) < _SMALL_BYTES * len(values):
-        data[:] = b"".join(values)
-        return
-    for value, start, end in zip(values, offsets, offsets[1:], strict=False):
-        data[start:end] = value
-
-
 def load_values(columns: Sequence[StoredColumn], memory: Bytes) -> list[list[Any]]:
     """Copy the columns of values in a slot to the heap."""
-    return [_load(column, memory) for column in columns]
-
-
-def _load(column: StoredColumn, memory: Bytes) -> list[Any]:
-    head, data = _views(column, memory)
-    offsets = head.tolist()
-    data = data[: offsets[-1]]
-    if column.is_pickle:
-        values: list[Any] = pickle.loads(data)
-        return values
-    whole = bytes(data) if len(data) < _SMALL_BYTES * column.length else data
-    return [bytes(whole[start:end]) for start, end in pairwise(offsets)]
+    loaded = []
+    for column in columns:
+        offsets, data = _views(column, memory)
+        data = data[: offsets[-1]]
+        if column.is_pickle:
+            loaded.append(pickle.loads(data))
+        else:
+            whole = bytes(data) if len(data) < _SMALL_BYTES * column.length else data
+            loaded.append([bytes(whole[start:end]) for start, end in pairwise(offsets.tolist())])
+    return loaded
 
 
 def dump_values(values: Any) -> bytes:

@@ -11,7 +11,7 @@ import os
 import weakref
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from operator import gt
 from typing import Any
@@ -445,7 +445,8 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
 def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[Encoded] | None:
     """Yield the bytes of small fields; None if they have to be read one by one, with their errors."""
     largest = int(column.sizes.max())
-    fields: Iterable[Encoded]
+    convert = bytearray if kind is bytearray else bytes
+    # Iterators, which go on where they were after a row that has failed.
     if work.rows_per_shard >= _ROWS_PER_SHARD and 0 < largest <= _GATHERED_BYTES and (column.sizes == largest).all():
         # Copying all at once, the processor waits for many fields together to come from memory.
         if (gathered := _gathered(column, work)) is None:
@@ -453,19 +454,16 @@ def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[E
         copies = np.empty(work.count, f"V{largest}")
         for _, rows, data, places in gathered:
             copies[rows] = windows(data.data, copies.dtype)[places]
-        fields = copies.tolist()
-    else:
-        if work.rows_per_shard < _VIEWS_PER_SHARD or largest > _VIEWED_BYTES:
-            return None
-        shards, ends = column.shards.tolist(), (column.offsets + column.sizes).tolist()
-        mapped = {shard: work.shards.mapped(shard) for shard in set(shards)}
-        views = {shard: data.data for shard, data in mapped.items() if data is not None}
-        if len(views) < len(mapped) or any(map(gt, ends, map(len, map(views.__getitem__, shards)))):
-            return None
-        slices = map(slice, column.offsets.tolist(), ends)
-        fields = map(memoryview.__getitem__, map(views.__getitem__, shards), slices)
-    # An iterator, which goes on where it was after a row that has failed.
-    return map(bytearray if kind is bytearray else bytes, fields)
+        return map(convert, copies.tolist())
+    if work.rows_per_shard < _VIEWS_PER_SHARD or largest > _VIEWED_BYTES:
+        return None
+    shards, starts, ends = column.shards.tolist(), column.offsets.tolist(), (column.offsets + column.sizes).tolist()
+    mapped = {shard: work.shards.mapped(shard) for shard in set(shards)}
+    views = {shard: data.data for shard, data in mapped.items() if data is not None}
+    if len(views) < len(mapped) or any(map(gt, ends, map(len, map(views.__getitem__, shards)))):
+        return None
+    places_of = zip(map(views.__getitem__, shards), starts, ends, strict=True)
+    return (convert(memory[start:end]) for memory, start, end in places_of)
 
 
 class OpenShards(ShardReader):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -24,9 +24,6 @@ from streamload.tar.table import MISSING
 _SHARE_OF_BUDGET = (
     "The limit is a share of memory_budget: a larger memory_budget, fewer workers or a smaller batch_size raise it"
 )
-Places = Callable[[int | str], list[NDArray[Any]] | None]
-"""For a value of rows (its number in a tuple, its key in a dict) the memory of each batch, with an entry for each row;
-None if it is unknown. Values are copied there, or made there by functions that take `out`."""
 
 
 class Transforms(NamedTuple):
@@ -103,7 +100,7 @@ class RowMaker:
         keys: Sequence[str] | None = None,
         untried: Mapping[int, str] | None = None,
         progress: Progress | None = None,
-        places: Places | None = None,
+        blocks: Mapping[int | str, list[NDArray[Any]]] | None = None,
         may_stay_stored: bool = True,
     ) -> Work:
         """Read, decode and transform rows. Only interrupts are raised, and in the caller's process exits.
@@ -115,7 +112,8 @@ class RowMaker:
             keys: the rows' keys, if samples hold them.
             untried: rows that count as failed, and why.
             progress: is set to the number of the current row, and to -1 at the end.
-            places: where values may be made; by default in memory of their own.
+            blocks: for a value of rows (its number in a tuple, its key in a dict) the memory of each batch, with an
+                entry for each row. Values are copied there, or made there by functions that take `out`.
             may_stay_stored: columns of bytes may be `StoredBytes`, which are read later.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
@@ -123,19 +121,20 @@ class RowMaker:
             work.failures[row] = self._failed(work, None, row, RowError("SampleError", reason))
         columns: list[Any] = []
         transformed: list[_Transformed] = []
+        by_column = self._by_column(work, blocks or {})
         for number, column in enumerate(work.columns):
             functions = [
                 {name: each.by_field[name] for name in column.alternatives if name in each.by_field}
                 for each in self._transforms
             ]
-            blocks = self._blocks(work, number, places)
+            of_column = by_column.get(number)
             if any(functions):
-                columns.append([None] * work.count if blocks is None else PlacedRows(blocks))
+                columns.append([None] * work.count if of_column is None else PlacedRows(of_column))
                 transformed.append(_Transformed(column, functions, columns[-1]))
                 continue
             started = perf_counter()
             failed = partial(self._failed, work, column)
-            columns.append(self._reader.read(work, column, failed, blocks, may_stay_stored=may_stay_stored))
+            columns.append(self._reader.read(work, column, failed, of_column, may_stay_stored=may_stay_stored))
             work.record(f"decode_s/{column.name}", perf_counter() - started)
         if transformed:
             self._transform_fields(work, transformed)
@@ -145,15 +144,17 @@ class RowMaker:
         work.progress[0] = -1
         return work
 
-    def _blocks(self, work: Work, number: int, places: Places | None) -> list[NDArray[Any]] | None:
-        """Return the memory for the values of a column; see `Places`."""
-        if places is None or self._any_on_sample:
-            return None
-        if self._job.fields is None:
-            column = work.columns[number]
-            return None if (column.offsets == MISSING).any() else places(column.name)
-        stored = [child for child, name in enumerate(self._job.fields) if name not in SAMPLE_NAMES]
-        return places(stored[number])
+    def _by_column(self, work: Work, blocks: Mapping[int | str, list[NDArray[Any]]]) -> dict[int, list[NDArray[Any]]]:
+        """Return the blocks by the number of the column whose values go there."""
+        fields = self._job.fields
+        if self._any_on_sample or (
+            fields is None and any((column.offsets == MISSING).any() for column in work.columns)
+        ):
+            return {}
+        keys: list[Any] = [column.name for column in work.columns]
+        if fields is not None:
+            keys = [place for place, name in enumerate(fields) if name not in SAMPLE_NAMES]
+        return {number: blocks[key] for number, key in enumerate(keys) if key in blocks}
 
     def _datasets(self, work: Work) -> list[int]:
         """Return for each row the number of its dataset, as in `_transforms`."""
@@ -248,7 +249,7 @@ class RowMaker:
         rows = Rows(
             work.count, columns=[*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns], keys=names
         )
-        if not any((column.offsets == MISSING).any() for column in work.columns):
+        if not _any_missing(work):
             return rows
         values = [{name: value for name, value in row.items() if value is not ABSENT} for row in rows.as_list()]
         return Rows(work.count, values=values)
@@ -296,6 +297,10 @@ class RowMaker:
             stored_in=work.row_shards[row] if where is None else int(where.shards[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
+
+
+def _any_missing(work: Work) -> bool:
+    return any((column.offsets == MISSING).any() for column in work.columns)
 
 
 def _shown(functions: Iterable[UserFunction]) -> str:

@@ -36,11 +36,6 @@ class ColumnKind(NamedTuple):
     has_crc32: bool = False
     has_shard: bool = False
 
-    @property
-    def width(self) -> int:
-        """Integers per row."""
-        return 2 + self.has_which + self.has_crc32 + self.has_shard
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
@@ -81,7 +76,7 @@ class RowTable:
     @classmethod
     def empty(cls, rows: int, kinds: tuple[ColumnKind, ...]) -> RowTable:
         """Make a table of zeros, to be filled in."""
-        width = 3 + sum(kind.width for kind in kinds)
+        width = 3 + sum(2 + kind.has_which + kind.has_crc32 + kind.has_shard for kind in kinds)
         return cls(np.zeros((rows, width), np.int64), kinds)
 
     def __len__(self) -> int:
@@ -218,16 +213,11 @@ class SlotOpened(NamedTuple):
     slot: int
 
 
-class ForgetShards(NamedTuple):
-    """Close these shards: no later task reads them."""
+class Forget(NamedTuple):
+    """Close these shards and unmap these slots: no later task reads or writes them."""
 
-    shards: tuple[int, ...]
-
-
-class ForgetSlots(NamedTuple):
-    """Unmap these slots: no later task writes to them."""
-
-    slots: tuple[int, ...]
+    shards: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()
 
 
 class BatchSlot(NamedTuple):
@@ -315,7 +305,7 @@ class Failure(NamedTuple):
 
 Task = RowTask | ScanTask
 
-WorkerMessage = RowTask | ScanTask | ShardsOpened | SlotOpened | ForgetShards | ForgetSlots
+WorkerMessage = RowTask | ScanTask | ShardsOpened | SlotOpened | Forget
 """Sent by a pool to a worker that has started."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any
 
-from streamload.decode.tasks import ForgetShards, ForgetSlots, ScanTask, ShardsOpened, SlotOpened, Task
+from streamload.decode.tasks import Forget, ScanTask, ShardsOpened, SlotOpened, Task
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import SlotPool
@@ -77,14 +77,14 @@ class WorkerLink:
         """Have the worker close shards, after the tasks that it holds."""
         known = tuple(shard for shard in shards if self._open.pop(shard, None) is not None)
         if known:
-            self._send(ForgetShards(known), ())
+            self._send(Forget(shards=known), ())
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """Have the worker unmap slots, after the tasks that it holds."""
         known = tuple(slot for slot in slots if slot in self._mapped)
         if known:
             self._mapped.difference_update(known)
-            self._send(ForgetSlots(known), ())
+            self._send(Forget(slots=known), ())
 
     def _spare_descriptors(self, shards: Collection[int]) -> None:
         """Have the worker close its least recently used shards, so that it can open those of a task."""
