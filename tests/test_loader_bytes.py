@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from make_shards import write_numbers
 from processes import children
 from transforms import as_dict, slow
 
@@ -89,13 +87,3 @@ def test_one_large_first_sample_does_not_make_all_batches_large(tmp_path: Path) 
                     start, end = line.split(" ")[0].split("-")
                     mapped_bytes = max(mapped_bytes, int(end, 16) - int(start, 16))
     assert 0 < mapped_bytes < 256 << 20
-
-
-def test_a_loop_that_pauses_while_many_batches_are_ready(tmp_path: Path) -> None:
-    source = write_numbers(tmp_path, [500] * 4)
-    with StreamLoader(source, 5, fields=("npy", "cls"), num_workers=1, prefetch_batches=300) as loader:
-        for number, (values, labels) in enumerate(loader):
-            assert labels.tolist() == list(range(5 * number, 5 * number + 5))
-            assert values[:, 0].tolist() == labels.tolist()
-            if number == 0:
-                time.sleep(0.3)

@@ -159,16 +159,12 @@ class Wrapped(IterableDataset[Any]):
                 yield labels
 
 
-def labels_of(wrapped: Wrapped, workers: int) -> list[int]:
-    batches = DataLoader(
-        wrapped, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
-    )
-    return sorted(torch.cat(list(batches)).tolist())
-
-
 @pytest.mark.parametrize(("divides", "workers"), [(False, 0), (False, 1), (True, 2)])
 def test_each_sample_comes_once(source: str, divides: bool, workers: int) -> None:
-    assert labels_of(Wrapped(source, divides=divides), workers) == list(range(50))
+    context = "fork" if workers else None
+    wrapped = Wrapped(source, divides=divides)
+    batches = DataLoader(wrapped, batch_size=None, num_workers=workers, multiprocessing_context=context)
+    assert sorted(torch.cat(list(batches)).tolist()) == list(range(50))
 
 
 def test_workers_that_would_each_read_everything_are_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:

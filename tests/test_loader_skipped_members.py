@@ -112,11 +112,6 @@ def test_empty_archives_are_no_empty_loop_in_silence(tmp_path: Path, indexed: bo
         assert len(dataset) == 0
 
 
-def test_a_sampler_that_chooses_nothing_has_lost_nothing(tmp_path: Path) -> None:
-    with StreamLoader(write_numbers(tmp_path, [3]), 2, sampler=[], num_workers=0) as loader:
-        assert list(loader) == []
-
-
 def test_a_dataset_by_number_reports_links(linked: str) -> None:
     with pytest.warns(UserWarning, match=f"^3 links skipped.*{ADVICE}") as said:
         dataset = TarDataset(linked, fields=("cls",))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import logging
 import pickle
 import traceback
 import warnings
@@ -44,18 +42,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def server(files: dict[str, bytes]) -> Iterator[SmallWebServer]:
     with SmallWebServer(files) as server:
         yield server
-
-
-@pytest.fixture
-def logged() -> Iterator[io.StringIO]:
-    """What all of our loggers say, down to DEBUG."""
-    told, logger = io.StringIO(), logging.getLogger("streamload")
-    handler, level = logging.StreamHandler(told), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    yield told
-    logger.removeHandler(handler)
-    logger.setLevel(level)
 
 
 def fails(_: object) -> None:
@@ -128,8 +114,9 @@ def run_commands(url: str, folder: Path) -> list[str]:
 
 
 def test_nothing_that_a_run_shows_or_writes_holds_a_secret(
-    server: SmallWebServer, logged: io.StringIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: SmallWebServer, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level("DEBUG", "streamload")
     for name in ("XDG_CACHE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     (tmp_path / "TMPDIR").mkdir()
@@ -138,7 +125,7 @@ def test_nothing_that_a_run_shows_or_writes_holds_a_secret(
         warnings.simplefilter("always")
         url, public = f"http://me:{SECRET}@{server.address}{name}?{QUERY}", f"http://{server.address}{name}?v=1"
         shown = run_loaders(url, public, tmp_path) + run_commands(url, tmp_path)
-    shown += [logged.getvalue(), *(str(each.message) for each in warned)]
+    shown += [caplog.text, *(str(each.message) for each in warned)]
     assert [each for each in shown if SECRET in each] == []
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"trace.json", "sheet.png", "index.json"} <= {path.name for path in written}
