@@ -201,6 +201,20 @@ def test_samples_in_another_order_are_refused(dataset: Path, tmp_path: Path) -> 
             list(loader)
 
 
+@pytest.mark.exhaustive
+def test_parts_of_a_sidecar_are_fetched_once_and_released(tmp_path: Path) -> None:
+    for name, size in (("shards", 0), ("large", 100 << 10)):
+        with ShardWriter(tmp_path / name, max_count=100) as writer:
+            for number in range(1_000):
+                writer.write({"__key__": key(number), f"{name}.bin": bytes(size)})
+    options: dict[str, Any] = {"shuffle": 200, "memory_budget": "80MiB", "num_workers": 0}
+    with FaultServer(tmp_path) as server:
+        urls = f"{server.url}/{{}}/shard-{{{{000000..000009}}}}.tar".format
+        with StreamLoader(urls("shards"), 10, join=urls("large"), fields=("__key__", "large.bin"), **options) as loader:
+            assert sorted(int(name) for keys, _ in loader for name in keys) == list(range(1_000))
+        assert server.report().sent_bytes < 1.1 * 1_000 * (100 << 10)
+
+
 def test_a_sidecar_of_other_shards_is_warned_of(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
