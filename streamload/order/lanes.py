@@ -81,19 +81,17 @@ class SlidingShuffle:
     def least_position(self) -> int:
         """The least position that may still come."""
         if self._least is None:
-            waiting = (positions.min(initial=self._drawn_end) for positions in (self._ready, self._waiting))
+            waiting = (positions.min(initial=self._drawn_end) for positions in (self._ready, self._waiting[1]))
             self._least = int(min(waiting))
         return self._least
 
     def _seek(self, number: int) -> None:
         self._least = None
-        self._next_number = number
         self._drawn_end = max(0, number - self._window)
         # Numbers below `number` are not the lane's, but from there on they are: see the module's proof.
         self._ready_start = self._drawn_end
         self._ready: NDArray[np.int64] = np.empty(0, np.int64)
-        self._waiting: NDArray[np.int64] = np.empty(0, np.int64)
-        self._waiting_keys: NDArray[np.float64] = np.empty(0, np.float64)
+        self._waiting: tuple[NDArray[np.float64], NDArray[np.int64]] = np.empty(0, np.float64), np.empty(0, np.int64)
         self._block = self._full_block if self._drawn_end else self._first_block
 
     def grow(self, known_end: int, ended: bool) -> None:
@@ -126,8 +124,8 @@ class SlidingShuffle:
         """
         positions = np.empty(len(numbers), np.int64)
         found = 0
-        if len(numbers) and numbers[0] < self._next_number:
-            raise IndexError(f"output {numbers[0]} was passed; the stream is at {self._next_number}")
+        if len(numbers) and numbers[0] < self._ready_start:
+            raise IndexError(f"output {numbers[0]} was passed; the stream is at {self._ready_start}")
         while found < len(numbers):
             if numbers[found] - self._window > self._drawn_end:
                 self._seek(int(numbers[found]))
@@ -141,38 +139,30 @@ class SlidingShuffle:
                 self._ready = self._finalize_block()
         if len(numbers):
             self._least = None
-            self._next_number = int(numbers[-1]) + 1
-            self._ready = self._ready[self._next_number - self._ready_start :]
-            self._ready_start = self._next_number
+            following = int(numbers[-1]) + 1
+            self._ready = self._ready[following - self._ready_start :]
+            self._ready_start = following
         return positions
 
     def _can_finalize_more(self) -> bool:
-        return self._drawn_end < self._known_end or (self._ended and len(self._waiting) > 0)
+        return self._drawn_end < self._known_end or (self._ended and len(self._waiting[1]) > 0)
 
     def _finalize_block(self) -> NDArray[np.int64]:
         """Draw the next block of positions and return those that are now final, in the order of output."""
         first, end = self._drawn_end, min(self._drawn_end + self._block, self._known_end)
         self._block = min(2 * self._block, self._full_block)
         drawn = np.arange(first, end, dtype=np.int64)
-        keys = np.concatenate((self._waiting_keys, drawn + self._uniforms(first, end - first) * self._window))
-        positions = np.concatenate((self._waiting, drawn))
-        keys, positions = _sorted_by_key(keys, positions)
+        keys = np.concatenate((self._waiting[0], drawn + self._uniforms(first, end - first) * self._window))
+        positions = np.concatenate((self._waiting[1], drawn))
+        order = np.argsort(keys)
+        ordered = keys[order]
+        if bool((ordered[1:] == ordered[:-1]).any()):
+            # Equal keys keep the order of their positions. They are rare, and the unstable sort is three times as fast.
+            order = np.argsort(keys, kind="stable")
+            ordered = keys[order]
+        keys, positions = ordered, positions[order]
         self._drawn_end = end
         is_last = self._ended and end == self._known_end
         finalized = len(keys) if is_last else int(np.searchsorted(keys, end, side="right"))
-        self._waiting = positions[finalized:].copy()
-        self._waiting_keys = keys[finalized:].copy()
+        self._waiting = keys[finalized:].copy(), positions[finalized:].copy()
         return positions[:finalized]
-
-
-def _sorted_by_key(
-    keys: NDArray[np.float64], positions: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Sort by key; samples with equal keys stay in their order, that of their positions."""
-    order = np.argsort(keys)
-    ordered = keys[order]
-    if bool((ordered[1:] == ordered[:-1]).any()):
-        # Equal keys are rare, and the unstable sort is three times as fast.
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
-    return ordered, positions[order]

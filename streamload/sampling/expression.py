@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any
 
@@ -19,9 +19,6 @@ FRACTION = "fraction"
 CLASS_NAME = "class_name"
 
 _Columns = Mapping[str, NDArray[Any]]
-_Value = Callable[[_Columns], Any]
-# Returns where a condition is true, and where it is false: it is neither for a missing number.
-_Condition = Callable[[_Columns], tuple[Any, Any]]
 
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Lt: operator.lt,
@@ -65,8 +62,15 @@ class Expression:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             why = error.msg if isinstance(error, SyntaxError) else error
             raise ValueError(f"where={text!r} cannot be understood ({why}); {_GRAMMAR}") from None
-        self.names: dict[str, None] = {}
-        self._met = self._condition(tree)
+        self._tree = tree
+        self._columns: _Columns = {}
+        recorder = _Recorder()
+        try:
+            self._evaluate(recorder)  # on no rows, which checks the grammar
+        except TypeError:
+            if recorder:
+                raise
+        self.names = list(recorder)
         if not self.names:
             raise ValueError(f"where={text!r} names no column (what is compared in quotes is a string); {_GRAMMAR}")
         self.class_names = list(_class_names(tree))
@@ -78,100 +82,78 @@ class Expression:
             TypeError, ValueError: values cannot be compared as the condition does.
         """
         count = len(next(iter(columns.values())))
+        return np.broadcast_to(np.asarray(self._evaluate(columns), np.bool_), (count,)).copy()
+
+    def _evaluate(self, columns: _Columns) -> Any:
+        self._columns = columns
         try:
             with np.errstate(invalid="ignore", divide="ignore"):
-                met, _ = self._met(columns)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"where={self._text!r} does not fit the columns: {error}") from None
-        return np.broadcast_to(np.asarray(met, np.bool_), (count,)).copy()
+                return self._condition(self._tree)[0]
+        except TypeError as error:
+            raise TypeError(f"where={self._text!r} does not fit the columns: {error}") from None
 
     def _refused(self, node: ast.expr, why: str) -> ValueError:
         return ValueError(f"where={self._text!r}: `{ast.unparse(node)}` {why}; {_GRAMMAR}")
 
-    def _condition(self, node: ast.expr) -> _Condition:
+    def _condition(self, node: ast.expr) -> tuple[Any, Any]:
+        """Return where a condition is true, and where it is false: it is neither for a missing number."""
         match node:
             case ast.BoolOp(op=operation, values=values):
-                parts = [self._condition(each) for each in values]
-                of_true, of_false = operator.and_, operator.or_
+                true, false = zip(*map(self._condition, values), strict=True)
                 if isinstance(operation, ast.Or):
-                    of_true, of_false = of_false, of_true
-
-                def joined(columns: _Columns) -> tuple[Any, Any]:
-                    true, false = zip(*(part(columns) for part in parts), strict=True)
-                    return reduce(of_true, true), reduce(of_false, false)
-
-                return joined
+                    return reduce(operator.or_, true), reduce(operator.and_, false)
+                return reduce(operator.and_, true), reduce(operator.or_, false)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                negated = self._condition(operand)
-                return lambda columns: negated(columns)[::-1]
+                return self._condition(operand)[::-1]
             case ast.Constant(value=str(field)):
-                name = f"{PRESENT}{field}"
-                self.names[name] = None
-                return lambda columns: (columns[name], ~columns[name])
+                present = self._columns[f"{PRESENT}{field}"]
+                return present, ~present
             case ast.Compare(left=left, ops=ops, comparators=others):
-                return self._comparison(left, list(zip(ops, others, strict=True)))
+                return self._comparison(left, zip(ops, others, strict=True))
             case ast.Name() | ast.Attribute():
-                value = self._value(node)
-
-                def truth(columns: _Columns) -> tuple[Any, Any]:
-                    values = value(columns)
-                    if values.dtype != np.bool_:
-                        shown = ast.unparse(node)
-                        raise TypeError(f"`{shown}` is no condition, since it has numbers or strings; compare it")
-                    return values, ~values
-
-                return truth
+                values = self._value(node)
+                if len(values) and values.dtype != np.bool_:
+                    raise TypeError(
+                        f"`{ast.unparse(node)}` is no condition, since it has numbers or strings; compare it"
+                    )
+                return values, ~values
         raise self._refused(node, "is no condition")
 
-    def _comparison(self, left: ast.expr, others: Sequence[tuple[ast.cmpop, ast.expr]]) -> _Condition:
-        first = self._value(left)
-        steps: list[tuple[ast.cmpop, ast.expr, Any]] = []
-        for operation, other in others:
+    def _comparison(self, left: ast.expr, others: Iterable[tuple[ast.cmpop, ast.expr]]) -> tuple[Any, Any]:
+        true: Any = True
+        false: Any = False
+        value = self._value(left)
+        for operation, node in others:
+            missing, following = _is_missing(value), value
             if isinstance(operation, ast.In | ast.NotIn):
-                if not isinstance(other, ast.Tuple | ast.List | ast.Set):
-                    raise self._refused(other, "is no list; write `in (1, 2)`")
-                steps.append((operation, other, [self._constant(each) for each in other.elts]))
+                if not isinstance(node, ast.Tuple | ast.List | ast.Set):
+                    raise self._refused(node, "is no list; write `in (1, 2)`")
+                constants = [self._constant(each) for each in node.elts]
+                _check_alike(node, value, *constants)
+                met = np.isin(value, constants, invert=isinstance(operation, ast.NotIn))
             elif type(operation) in _COMPARISONS:
-                steps.append((operation, other, self._value(other)))
+                following = self._value(node)
+                _check_alike(node, value, following)
+                met = _COMPARISONS[type(operation)](value, following)
+                missing = missing | _is_missing(following)
             else:
-                raise self._refused(other, "is compared in a way that is not known")
+                raise self._refused(node, "is compared in a way that is not known")
+            true, false = true & met & ~missing, false | (~met & ~missing)
+            value = following
+        return true, false
 
-        def compared(columns: _Columns) -> tuple[Any, Any]:
-            true: Any = True
-            false: Any = False
-            value = first(columns)
-            for operation, node, other in steps:
-                if isinstance(other, list):
-                    _check_alike(node, value, *other)
-                    met = np.isin(value, other, invert=isinstance(operation, ast.NotIn))
-                    missing, following = _is_missing(value), value
-                else:
-                    following = other(columns)
-                    _check_alike(node, value, following)
-                    met = _COMPARISONS[type(operation)](value, following)
-                    missing = _is_missing(value) | _is_missing(following)
-                true, false = true & met & ~missing, false | (~met & ~missing)
-                value = following
-            return true, false
-
-        return compared
-
-    def _value(self, node: ast.expr) -> _Value:
+    def _value(self, node: ast.expr) -> Any:
         match node:
             case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _ARITHMETIC:
-                one, other, calculate = self._value(left), self._value(right), _ARITHMETIC[type(operation)]
-                return lambda columns: calculate(one(columns), other(columns))
+                return _ARITHMETIC[type(operation)](self._value(left), self._value(right))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                positive = self._value(operand)
-                return lambda columns: -positive(columns)
+                return -self._value(operand)
             case ast.Constant(value=bool() | int() | float() | str() as constant):
-                array = np.asarray(_storable(constant))
-                return lambda _: array
+                return np.asarray(_storable(constant))
         name = _name(node)
         if name is None:
             raise self._refused(node, "is not known here")
-        self.names[name] = None
-        return lambda columns: columns[name]
+        return self._columns[name]
 
     def _constant(self, node: ast.expr) -> float | str:
         try:
@@ -183,8 +165,17 @@ class Expression:
         return _storable(value)
 
 
+class _Recorder(dict[str, NDArray[Any]]):
+    """Columns without rows; keeps the names that were looked up."""
+
+    def __missing__(self, name: str) -> NDArray[Any]:
+        self[name] = np.empty(0, object)
+        return self[name]
+
+
 def _check_alike(node: ast.expr, value: Any, *others: Any) -> None:
-    if any(_is_text(value) != _is_text(other) for other in others):
+    kinds = {_is_text(each) for each in (value, *others) if np.size(each)}
+    if len(kinds) > 1:
         raise TypeError(f"`{ast.unparse(node)}`: strings and numbers are compared")
 
 
