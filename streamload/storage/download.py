@@ -27,9 +27,6 @@ _TRIES: dict[type[StorageError], int] = {NoConnectionError: 3, WholeAnswerError:
 # a large bucket is.
 _LEAST_TRIES = 2
 
-# The longest `Retry-After` that is obeyed.
-_MOST_RETRY_AFTER_S = 60.0
-
 # Not the global generator: where everything runs in the caller's process, that one is the user's.
 _JITTER = random.SystemRandom()
 
@@ -54,15 +51,6 @@ class RetryPolicy(NamedTuple):
     first_backoff_s: float = 0.1
     most_backoff_s: float = 10.0
     warn_after_s: float = 5.0
-
-    def backoff_s(self, fruitless: int, luck: float) -> float:
-        """Return the wait after this many requests in a row without a byte.
-
-        With `luck` in [0, 1) it is between half of the longest wait and all of it, so that clients refused together
-        come back apart.
-        """
-        longest_s = min(self.most_backoff_s, self.first_backoff_s * 2.0 ** min(fruitless - 1, 60))
-        return longest_s * (1.0 + luck) / 2.0
 
 
 @dataclass(slots=True)
@@ -115,43 +103,38 @@ class Attempts:
         self._place = place
         self._url = url
         self._clock = clock
-        self._began_s = self._progress_s = clock()
+        self._began_s = self.progress_s = clock()
 
-    @property
-    def spent_s(self) -> float:
-        """Seconds since the begin, or since the last byte."""
-        return self._clock() - self._progress_s
-
-    @property
     def left_s(self) -> float:
-        """Seconds left for retrying; may be negative."""
-        return self._policy.give_up_timeout_s - self.spent_s
+        """Return the seconds left for retrying; may be negative."""
+        return self._policy.give_up_timeout_s - (self._clock() - self.progress_s)
 
     def progressed(self) -> float:
         """Forget the failures, since bytes arrived; return the time."""
         self.failures.clear()
         self._place.reached, self._place.is_warned_of = True, False
-        self._progress_s = self._place.answered_s = self._clock()
-        return self._progress_s
+        self.progress_s = self._place.answered_s = self._clock()
+        return self.progress_s
 
     def wait_s(self, error: StorageError) -> float | None:
         """Return how long to wait before the next try, or None to give up.
 
-        The wait doubles with each failure; a `Retry-After` of up to a minute is added.
+        The longest wait doubles with each failure. The wait is between half of it and all of it, so that clients that
+        were refused together come back apart.
         """
         self.failures.append(error)
+        count = len(self.failures)
         self._place.reached |= not isinstance(error, NoConnectionError)
-        kinds = {type(failure) for failure in self.failures}
         tries: float = self._policy.tries or math.inf
-        if len(kinds) == 1 and not (self._place.reached and isinstance(error, NoConnectionError)):
+        is_of_one_kind = len({type(failure) for failure in self.failures}) == 1
+        if is_of_one_kind and not (self._place.reached and isinstance(error, NoConnectionError)):
             tries = min(tries, _TRIES.get(type(error), math.inf))
-        is_late = len(self.failures) >= _LEAST_TRIES and self.left_s <= 0
-        if len(self.failures) >= tries or is_late or not isinstance(error, TransientStorageError):
+        is_late = count >= _LEAST_TRIES and self.left_s() <= 0
+        if count >= tries or is_late or not isinstance(error, TransientStorageError):
             return None
         self.warn_of_silence()
-        backoff_s = self._policy.backoff_s(len(self.failures), _JITTER.random())
-        asked_s = min(error.retry_after_s or 0.0, _MOST_RETRY_AFTER_S)
-        return min(max(0.0, self.left_s), backoff_s + asked_s)
+        longest_s = min(self._policy.most_backoff_s, self._policy.first_backoff_s * 2.0 ** min(count - 1, 60))
+        return min(max(0.0, self.left_s()), longest_s * (1.0 + _JITTER.random()) / 2.0)
 
     def warn_of_silence(self) -> float:
         """Log a warning if the place has been silent for long, once until it answers again.
@@ -166,7 +149,7 @@ class Attempts:
             self._place.is_warned_of = True
             what = self.failures[-1].message if self.failures else "no answer"
             text = "%s: %s. Nothing has come from there for %.1f s; it is tried for up to %.0f s more"
-            _log.warning(text, without_secrets(self._url), what, silent_s, max(0.0, self.left_s))
+            _log.warning(text, without_secrets(self._url), what, silent_s, max(0.0, self.left_s()))
         return 0.0
 
 
@@ -256,8 +239,25 @@ async def download(
     """
     watch, retries = watch or Watch(), retries or Retries()
     watch.position = start
-    attempts = retries.begin(url, asyncio.get_running_loop().time, reached=True)  # by the listing
-    return await _Download(storage, url, start, end, write, pin, retries.policy, watch, attempts).run()
+    clock = asyncio.get_running_loop().time
+    attempts = retries.begin(url, clock, reached=True)  # by the listing
+    while True:
+        before = watch.position
+        stop = end if pin.total_bytes is None else min(end, pin.total_bytes)
+        if before >= stop:
+            if before == start:
+                raise StorageError(f"bytes from {before} on were requested, and the shard has {stop}", url=url)
+            return stop
+        watch.sent()
+        try:
+            await _Request(storage, url, stop, pin, attempts, retries.policy).fetch(write, watch)
+        except TransientStorageError as exc:
+            watch.failed(exc)
+            if watch.position == before:  # otherwise continue from here at once
+                wait_s = attempts.wait_s(exc)
+                if wait_s is None:
+                    raise _given_up(url, before, attempts, clock() - attempts.progress_s) from exc
+                await asyncio.sleep(wait_s)
 
 
 async def read_range(storage: Storage, url: str, start: int, end: int, *, pin: Pin, retries: Retries) -> bytes:
@@ -272,56 +272,47 @@ class _StalledError(TransientStorageError):
 
 
 @dataclass(slots=True)
-class _Download:
-    """The state of one `download`."""
+class _Request:
+    """One request of a download, for the bytes that are missing."""
 
     storage: Storage
     url: str
-    start: int
-    end: int
-    write: Callable[[int, bytes], None]
+    stop: int
     pin: Pin
-    policy: RetryPolicy
-    watch: Watch
     attempts: Attempts
-    sent_s: float = 0.0
+    policy: RetryPolicy
     warning: asyncio.TimerHandle | None = None
 
-    async def run(self) -> int:
-        is_new = True
-        while is_new or self.watch.position < self._stop():
-            before, is_new = self.watch.position, False
-            if self._stop() <= before:
-                raise StorageError(
-                    f"bytes from {before} on were requested, and the shard has {self._stop()}", url=self.url
-                )
-            try:
-                await self._request()
-            except TransientStorageError as exc:
-                self.watch.failed(exc)
-                if self.watch.position == before:  # otherwise continue from here at once
-                    wait_s = self.attempts.wait_s(exc)
-                    if wait_s is None:
-                        raise self._given_up(exc) from exc
-                    await asyncio.sleep(wait_s)
-        return self._stop()
-
-    def _stop(self) -> int:
-        total_bytes = self.pin.total_bytes
-        return self.end if total_bytes is None else min(self.end, total_bytes)
-
-    async def _request(self) -> None:
-        """Make one request for the missing bytes."""
-        self.sent_s = asyncio.get_running_loop().time()
-        self.watch.sent()
-        body, stall_timeout_s = None, self.policy.stall_timeout_s
-        deadline = asyncio.timeout(min(stall_timeout_s, self.attempts.left_s))
+    async def fetch(self, write: Callable[[int, bytes], None], watch: Watch) -> None:
+        """Write the pieces as they arrive. Raises _StalledError if none comes in time."""
+        clock, stall_timeout_s = asyncio.get_running_loop().time, self.policy.stall_timeout_s
+        sent_s, body, answered = clock(), None, False
+        deadline = asyncio.timeout(min(stall_timeout_s, self.attempts.left_s()))
         self._warn_when_silent()
         try:
             async with deadline:
-                body = await self._open()
+                body = await self._open(watch.position)
                 self.pin.check(self.url, body.total_bytes, body.etag)
-                await self._receive(body, deadline)
+                self.stop = min(self.stop, body.total_bytes)
+                async for piece in body.pieces:
+                    if watch.position + len(piece) > self.stop:
+                        raise StorageError(
+                            f"the answer to a request for bytes up to {self.stop} holds more than that; the server, or "
+                            "a proxy before it, does not keep to ranges",
+                            url=self.url,
+                        )
+                    deadline.reschedule(clock() + stall_timeout_s)
+                    if not piece:  # the request is alive, but only bytes count as progress
+                        continue
+                    now_s = self.attempts.progressed()
+                    if not answered:
+                        answered = True
+                        watch.answered(now_s - sent_s)
+                    write(watch.position, piece)
+                    watch.position += len(piece)
+                if watch.position < self.stop:
+                    early = counted(self.stop - watch.position, "byte")
+                    raise TransientStorageError(f"an answer ended {early} too early", url=self.url)
                 body = None  # read to its end, so its connection can be used again
         except TimeoutError:
             if not deadline.expired():
@@ -333,9 +324,9 @@ class _Download:
             if body is not None:
                 await body.aclose()
 
-    async def _open(self) -> RangeBody:
+    async def _open(self, start: int) -> RangeBody:
         try:
-            return await self.storage.open_range(self.url, self.watch.position, self._stop(), etag=self.pin.etag)
+            return await self.storage.open_range(self.url, start, self.stop, etag=self.pin.etag)
         except ShardChangedError:
             # A refusal does not name the present size, and does not know of the index.
             with suppress(TransientStorageError):
@@ -349,49 +340,21 @@ class _Download:
         if left_s := self.attempts.warn_of_silence():
             self.warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), self._warn_when_silent)
 
-    async def _receive(self, body: RangeBody, deadline: asyncio.Timeout) -> None:
-        watch, stop, answered = self.watch, self._stop(), False
-        async for piece in body.pieces:
-            piece_bytes = len(piece)
-            if watch.position + piece_bytes > stop:
-                raise StorageError(
-                    f"the answer to a request for bytes up to {stop} holds more than that; the server, or a proxy "
-                    "before it, does not keep to ranges",
-                    url=self.url,
-                )
-            if not piece_bytes:  # the request is alive, but only bytes count as progress
-                deadline.reschedule(asyncio.get_running_loop().time() + self.policy.stall_timeout_s)
-                continue
-            now_s = self.attempts.progressed()
-            deadline.reschedule(now_s + self.policy.stall_timeout_s)
-            if not answered:
-                answered = True
-                watch.answered(now_s - self.sent_s)
-            self.write(watch.position, piece)
-            watch.position += piece_bytes
-        if watch.position < stop:
-            raise TransientStorageError(
-                f"an answer ended {counted(stop - watch.position, 'byte')} too early", url=self.url
-            )
 
-    def _given_up(self, last: StorageError) -> StorageError:
-        failures = self.attempts.failures
-        in_a_row = f"{counted(len(failures), 'request')} in a row"
-        if all(isinstance(failure, WholeAnswerError) for failure in failures):
-            what = f"this server does not serve parts of files (the answer to {in_a_row} for one was a whole file)"
-            advice = "use another one (nginx, caddy, rclone serve), or copy the shards to a disk"
-            return StorageError(f"{what}; {advice}", url=self.url)
-        advice = "check whether the server is healthy, and run again"
-        if isinstance(last, TransientStorageError) and last.throttled:
-            advice = "use fewer ranks at once, or ask for a higher rate limit"
-        elif isinstance(last, _StalledError):
-            advice = "check the network, the endpoint and whether the server is overloaded"
-        return StorageError(
-            f"cannot be read: {in_a_row} brought no byte, over {self.attempts.spent_s:.1f} s "
-            f"(the last: {last.message}); {advice}",
-            url=self.url,
-            offset=self.watch.position,
-        )
+def _given_up(url: str, offset: int, attempts: Attempts, spent_s: float) -> StorageError:
+    failures = attempts.failures
+    in_a_row, last = f"{counted(len(failures), 'request')} in a row", failures[-1]
+    if all(isinstance(failure, WholeAnswerError) for failure in failures):
+        what = f"this server does not serve parts of files (the answer to {in_a_row} for one was a whole file)"
+        advice = "use another one (nginx, caddy, rclone serve), or copy the shards to a disk"
+        return StorageError(f"{what}; {advice}", url=url)
+    advice = "check whether the server is healthy, and run again"
+    if isinstance(last, TransientStorageError) and last.throttled:
+        advice = "use fewer ranks at once, or ask for a higher rate limit"
+    elif isinstance(last, _StalledError):
+        advice = "check the network, the endpoint and whether the server is overloaded"
+    what = f"cannot be read: {in_a_row} brought no byte, over {spent_s:.1f} s (the last: {last.message})"
+    return StorageError(f"{what}; {advice}", url=url, offset=offset)
 
 
 def _version(total_bytes: int | None, etag: str | None) -> str:

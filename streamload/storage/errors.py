@@ -6,10 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any
 
 from streamload.errors import (
     ShardChangedError,
@@ -125,9 +122,7 @@ _LOGIN = "`key` and `secret` in storage_options, or your other tools' environmen
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
 
 
-def answer_error(
-    url: str, answer: _Answer | None, code: str | None = None, retry_after_s: float | None = None
-) -> StorageError:
+def answer_error(url: str, answer: _Answer | None, code: str | None = None) -> StorageError:
     """Make the error for an answer: an HTTP status or a word of the table, and the storage's own code."""
     code = code if code is not None and _PLAIN_CODE.match(code) else None
     refused: tuple[_Kind, str] = (StorageError, "the storage refused this ({shown}); check the url and storage_options")
@@ -136,7 +131,7 @@ def answer_error(
     protocol = protocol_of(url)
     login = (_SIGN_ANEW if _SIGNATURE.search(url) else _WEB_LOGIN) if protocol in WEB else _LOGIN
     address = " in the url, or `host` and `port` in storage_options" if protocol in _FILESYSTEMS else f": {_ENDPOINT}"
-    error = kind(
+    return kind(
         message.format(
             shown=" ".join(str(part) for part in (answer, code) if part is not None),
             login=login,
@@ -145,21 +140,6 @@ def answer_error(
         ),
         url=url,
     )
-    if isinstance(error, TransientStorageError):
-        error.retry_after_s = retry_after_s
-    return error
-
-
-def parse_retry_after(value: object) -> float | None:
-    """Return the seconds of a `Retry-After` header, which is a number or a date; None if it is neither."""
-    if not isinstance(value, str):
-        return None
-    if value.strip().isdecimal():
-        return float(value)
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (TypeError, ValueError):
-        return None
 
 
 # -- what the libraries say ------------------------------------------------------------------------------------------
@@ -226,9 +206,9 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
     """Make the error for an exception of a filesystem, whose text may hold keys or signatures."""
     causes = list(_causes(exc))
     for cause in causes:
-        status, code, headers = _response_of(cause)
+        status, code = _response_of(cause)
         if status is not None or code is not None:
-            return answer_error(url, status, code, parse_retry_after(headers.get("Retry-After")))
+            return answer_error(url, status, code)
     names = " ".join(kind.__name__ for cause in causes for kind in type(cause).__mro__)
     if (answer := _answer_in(_FSSPEC, names, " ".join([names, *map(str, causes)]))) is not None:
         return answer_error(url, answer)
@@ -248,18 +228,18 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _response_of(exc: BaseException) -> tuple[int | None, str | None, Mapping[str, Any]]:
-    """Return status, code and headers of an answer of aiohttp, requests, httpx or botocore."""
+def _response_of(exc: BaseException) -> tuple[int | None, str | None]:
+    """Return status and code of an answer of aiohttp, requests, httpx or botocore."""
     response = getattr(exc, "response", None)
     if isinstance(response, Mapping):
-        metadata, code = response.get("ResponseMetadata", {}), response.get("Error", {}).get("Code")
-        headers = {name.title(): value for name, value in metadata.get("HTTPHeaders", {}).items()}
-        return metadata.get("HTTPStatusCode"), code if isinstance(code, str) and not code.isdigit() else None, headers
+        code = response.get("Error", {}).get("Code")
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status, code if isinstance(code, str) and not code.isdigit() else None
     for holder, name in ((exc, "status"), (response, "status_code")):
         status = getattr(holder, name, None)
         if isinstance(status, int) and 300 <= status < 600:
-            return status, None, getattr(holder, "headers", None) or {}
-    return None, None, {}
+            return status, None
+    return None, None
 
 
 @contextmanager

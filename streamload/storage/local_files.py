@@ -20,10 +20,9 @@ from streamload.errors import (
     ShardChangedError,
     ShardNotFoundError,
     StorageError,
-    TransientStorageError,
     without_secrets,
 )
-from streamload.storage.errors import check_small, close_matches
+from streamload.storage.errors import check_length, check_small, close_matches
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     Entry,
@@ -131,11 +130,12 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     except OSError as exc:
         raise _storage_error(path, exc) from None
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode):
-        return descriptor, status
-    os.close(descriptor)
-    kind = "a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-    raise StorageError(f"cannot be read: this is {kind}; check the path and the disk", url=path)
+    try:
+        _check_regular(path, status.st_mode)
+    except StorageError:
+        os.close(descriptor)
+        raise
+    return descriptor, status
 
 
 class LocalStorage:
@@ -151,9 +151,7 @@ class LocalStorage:
             status = os.stat(path)
         except OSError as exc:
             raise _storage_error(path, exc) from None
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
+        _check_regular(path, status.st_mode)
         return ShardInfo(path, status.st_size, status.st_mtime_ns)
 
     def absolute(self, url: str) -> str:
@@ -198,15 +196,12 @@ class LocalStorage:
         stop = total_bytes if end is None else min(end, total_bytes)
 
         async def pieces() -> AsyncGenerator[bytes, None]:
-            position = start
             try:
                 with open(self.open(path), "rb", buffering=0) as file:
-                    while position < stop:
-                        most_bytes = min(_CHUNK_BYTES, stop - position)
-                        piece = await asyncio.to_thread(os.pread, file.fileno(), most_bytes, position)
-                        if not piece:
-                            raise TransientStorageError(f"the file ends at {position} instead of {stop}", url=path)
-                        position += len(piece)
+                    for position in range(start, stop, _CHUNK_BYTES):
+                        piece_bytes = min(_CHUNK_BYTES, stop - position)
+                        piece = await asyncio.to_thread(os.pread, file.fileno(), piece_bytes, position)
+                        check_length(path, piece, piece_bytes, total_bytes)
                         yield piece
             except OSError as exc:
                 raise _storage_error(path, exc) from None
@@ -237,6 +232,12 @@ class LocalStorage:
 
     async def aclose(self) -> None:
         """Do nothing."""
+
+
+def _check_regular(path: str, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
 
 
 def _listed(path: str) -> ShardInfo:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from braceexpand import braceexpand
@@ -18,7 +18,7 @@ from streamload.errors import without_secrets
 Urls = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 MAX_URLS = 10_000_000
-"""More urls are probably a mistake, and refused before they fill the memory."""
+"""More urls are probably a mistake, and are refused."""
 
 _RUNS_A_PROGRAM = re.compile(r"\s*(?:pipe|cmd|exec|shell|sh)\s*:(?!//)|\s*\||.*\|\s*\Z", re.IGNORECASE | re.DOTALL)
 CACHING = frozenset(("simplecache", "filecache", "blockcache", "cached"))
@@ -35,9 +35,7 @@ _SEPARATOR = re.compile(r"::(?![^\[\]/]*\])")
 # What stands for itself and does nothing, as most of the urls in long lists do: found out in one step.
 _PLAIN = re.compile(r"(?:[a-z0-9]+://[\w.-]+(?::\d+)?/)?[\w./-]+")
 
-_CHARACTER_RANGE = re.compile(r"[A-Za-z]\.\.[A-Za-z](?:\.\.-?\d+)?\Z")
-_BRACES = re.compile(r"\\.|[{},]", re.DOTALL)
-_INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\Z")
+_INT_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 
 
 def expand_urls(urls: Urls) -> list[str]:
@@ -65,16 +63,20 @@ def expand_urls(urls: Urls) -> list[str]:
                 what = f"{argument} has the unknown prefix {word}:: in {_shown(written)}"  # else a missing path
                 raise ValueError(f"{what}; leave it out (if {word} is a folder, write ./{word})")
         for part in parts:
-            if len(expanded) + _count(part) > MAX_URLS:
-                what = f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}"
-                raise ValueError(f"{what}; check the ranges in its braces")
             for url in _expand_braces(argument, part):
                 _refuse_programs(argument, url)
                 if not url.strip():
                     what = f"{argument} holds an empty url: {_shown(written)}"
                     raise ValueError(f"{what}; each must name a shard, a pattern or a folder")
+                if len(expanded) == MAX_URLS:
+                    raise _too_many(argument, written)
                 expanded.append(url)
     return expanded
+
+
+def _too_many(argument: str, written: str) -> ValueError:
+    what = f"{argument} stands for more than {MAX_URLS:,} urls: {_shown(written)}"
+    return ValueError(f"{what}; check the ranges in its braces")
 
 
 def as_strings(urls: Urls) -> tuple[str, ...]:
@@ -107,11 +109,14 @@ def _string(argument: str, item: object) -> str:
     return path
 
 
-def _expand_braces(argument: str, part: str) -> list[str]:
+def _expand_braces(argument: str, part: str) -> Iterable[str]:
     if "{" not in part and "}" not in part:
         return [part]
+    for first, last, step in _INT_RANGE.findall(part):  # braceexpand holds each range, but not what several make
+        if abs(int(last) - int(first)) // max(1, int(step or 1)) >= MAX_URLS:
+            raise _too_many(argument, part)
     try:
-        return list(braceexpand(part, escape="\\" in part))
+        return braceexpand(part, escape="\\" in part)
     except ValueError:
         raise ValueError(
             f"{argument} has a brace without its partner: {_shown(part)}; close it, "
@@ -126,26 +131,6 @@ def _refuse_programs(argument: str, url: str) -> None:
             f"{argument} would run a program: {_shown(url)}; streamload never does. "
             "Name the file or the object itself, or fetch it first"
         )
-
-
-def _count(text: str, *, in_braces: bool = False) -> int:
-    """Return how many strings a pattern, or the inside of braces, stands for."""
-    if in_braces and (numbers := _INT_RANGE.match(text)):
-        first, last, step = numbers.groups()
-        return abs(int(last) - int(first)) // max(1, int(step or 1)) + 1
-    if in_braces and _CHARACTER_RANGE.match(text):
-        return len(list(braceexpand("{" + text + "}")))
-    alternatives, total, depth, start = 0, 1, 0, 0
-    for mark in _BRACES.finditer(text):
-        if mark[0] == "{":
-            start = start if depth else mark.end()
-            depth += 1
-        elif mark[0] == "}" and depth:
-            depth -= 1
-            total *= 1 if depth else _count(text[start : mark.start()], in_braces=True)
-        elif mark[0] == "," and in_braces and not depth:
-            alternatives, total = alternatives + total, 1
-    return alternatives + total
 
 
 def _shown(value: object) -> str:

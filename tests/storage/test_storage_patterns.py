@@ -9,7 +9,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from fsspec.asyn import get_loop
 from make_shards import write_numbers
 from servers.rclone import S3Server
 from typer.testing import CliRunner
@@ -25,12 +24,6 @@ pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 FILES = ["a.tar", "x.txt", ".h.tar", "b/c.tar", "b/b/c.tar", "b-1/c.tar", "b/.h/c.tar", ".h/b/c.tar", "d/e/f/g.tar"]
 PATTERNS = ["**/*.tar", "**", "**/**", "b/**", "**/c.tar", "**/b/**/*.tar", "*/**/c.tar", "d/**/f/*", "**/.h/*.tar"]
 PATTERNS += ["**/.*", ".h/**/*.tar", "a**r", "**/b*/c.tar", "d/**/e/**/f/**/*", "none/**/*", "**.tar"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loop_of_fsspec() -> None:
-    """It stays, on a thread of its own, from the first filesystem on that needs it."""
-    get_loop()
 
 
 def touch(folder: Path, names: list[str]) -> None:

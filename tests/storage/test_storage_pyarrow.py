@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from fsspec import AbstractFileSystem
-from fsspec.asyn import get_loop
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.dirfs import DirFileSystem
 from make_shards import write_numbers
@@ -15,12 +14,6 @@ from pyarrow import fs
 from streamload import StreamLoader
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loop_of_fsspec() -> None:
-    """It stays, on a thread of its own, from the first filesystem on that needs it."""
-    get_loop()
 
 
 @pytest.mark.parametrize("wrapped", [pytest.param(False, marks=pytest.mark.exhaustive), True])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from email.utils import formatdate
 from functools import partial
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -18,7 +15,7 @@ from through_fsspec import through_fsspec as filesystem
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage import filesystem_storage
 from streamload.storage.download import Attempts, Pin, Retries, RetryPolicy, download
-from streamload.storage.errors import NoConnectionError, fsspec_error, parse_retry_after
+from streamload.storage.errors import NoConnectionError
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.storages import Storages
 
@@ -56,29 +53,6 @@ def test_what_may_pass_is_tried_for_two_minutes_with_growing_waits() -> None:
         longest_s = min(10.0, 0.1 * 2**number)
         assert longest_s / 2 <= wait_s <= longest_s
     assert sum(found) + last == pytest.approx(120.0)
-
-
-@pytest.mark.parametrize(("asked_s", "waited_s"), [(None, 0.0), (0.0, 0.0), (7.0, 7.0), (3600.0, 60.0)])
-def test_the_wait_that_a_storage_asks_for_is_kept_to_up_to_a_minute(asked_s: float | None, waited_s: float) -> None:
-    busy = TransientStorageError("busy", throttled=True)
-    busy.retry_after_s = asked_s
-    first_s, *_ = waits(busy)
-    assert waited_s + 0.05 <= first_s <= waited_s + 0.1
-
-
-def test_a_retry_after_is_seconds_or_a_date() -> None:
-    assert [parse_retry_after(value) for value in ("3", "soon", None)] == [3.0, None, None]
-    assert parse_retry_after(formatdate(time.time() + 100, usegmt=True)) == pytest.approx(99.0, abs=60.0)
-    assert parse_retry_after(formatdate(0, usegmt=True)) == 0.0
-
-
-def test_the_header_is_found_in_what_a_filesystem_raises() -> None:
-    refused = OSError("told-secret")
-    refused.response = SimpleNamespace(status_code=429, headers={"Retry-After": "9"})  # type: ignore[attr-defined]
-    error = fsspec_error("hf://datasets/a/b", refused)
-    assert isinstance(error, TransientStorageError)
-    assert (error.throttled, error.retry_after_s) == (True, 9.0)
-    assert "told-secret" not in str(error)
 
 
 def test_an_outage_is_reported_once_with_what_fails_and_how_long_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from braceexpand import braceexpand
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from streamload.storage import urls
 from streamload.storage.urls import MAX_URLS, expand_urls
@@ -92,46 +89,14 @@ def test_refuses_other_values(urls: str | list[str], reason: str) -> None:
         expand_urls(urls)
 
 
-@pytest.mark.parametrize(
-    "urls", [f"{{1..{MAX_URLS + 1}}}", "{0..999999999999}", "{a,b}" * 40, "{a..z}" * 6, ["{1..6000000}"] * 2]
-)
-def test_refuses_what_would_fill_the_memory_without_making_it(
-    urls: str | list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    def expansion(text: str, *, escape: bool = True) -> list[str]:
-        if text == "{a..z}":
-            return list("abcdefghijklmnopqrstuvwxyz")
-        made.append(text)
-        return ["a"] * 6_000_000
-
-    monkeypatch.setattr("streamload.storage.urls.braceexpand", expansion)
+@pytest.mark.parametrize("urls", [f"{{1..{MAX_URLS + 1}}}", "{0..999999999999}", "{a,b{3..-99999999}}"])
+def test_a_range_that_would_fill_the_memory_is_refused(urls: str) -> None:
     with pytest.raises(ValueError, match="more than 10,000,000"):
         expand_urls(urls)
-    assert len(made) < 2
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.sampled_from(["a", "-", "/", "."]),
-            st.tuples(st.integers(-4, 4), st.integers(-4, 4)).map(lambda r: f"{{{r[0]}..{r[1]}}}"),
-            st.lists(st.sampled_from(["x", "y{1,2}", "{3..5}", "q{a..c}"]), min_size=2, max_size=3).map(
-                lambda parts: "{" + ",".join(parts) + "}"
-            ),
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_the_count_made_beforehand_is_the_count(parts: list[str]) -> None:
-    pattern = "k" + "".join(parts)
-    count = len(list(braceexpand(pattern)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(urls, "MAX_URLS", count)
-        assert len(expand_urls(pattern)) == count
-        patch.setattr(urls, "MAX_URLS", count - 1)
-        with pytest.raises(ValueError, match="stands for more than"):
-            expand_urls(pattern)
+@pytest.mark.parametrize("written", ["{a,b}" * 40, "{a..z}" * 6, ["{1..600}"] * 2, ["x"] * 1001])
+def test_expansion_ends_at_the_limit(written: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "MAX_URLS", 1000)
+    with pytest.raises(ValueError, match="more than 1,000"):
+        expand_urls(written)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.asyn import get_loop
 from make_shards import write_numbers
 from scripted_storage import Answer, ScriptedStorage
 from servers.faults import FaultServer, Script
@@ -58,12 +57,6 @@ def test_a_part_after_whole_answers_is_taken() -> None:
     error, requested = fetch(WHOLE, WHOLE, reset, WHOLE)
     assert requested == 12
     assert "brought no byte" in str(error)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loop_of_fsspec() -> None:
-    """It stays, on a thread of its own, from the first filesystem on that needs it."""
-    get_loop()
 
 
 @pytest.fixture(scope="module")
