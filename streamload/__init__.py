@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from streamload import errors, images
     from streamload.errors import StreamloadError
     from streamload.loader import StreamLoader
-    from streamload.pack.calling import pack
-    from streamload.pack.mapping import map_shards
+    from streamload.pack.packing import map_shards, pack
     from streamload.ray_feeders import RayFeeders
     from streamload.sampling.mixture import Mixture, Portion
     from streamload.statistics import Statistics
@@ -50,8 +49,8 @@ _HOMES = {
     "StreamLoader": "streamload.loader",
     "StreamloadError": "streamload.errors",
     "TarDataset": "streamload.tar_dataset",
-    "map_shards": "streamload.pack.mapping",
-    "pack": "streamload.pack.calling",
+    "map_shards": "streamload.pack.packing",
+    "pack": "streamload.pack.packing",
 }
 
 

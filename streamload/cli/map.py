@@ -13,8 +13,8 @@ import typer
 from streamload.cli.command import Json, Ray, StorageOption, Where, Workers, print_document, print_line, reported_errors
 from streamload.errors import without_secrets
 from streamload.index.listing import list_shards
-from streamload.pack.mapping import map_shards
 from streamload.pack.output import UsageError, shown_bytes
+from streamload.pack.packing import map_shards
 from streamload.storage.protocol import escaped
 from streamload.storage.storages import Storages
 from streamload.text import counted

@@ -10,7 +10,7 @@ from typing import Any
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Call `streamload.pack`."""
-        from streamload.pack.calling import pack
+        from streamload.pack.packing import pack
 
         return pack(*args, **options)
 

@@ -1,149 +1,41 @@
-"""`pack`: samples from a user's function to shards."""
+"""The work of tasks that call a function of the user: with inputs, or with the samples of shards.
+
+Worker processes import this module, and little else.
+"""
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import reprlib
-import tokenize
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import version
-from typing import Any
+from functools import cache
+from itertools import islice
+from mmap import PROT_READ, mmap
+from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 
-from streamload.arguments import parse_bytes
-from streamload.errors import StorageError, StreamloadError
-from streamload.pack.planning import Span, estimated_spans
-from streamload.pack.processes import Pool
-from streamload.pack.ray_pool import pickled_by_value
-from streamload.pack.run import pack_into
-from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, shard_name
+from streamload.decode.decoders import decoder_for
+from streamload.errors import StorageError, StreamloadError, without_secrets
+from streamload.pack.tasks import Append, Fault
+from streamload.storage.local_files import LocalStorage
 from streamload.storage.storages import Storages
-from streamload.write.shard_writer import check_counts, checked_key, label_of, sample_members
+from streamload.tar.decompression import compression_of, decompressed
+from streamload.tar.scan import scan_shard
+from streamload.text import counted
+from streamload.write.shard_writer import checked_key, label_of, sample_members
 
+_MOST_BYTES = 1 << 40
 _SHOWN = reprlib.Repr()
 _SHOWN.maxother = 200
 
-
-def pack(
-    function: Callable[[Any], Any],
-    inputs: Iterable[Any],
-    destination: str | os.PathLike[str],
-    *,
-    workers: int | None = None,
-    max_bytes: int | str = 256_000_000,
-    max_count: int | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    filesystem: Any = None,
-    ray: str | None = None,
-) -> None:
-    """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
-
-    Every reader refuses the destination until everything is packed. Equal samples give equal bytes for any number of
-    workers. After a kill, the same call with `resume=True` goes on to the same bytes: shards are kept if their inputs
-    and the function's own source are unchanged; anything else that the function uses is not compared.
-
-    Some inputs (one in sixteen, at most 128) are packed twice, to estimate how many fill a shard.
-
-    Args:
-        function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
-            pickled for the workers, also from `__main__`.
-        inputs: anything that can be pickled: paths, rows of a table, numbers. They are listed in memory.
-        destination: a folder or a url.
-        workers: number of processes; None is one per core.
-        max_bytes: maximum size of a shard; a number of bytes, or "256MB".
-        max_count: maximum number of samples in a shard.
-        resume: go on with an interrupted run.
-        overwrite: first remove existing shards, or an interrupted run.
-        storage_options: as for `StreamLoader`.
-        filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
-        ray: the address of a Ray cluster to pack on, or "auto" for that of this machine. Inputs, and a local
-            destination, must be on a file system that all nodes share. `workers` is the number of tasks in flight.
-
-    Raises:
-        StreamloadError: the function fails or returns a wrong sample, with the number of the input; or a process died.
-        ClusterError: there is no such cluster, or a node differs from this machine.
-        ValueError: there is no sample, two have the same key, one is too large, or the destination cannot be used.
-        OSError: something cannot be written.
-    """
-    check_counts(workers=workers, max_count=max_count)
-    target = Target(
-        os.fspath(destination).rstrip("/") or "/",
-        Storages(storage_options, filesystem),
-        max_bytes=parse_bytes("max_bytes", max_bytes),
-        max_count=max_count,
-        resume=resume,
-        overwrite=overwrite,
-        workers=workers,
-        ray=ray,
-    )
-    pack_calls(function, list(inputs), target, code=code_of(function))
-
-
-def pack_calls(
-    function: Callable[[Any], Any],
-    inputs: Sequence[Any],
-    target: Target,
-    *,
-    code: object,
-    cut: Sequence[tuple[Span, str]] | None = None,
-    may_be_empty: bool = False,
-    are_keys_unique: bool = True,
-    label: str = "packing",
-    unit: str = "inputs",
-) -> None:
-    """Pack the samples that a function makes of each input.
-
-    Args:
-        function: as for `pack`.
-        inputs: as for `pack`.
-        target: where and how shards are written.
-        code: identifies the function and its options.
-        cut: the inputs of each task, and the name of its shard; None to estimate and number them.
-        may_be_empty: make a shard also of a span without samples.
-        are_keys_unique: refuse keys that repeat in another shard.
-        label: the activity, for the progress.
-        unit: the inputs, for the progress.
-    """
-    pickled = [pickle.dumps(value) for value in inputs]
-    function_bytes = pickled_by_value(function) if target.ray is not None else cloudpickle.dumps(function)
-    code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
-
-    def work_on(first: int, end: int) -> PackCalls:
-        return PackCalls(function_bytes, tuple(pickled[first:end]), first)
-
-    def plan(pool: Pool) -> list[Task]:
-        named = cut
-        if named is None:
-            spans = estimated_spans(
-                pool, len(pickled), lambda number: work_on(number, number + 1), target.max_bytes, target.max_count
-            )
-            named = [(span, shard_name(number)) for number, span in enumerate(spans)]
-        tasks = []
-        for (first, end), name in named:
-            digest = digest_of(name, code, pickled[first:end], list(map(_file_of, inputs[first:end])))
-            tasks.append(Task("", name, digest, end - first, work_on(first, end), may_be_empty))
-        return tasks
-
-    def check(records: Sequence[Record]) -> None:
-        tables = [shard.table for record in records for shard in record.shards]
-        if not tables:
-            raise ValueError(f"the function gave no sample of {len(pickled):,} inputs")
-        seen: set[str] = set()
-        for table in tables if are_keys_unique else ():
-            for key in table.keys():  # noqa: SIM118
-                if key in seen:
-                    raise ValueError(f"two samples have the key {key!r}; give each one of its own")
-                seen.add(key)
-
-    pack_into(target, plan, check, label=label, unit=unit)
+Decode = bool | Mapping[str, Callable[[bytes], Any]]
+Sample = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +88,100 @@ def _failed_input(number: int, value: object, exc: Exception) -> StreamloadError
     )
 
 
-def _file_of(value: object) -> tuple[str, int, int] | None:
-    """Return path, size and time of modification of an input that is the path of a file."""
-    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
-        return None
-    status = os.stat(path)
-    return path, status.st_size, status.st_mtime_ns
+class SourceShard(NamedTuple):
+    """A shard, as it was listed, and the numbers of the samples to read, int64[n], ascending; None for all."""
+
+    url: str
+    bytes: int
+    version: tuple[int | None, str | None]
+    samples: NDArray[np.int64] | None = None
+
+    def __repr__(self) -> str:
+        return f"the shard {without_secrets(self.url)!r}"
 
 
-def code_of(function: Callable[..., Any]) -> str:
-    """Return a digest of a function's name, its source if that can be read, and arguments bound by `partial`."""
-    bound = []
-    while isinstance(function, partial):
-        bound.append((function.args, sorted(function.keywords.items())))
-        function = function.func
-    plain: Any = function if inspect.isroutine(function) else type(function)
-    try:
-        source = inspect.getsource(plain)
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last two of a file edited since
-        source = ""
-    return digest_of(plain.__qualname__, bound, source)
+def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterator[Sample]:
+    """Read the samples of a shard as dicts of their fields, with "__key__" and "__url__"."""
+    decoder = cache(lambda field: decoder_for(field, decode))
+    url = without_secrets(shard.url)
+    archive = _archive(shard.url, storages)
+    table = scan_shard(memoryview(archive), shard.url)
+    keys, fields = table.keys(), [table.fields[number] for number in table.member_field.tolist()]
+    starts, offsets, sizes = table.sample_start.tolist(), table.member_offset.tolist(), table.member_size.tolist()
+    for number in range(len(table)) if shard.samples is None else shard.samples.tolist():
+        sample: Sample = {"__key__": keys[number], "__url__": url}
+        for member in range(starts[number], starts[number + 1]):
+            field, data = fields[member], archive[offsets[member] : offsets[member] + sizes[member]]
+            try:
+                sample[field] = data if decode is False else decoder(field)(data)
+            except Exception as exc:
+                exc.add_note(f"in the field {field!r} of sample {keys[number]!r}")
+                raise
+        yield sample
+
+
+def _archive(url: str, storages: Storages) -> bytes | mmap:
+    """Return a whole shard, decompressed; one that is a local file is mapped."""
+    if storages.costs_requests(url) or compression_of(url) is not None:
+        content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
+        return b"".join(decompressed(url, content))
+    with open(LocalStorage().open(url), "rb") as file:
+        return mmap(file.fileno(), 0, prot=PROT_READ) if os.fstat(file.fileno()).st_size else b""
+
+
+def mapped_samples(
+    function: Callable[[Any], Any],
+    shard: SourceShard,
+    *,
+    sidecar: bool,
+    batch_size: int | None,
+    decode: Decode,
+    storages: Storages,
+) -> Iterator[Any]:
+    """Yield the results of a function for the samples of a shard, with notes of the sample in its exceptions."""
+    samples = _samples_of(shard, decode, storages)
+    while batch := list(islice(samples, batch_size or 1)):
+        try:
+            result = function(batch[0] if batch_size is None else batch)
+            is_one = batch_size is None and isinstance(result, Mapping | None)
+            results = [result] if is_one else list(samples_in(result))
+            yield from (_new_fields if sidecar else _with_keys)(batch, results)
+        except Exception as exc:
+            exc.add_note(f"sample {batch[0]['__key__']!r}" + (" and those after it" if len(batch) > 1 else ""))
+            raise
+
+
+def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]:
+    """Yield the results of a function; a new sample without a key gets that of its source."""
+    one_each = len(results) == len(batch)
+    for number, sample in enumerate(results):
+        if isinstance(sample, Mapping):
+            new = {name: value for name, value in sample.items() if name != "__url__"}
+            if one_each or len(batch) == 1:
+                new.setdefault("__key__", batch[number if one_each else 0]["__key__"])
+            yield new
+        elif sample is not None:
+            yield sample  # refused later
+
+
+def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
+    """Yield the new fields alone, under the keys of their samples."""
+    if len(results) != len(batch):
+        raise ValueError(
+            f"it gave {counted(len(results), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None "
+            "in its place"
+        )
+    for before, sample in zip(batch, results, strict=True):
+        if sample is None:
+            continue
+        if not isinstance(sample, Mapping):
+            raise TypeError(f"it gave a value of type {type(sample).__name__}; give a dict, or None")
+        key = before["__key__"]
+        if sample.get("__key__", key) != key:
+            raise ValueError(f"it gave the key {sample['__key__']!r} for {key!r}; in a sidecar keys stay as they are")
+        new = {name: value for name, value in sample.items() if not name.startswith("__")}
+        for name in before.keys() & new.keys():
+            value = new.pop(name)
+            if value is not before[name] and not (isinstance(value, bytes) and value == before[name]):
+                raise ValueError(f"the samples have a field {name!r} already; give the new one a name of its own")
+        yield {"__key__": key, **new}

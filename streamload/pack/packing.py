@@ -1,0 +1,279 @@
+"""`pack` and `map_shards`: datasets made by a function of the user, of inputs or of the samples of another dataset."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import tokenize
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from streamload.arguments import parse_bytes
+from streamload.index.dataset_index import is_plain_name
+from streamload.index.listing import Listing
+from streamload.pack.calling import Decode, PackCalls, SourceShard, mapped_samples
+from streamload.pack.output import UsageError
+from streamload.pack.planning import Span, estimated_spans, shard_spans
+from streamload.pack.processes import Pool
+from streamload.pack.ray_pool import pickled_by_value
+from streamload.pack.run import pack_into
+from streamload.pack.tasks import ANY_NAMES, Record, Target, Task, digest_of, shard_name
+from streamload.sampling.mixture import Portion
+from streamload.sampling.selection import Selection, Where
+from streamload.storage.storages import Storages
+from streamload.storage.urls import Urls
+from streamload.tar.decompression import without_compression
+from streamload.trainer.feeder_client import FeederClient, named_places
+from streamload.write.shard_writer import check_counts
+
+_SHARD_BYTES = 256_000_000
+
+
+def pack(
+    function: Callable[[Any], Any],
+    inputs: Iterable[Any],
+    destination: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    max_bytes: int | str = 256_000_000,
+    max_count: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    ray: str | None = None,
+) -> None:
+    """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
+
+    Every reader refuses the destination until everything is packed. Equal samples give equal bytes for any number of
+    workers. After a kill, the same call with `resume=True` goes on to the same bytes: shards are kept if their inputs
+    and the function's own source are unchanged; anything else that the function uses is not compared.
+
+    Some inputs (one in sixteen, at most 128) are packed twice, to estimate how many fill a shard.
+
+    Args:
+        function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
+            pickled for the workers, also from `__main__`.
+        inputs: anything that can be pickled: paths, rows of a table, numbers. They are listed in memory.
+        destination: a folder or a url.
+        workers: number of processes; None is one per core.
+        max_bytes: maximum size of a shard; a number of bytes, or "256MB".
+        max_count: maximum number of samples in a shard.
+        resume: go on with an interrupted run.
+        overwrite: first remove existing shards, or an interrupted run.
+        storage_options: as for `StreamLoader`.
+        filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
+        ray: the address of a Ray cluster to pack on, or "auto" for that of this machine. Inputs, and a local
+            destination, must be on a file system that all nodes share. `workers` is the number of tasks in flight.
+
+    Raises:
+        StreamloadError: the function fails or returns a wrong sample, with the number of the input; or a process died.
+        ClusterError: there is no such cluster, or a node differs from this machine.
+        ValueError: there is no sample, two have the same key, one is too large, or the destination cannot be used.
+        OSError: something cannot be written.
+    """
+    check_counts(workers=workers, max_count=max_count)
+    target = Target(
+        os.fspath(destination).rstrip("/") or "/",
+        Storages(storage_options, filesystem),
+        max_bytes=parse_bytes("max_bytes", max_bytes),
+        max_count=max_count,
+        resume=resume,
+        overwrite=overwrite,
+        workers=workers,
+        ray=ray,
+    )
+    _pack_calls(function, list(inputs), target, code=_code_of(function))
+
+
+def _pack_calls(
+    function: Callable[[Any], Any],
+    inputs: Sequence[Any],
+    target: Target,
+    *,
+    code: object,
+    cut: Sequence[tuple[Span, str]] | None = None,
+    may_be_empty: bool = False,
+    are_keys_unique: bool = True,
+    label: str = "packing",
+    unit: str = "inputs",
+) -> None:
+    """Pack the samples that a function makes of each input.
+
+    Args:
+        function: as for `pack`.
+        inputs: as for `pack`.
+        target: where and how shards are written.
+        code: identifies the function and its options.
+        cut: the inputs of each task, and the name of its shard; None to estimate and number them.
+        may_be_empty: make a shard also of a span without samples.
+        are_keys_unique: refuse keys that repeat in another shard.
+        label: the activity, for the progress.
+        unit: the inputs, for the progress.
+    """
+    pickled = [pickle.dumps(value) for value in inputs]
+    function_bytes = pickled_by_value(function) if target.ray is not None else cloudpickle.dumps(function)
+    code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
+
+    def work_on(first: int, end: int) -> PackCalls:
+        return PackCalls(function_bytes, tuple(pickled[first:end]), first)
+
+    def plan(pool: Pool) -> list[Task]:
+        named = cut
+        if named is None:
+            spans = estimated_spans(
+                pool, len(pickled), lambda number: work_on(number, number + 1), target.max_bytes, target.max_count
+            )
+            named = [(span, shard_name(number)) for number, span in enumerate(spans)]
+        tasks = []
+        for (first, end), name in named:
+            digest = digest_of(name, code, pickled[first:end], list(map(_file_of, inputs[first:end])))
+            tasks.append(Task("", name, digest, end - first, work_on(first, end), may_be_empty))
+        return tasks
+
+    def check(records: Sequence[Record]) -> None:
+        tables = [shard.table for record in records for shard in record.shards]
+        if not tables:
+            raise ValueError(f"the function gave no sample of {len(pickled):,} inputs")
+        seen: set[str] = set()
+        for table in tables if are_keys_unique else ():
+            for key in table.keys():  # noqa: SIM118
+                if key in seen:
+                    raise ValueError(f"two samples have the key {key!r}; give each one of its own")
+                seen.add(key)
+
+    pack_into(target, plan, check, label=label, unit=unit)
+
+
+def map_shards(
+    function: Callable[[Any], Any],
+    urls: Urls,
+    destination: str | os.PathLike[str],
+    *,
+    sidecar: bool = False,
+    batch_size: int | None = None,
+    decode: Decode = False,
+    where: Where | None = None,
+    workers: int | None = None,
+    max_bytes: int | str | None = None,
+    max_count: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any = None,
+    ray: str | None = None,
+) -> None:
+    """Write a dataset of the results of a function for another dataset's samples, in their order and with their keys.
+
+    Each shard becomes one of the same name (numbered, if shards of different folders share a name), unless `max_bytes`
+    or `max_count` cuts them anew: consecutive shards are merged as far as they fit, and a larger one is cut. The bytes,
+    resuming, and incomplete destinations are as for `pack`.
+
+    Args:
+        function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; returns the new sample (with
+            the same key unless it has one), yields several, which need keys of their own, or returns None to leave it
+            out. With `batch_size` it takes a list of samples, and returns or yields the new ones; as many samples have
+            the same keys unless they have others.
+        urls: the shards, as for `StreamLoader`.
+        destination: a folder or a url; not that of the shards.
+        sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: a shard for each shard, and for
+            each sample one or None.
+        batch_size: maximum number of samples of one shard that the function gets at once.
+        decode: as for `TarDataset`; values other than bytes are encoded by their extension when they are written.
+        where: the samples to read; as for `StreamLoader`.
+        workers: as for `pack`, like all that follow.
+        max_bytes: maximum size of a new shard; if `max_count` is given, by default 256 MB.
+        max_count: maximum number of samples in a new shard.
+        resume: go on with an interrupted run.
+        overwrite: first remove existing shards, or an interrupted run.
+        storage_options: for the shards and the destination.
+        filesystem: an fsspec filesystem to read and write with.
+        ray: as for `pack`: a task on the nodes of a Ray cluster for each shard.
+
+    Raises:
+        ValueError, StreamloadError, OSError: as for `pack`, and as for `StreamLoader` for the shards.
+    """
+    check_counts(batch_size=batch_size, workers=workers, max_count=max_count)
+    is_cut = max_bytes is not None or max_count is not None
+    if sidecar and is_cut:
+        raise UsageError("a sidecar has a shard for each shard; leave out max_bytes and max_count")
+    storages = Storages(storage_options, filesystem)
+    dest = os.fspath(destination).rstrip("/") or "/"
+    with closing(FeederClient(storages, named_places([Portion(urls, 1.0)]))) as client:
+        listing = client.list_shards(urls, None)
+        _refuse_source(dest, listing, storages)
+        chosen = None if where is None else client.select(Selection(where), listing)
+        counts = listing.counts if chosen is None else client.counts(listing)
+    shards = [SourceShard(shard.url, shard.bytes, (shard.mtime_ns, shard.etag)) for shard in listing.shards]
+    if chosen is not None and counts is not None:
+        in_each = np.split(chosen, np.cumsum(counts)[:-1])
+        shards = [shard._replace(samples=np.flatnonzero(part)) for shard, part in zip(shards, in_each, strict=True)]
+        counts = [len(np.flatnonzero(part)) for part in in_each]
+    if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
+        workers = 1
+    target = Target(dest, storages, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
+    if is_cut:
+        most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
+        target = replace(target, max_bytes=most_bytes, max_count=max_count)
+        sizes = zip([shard.bytes for shard in shards], counts or [0] * len(shards), strict=True)
+        cut = [(span, shard_name(number)) for number, span in enumerate(shard_spans(sizes, most_bytes, max_count))]
+    else:
+        target = replace(target, naming=ANY_NAMES)
+        names = [without_compression(shard.name) for shard in listing.shards]
+        if len(set(names)) < len(names) or not all(is_plain_name(name) and ANY_NAMES.matches(name) for name in names):
+            names = list(map(shard_name, range(len(shards))))
+        cut = [((number, number + 1), name) for number, name in enumerate(names)]
+    decoders: Any = decode
+    if isinstance(decode, Mapping):
+        decoders = sorted((field, _code_of(each)) for field, each in decode.items())
+    _pack_calls(
+        partial(mapped_samples, function, sidecar=sidecar, batch_size=batch_size, decode=decode, storages=storages),
+        shards,
+        target,
+        code=[_code_of(function), sidecar, batch_size, decoders],
+        cut=cut,
+        may_be_empty=sidecar,
+        are_keys_unique=is_cut,
+        label="mapping",
+        unit="shards",
+    )
+
+
+def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
+    def place(url: str) -> str:
+        return os.path.realpath(storages.for_url(url).absolute(url))  # of a url it keeps what tells it from others
+
+    target = place(destination)
+    if any(place(folder) == target for folder in {shard.folder for shard in listing.shards}):
+        raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
+
+
+def _file_of(value: object) -> tuple[str, int, int] | None:
+    """Return path, size and time of modification of an input that is the path of a file."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
+        return None
+    status = os.stat(path)
+    return path, status.st_size, status.st_mtime_ns
+
+
+def _code_of(function: Callable[..., Any]) -> str:
+    """Return a digest of a function's name, its source if that can be read, and arguments bound by `partial`."""
+    bound = []
+    while isinstance(function, partial):
+        bound.append((function.args, sorted(function.keywords.items())))
+        function = function.func
+    plain: Any = function if inspect.isroutine(function) else type(function)
+    try:
+        source = inspect.getsource(plain)
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last two of a file edited since
+        source = ""
+    return digest_of(plain.__qualname__, bound, source)
