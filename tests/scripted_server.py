@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -18,10 +17,9 @@ _ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>told-secret</M
 class Script:
     """What to answer: `faults` are used up one by one, and then the answers are right.
 
-    A fault is `<status> <code>`, or one of `whole`, `other`, `short`, `cut`, `replaced` (cut, and then there is another
-    version), `unended` (chunks without the mark that ends them), `unsized` (half of it, and nothing tells how much it
-    is), `compressed` (although that was not requested). An empty `etag` or `changed`, which is the time of the last
-    modification, is not sent.
+    A fault is `<status> <code>`, or one of `whole`, `open`, `other`, `short`, `cut`, `replaced` (cut, and then there is
+    another version), `unsized` (half of it, and nothing tells how much it is). An empty `etag` or `changed`, which is
+    the time of the last modification, is not sent.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -91,17 +89,12 @@ async def _answer(script: Script, head: str, writer: asyncio.StreamWriter) -> bo
         body = CONTENT
     if fault == "short":
         body = body[:-10]
-    if fault == "compressed":
-        body = gzip.compress(body, 1)
-        lines.append("Content-Encoding: gzip")
     if fault != "unsized":
-        lines.append("Transfer-Encoding: chunked" if fault == "unended" else f"Content-Length: {len(body)}")
-    if fault == "unended":
-        body = f"{len(body):x}\r\n".encode() + body + b"\r\n"
+        lines.append(f"Content-Length: {len(body)}")
     status = "206 Partial" if found and fault != "whole" else "200 OK"
     sent = b"" if head.startswith("HEAD") else body[: len(body) // 2] if fault in _HALVES else body
     writer.write("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode() + sent)
     await writer.drain()
     if fault == "replaced":
         script.etag = '"v2"'
-    return fault not in (*_HALVES, "unended")
+    return fault not in _HALVES
