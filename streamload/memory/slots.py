@@ -54,7 +54,11 @@ class MappedSlots:
         memory = self._memory.get(slot)
         if memory is None or len(memory) < size_bytes:
             descriptor = self._descriptors[slot]
-            memory = self._memory[slot] = map_memory(descriptor, _grown(descriptor, size_bytes), writable=True)
+            current_bytes = os.fstat(descriptor).st_size
+            if current_bytes < size_bytes:
+                current_bytes = round_up(size_bytes)
+                os.ftruncate(descriptor, current_bytes)
+            memory = self._memory[slot] = map_memory(descriptor, current_bytes, writable=True)
         return memory
 
     def drop(self, slot: int) -> None:
@@ -68,15 +72,6 @@ class MappedSlots:
         """Forget every slot."""
         for slot in list(self._descriptors):
             self.drop(slot)
-
-
-def _grown(descriptor: int, size_bytes: int) -> int:
-    """Make memory at least as large, and return its size."""
-    current_bytes = os.fstat(descriptor).st_size
-    if current_bytes < size_bytes:
-        current_bytes = round_up(size_bytes)
-        os.ftruncate(descriptor, current_bytes)
-    return current_bytes
 
 
 class SlotPool:
@@ -101,8 +96,7 @@ class SlotPool:
         self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
         self._most_kept = min(MOST_KEPT_SLOTS, limit // SLOTS_KEPT_SHARE)
         self._descriptors: dict[int, int] = {}
-        self._sizes: dict[int, int] = {}
-        self._mapped: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # what the trainer has mapped of each
         self._free: deque[int] = deque()
         self._announced: deque[int] = deque()
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -115,7 +109,7 @@ class SlotPool:
             return self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
         slot = next(self._numbers)
         self._descriptors[slot] = new_memory(_PAGE_BYTES)
-        self._sizes[slot] = 0
+        self._sizes[slot] = -1
         return slot
 
     def descriptor(self, slot: int) -> int:
@@ -125,10 +119,9 @@ class SlotPool:
     def announce(self, slot: int, size_bytes: int) -> bool:
         """Note that a batch of a size goes to the trainer; return True if the slot's descriptor must go with it."""
         self._announced.append(slot)
-        self._sizes[slot] = max(self._sizes[slot], round_up(size_bytes))
-        if size_bytes <= self._mapped.get(slot, -1):
+        if size_bytes <= self._sizes[slot]:
             return False
-        self._mapped[slot] = round_up(size_bytes)  # at least: it maps all there is
+        self._sizes[slot] = round_up(size_bytes)  # at least: it maps all there is
         return True
 
     def note_taken(self, batches: int) -> None:
@@ -148,24 +141,19 @@ class SlotPool:
 
     def put_back(self, slot: int) -> None:
         """Free a slot that is not announced, or not read any more."""
-        if self._may_stay_free(slot):
+        count = len(self._free)
+        in_flight = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
+        is_cheap = count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES
+        if count < LEAST_FREE_SLOTS or (count < self._most_free and is_cheap):
             self._free.append(slot)
         else:
             self.discard(slot)
-
-    def _may_stay_free(self, slot: int) -> bool:
-        count = len(self._free)
-        if count < LEAST_FREE_SLOTS:
-            return True
-        in_flight = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
-        return count < self._most_free and (count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES)
 
     def discard(self, slot: int) -> None:
         """Never use a slot again; mappings of its memory stay."""
         self._kept.pop(slot, None)
         os.close(self._descriptors.pop(slot))
         del self._sizes[slot]
-        self._mapped.pop(slot, None)
         self._retired.append(slot)
 
     def take_retired(self) -> list[int]:
@@ -244,7 +232,7 @@ class SlotReader:
     """Leases the memory of announced slots, and notes when the last view of one has died.
 
     Args:
-        on_map: called with newly mapped memory when it is leased for the first time (to page-lock it).
+        on_map: called with newly mapped memory (to page-lock it).
         fence: returns a function that returns True when all reads that devices have queued until now are done.
     """
 
@@ -254,7 +242,6 @@ class SlotReader:
         fence: Callable[[], Callable[[], bool]] | None = None,
     ) -> None:
         self._memory: dict[int, Bytes] = {}
-        self._new: set[int] = set()
         self._leases: dict[int, weakref.ref[Bytes]] = {}
         self._on_map = on_map
         self._fence = fence
@@ -264,19 +251,14 @@ class SlotReader:
 
     def add(self, slot: int, descriptor: int) -> None:
         """Map all of a slot that is new or has grown; the descriptor stays the caller's."""
-        size_bytes = os.fstat(descriptor).st_size
-        self._memory[slot] = map_memory(descriptor, size_bytes, writable=True)
-        self._new.add(slot)
+        self._memory[slot] = memory = map_memory(descriptor, os.fstat(descriptor).st_size, writable=True)
+        if self._on_map is not None:
+            self._on_map(memory)
 
     def lease(self, slot: int) -> Bytes:
         """Return a slot's memory for one batch; it is free again when this array and all views of it are gone."""
-        memory = self._memory[slot]
-        if slot in self._new:
-            self._new.remove(slot)
-            if self._on_map is not None:
-                self._on_map(memory)
         # By a memoryview, since NumPy would otherwise let views refer to the mapped array, and the lease end at once.
-        lease = np.frombuffer(memory.data, np.uint8)
+        lease = np.frombuffer(self._memory[slot].data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
 
@@ -300,12 +282,10 @@ class SlotReader:
         """Forget slots that the feeder has discarded; views stay valid."""
         for slot in slots:
             self._memory.pop(slot, None)
-            self._new.discard(slot)
 
     def close(self) -> None:
         """Forget every slot; views stay valid."""
         self._memory.clear()
-        self._new.clear()
 
 
 def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], ended: deque[int], _: object) -> None:

@@ -74,11 +74,13 @@ class Child(NamedTuple):
         process: the process.
         socket: our end of the pair.
         words: a descriptor of the memory for its last words.
+        progress: of a worker a descriptor of `PROGRESS_BYTES` of memory that it writes to; else -1.
     """
 
     process: subprocess.Popen[bytes] | Fork
     socket: socket.socket
     words: int
+    progress: int = -1
 
     @property
     def pid(self) -> int:
@@ -133,13 +135,6 @@ class Child(NamedTuple):
         return f"{how}\n{words}" if words else how
 
 
-class WorkerChild(NamedTuple):
-    """A worker that was started; `progress` is a descriptor of `PROGRESS_BYTES` of memory that it writes to."""
-
-    child: Child
-    progress: int
-
-
 def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> Child:
     """Start a process that calls `module.main(SOCKET, LAST_WORDS, PARENT, DESCRIPTOR..., ARGUMENT...)`.
 
@@ -147,34 +142,29 @@ def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> C
     `sys.argv` are this process's, but not in its command line: `pkill -f train.py` is not meant for it. `descriptors`
     stay open here.
     """
+    child = os.path.join(os.path.dirname(__file__), "child.py")
     with open(new_memory(0), "wb", buffering=0) as program:
         path = [entry or os.getcwd() for entry in sys.path]
         program.write(pickle.dumps((path, program_arguments())))
         program.seek(0)  # the process reads where this one is
-        return _launch(module, program.fileno(), descriptors, arguments)
-
-
-def _launch(module: str, program: int, descriptors: tuple[int, ...], arguments: tuple[int, ...]) -> Child:
-    ours, theirs = socket.socketpair()
-    words = new_memory(0)
-    inherited = (program, theirs.fileno(), words, *descriptors)
-    child = os.path.join(os.path.dirname(__file__), "child.py")
-    numbers = (program, theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", child, "-m", module, *map(str, numbers)],
-            pass_fds=inherited,
-            stdin=subprocess.DEVNULL,
-            env=child_environment(),
-        )
-    except BaseException:
-        ours.close()
-        os.close(words)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
+        ours, theirs = socket.socketpair()
+        words = new_memory(0)
+        numbers = (program.fileno(), theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", child, "-m", module, *map(str, numbers)],
+                pass_fds=(program.fileno(), theirs.fileno(), words, *descriptors),
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        except BaseException:
+            ours.close()
+            os.close(words)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
     return Child(process, ours, words)
 
 
@@ -184,17 +174,17 @@ def program_arguments() -> list[str]:
     return list(map(str, found if isinstance(found, Iterable) else ())) or [""]  # as libraries expect, Ray among them
 
 
-def launch_worker() -> WorkerChild:
+def launch_worker() -> Child:
     """Start a worker; it waits for its setup."""
     progress = new_memory(PROGRESS_BYTES)
     try:
-        return WorkerChild(launch("streamload.workers.worker_start", descriptors=(progress,)), progress)
+        return launch("streamload.workers.worker_start", descriptors=(progress,))._replace(progress=progress)
     except BaseException:
         os.close(progress)
         raise
 
 
-def fork_worker(run: Callable[[int, int, int], NoReturn]) -> WorkerChild:
+def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
     """Fork a worker, which has no descriptor of this process, and dies with it.
 
     Args:
@@ -214,7 +204,7 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> WorkerChild:
     if pid == 0:
         _run_as_worker(partial(run, theirs.fileno(), words, progress), parent, {theirs.fileno(), words, progress})
     theirs.close()
-    return WorkerChild(Child(Fork(pid), ours, words), progress)
+    return Child(Fork(pid), ours, words, progress)
 
 
 def _run_as_worker(run: Callable[[], NoReturn], parent: int, descriptors: set[int]) -> NoReturn:
@@ -262,7 +252,7 @@ class EarlyWorkers:
     """
 
     def __init__(self) -> None:
-        self.launched: list[WorkerChild] = []
+        self.launched: list[Child] = []
 
     def start(self, number: int, run: Callable[[int, int, int], NoReturn]) -> None:
         """Start workers, as forks that call `run` (see `fork_worker`) if that is safe."""
@@ -273,7 +263,7 @@ class EarlyWorkers:
         except OSError:
             self.end(0.0)
 
-    def take(self) -> list[WorkerChild]:
+    def take(self) -> list[Child]:
         """Hand over the workers."""
         taken, self.launched = self.launched, []
         return taken
@@ -281,11 +271,11 @@ class EarlyWorkers:
     def end(self, grace_s: float) -> None:
         """End all that no pool has taken over, and kill those that have not ended within `grace_s` altogether."""
         for worker in self.launched:
-            worker.child.socket.close()
+            worker.socket.close()
         deadline_s = monotonic() + grace_s
         for worker in self.launched:
-            worker.child.end(max(0.0, deadline_s - monotonic()))
-            os.close(worker.child.words)
+            worker.end(max(0.0, deadline_s - monotonic()))
+            os.close(worker.words)
             os.close(worker.progress)
         self.launched = []
 

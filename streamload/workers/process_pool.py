@@ -17,15 +17,7 @@ from time import monotonic
 from typing import Any
 
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import (
-    RowsDone,
-    RowTask,
-    ScanDone,
-    ScanTask,
-    Task,
-    WorkerSetup,
-    WorkerStarted,
-)
+from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task, WorkerSetup, WorkerStarted
 from streamload.errors import WorkerError
 from streamload.fetch.resident import ResidentShards
 from streamload.limits import WORKER_SHARDS_SHARE
@@ -34,7 +26,7 @@ from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
-from streamload.workers.launch import PROGRESS_BYTES, STACK_S, WorkerChild, launch_worker
+from streamload.workers.launch import PROGRESS_BYTES, STACK_S, Child, launch_worker
 from streamload.workers.protocol import PoolEvents, WorkerActivity
 from streamload.workers.worker_link import WorkerLink
 
@@ -58,6 +50,7 @@ class PoolWorker:
     """A worker that has been launched, whose process this object now owns.
 
     Attributes:
+        child: its process.
         started: it has reported that it is ready.
         link: knows its tasks and what it has open.
     """
@@ -65,53 +58,43 @@ class PoolWorker:
     def __init__(
         self,
         number: int,
-        launched: WorkerChild,
+        child: Child,
         on_message: Callable[[PoolWorker, Any], None],
         on_lost: Callable[[PoolWorker], None],
         link: Callable[[Callable[[Any, Sequence[int]], None]], WorkerLink],
     ) -> None:
         self.number = number
+        self.child = child
         self.started = False
         self._ended: str | None = None
-        self._child = launched.child
-        self._progress = map_memory(launched.progress, PROGRESS_BYTES, writable=True).view("<i8")
+        self._progress = map_memory(child.progress, PROGRESS_BYTES, writable=True).view("<i8")
         self._progress[:] = -1
-        os.close(launched.progress)
-        self.channel = AsyncChannel(
-            launched.child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self)
-        )
+        os.close(child.progress)
+        self.channel = AsyncChannel(child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self))
         self.link = link(partial(self.channel.send, close=True))
 
-    @property
-    def pid(self) -> int:
-        """The id of its process."""
-        return self._child.process.pid
-
-    def request_stack(self) -> int:
-        """See `Child.request_stack`."""
-        return self._child.request_stack()
-
     def activity(self, requested: int) -> WorkerActivity | None:
-        """Say what it is doing, a little after `request_stack`; None if it has no task."""
+        """Say what it is doing, a little after `Child.request_stack`; None if it has no task."""
         task = next(iter(self.link.tasks.values()), None)
         if task is None and self.started:
             return None
-        in_hand, row = self.row_in_hand()
-        row = row if task is not None and in_hand == task.number else -1
-        stack = self._child.stack(requested) if self.started else ""
-        return WorkerActivity(f"worker {self.number} (process {self.pid})", task, row, self._child.is_stopped, stack)
+        row = -1 if task is None else self.row_of(task)
+        stack = self.child.stack(requested) if self.started else ""
+        return WorkerActivity(
+            f"worker {self.number} (process {self.child.pid})", task, row, self.child.is_stopped, stack
+        )
 
-    def row_in_hand(self) -> tuple[int, int]:
-        """Return the task and the row (or -1) that the worker was last working on."""
-        return int(self._progress[1]), int(self._progress[0])
+    def row_of(self, task: Task) -> int:
+        """Return the row of a task that the worker was last working on; -1 before and after the rows."""
+        return int(self._progress[0]) if int(self._progress[1]) == task.number else -1
 
     def end(self, grace_s: float) -> str:
         """Wait for the process up to `grace_s`, then kill it; return how it ended, for a message."""
         if self._ended is not None:
             return self._ended
         self.channel.close()
-        self._ended = self._child.how_it_ended(self._child.end(grace_s))
-        os.close(self._child.words)
+        self._ended = self.child.how_it_ended(self.child.end(grace_s))
+        os.close(self.child.words)
         return self._ended
 
 
@@ -129,7 +112,7 @@ class ProcessPool:
         events: PoolEvents,
         ends_at_failure: bool = False,
         log_levels: tuple[tuple[str, int], ...] = (),
-        launched: Iterable[WorkerChild] = (),
+        launched: Iterable[Child] = (),
     ) -> None:
         self._job = job
         self._import_path = import_path
@@ -143,10 +126,10 @@ class ProcessPool:
         self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
-        started = iter(launched)
+        early = iter(launched)
         most_open = max(1, descriptor_limit() // WORKER_SHARDS_SHARE)
         self._link = partial(WorkerLink, shards=shards, slots=slots, most_open=most_open)
-        self._workers = [self._start(number, next(started, None)) for number in range(workers)]
+        self._workers = [self._start(number, next(early, None)) for number in range(workers)]
 
     # -- the Pool protocol -----------------------------------------------------------------------------------------
 
@@ -206,7 +189,7 @@ class ProcessPool:
 
     async def inspect(self) -> list[WorkerActivity]:
         """See `Pool.inspect`."""
-        requested = [(worker, worker.request_stack() if worker.started else 0) for worker in self._workers]
+        requested = [(worker, worker.child.request_stack() if worker.started else 0) for worker in self._workers]
         await asyncio.sleep(STACK_S)
         found = [worker.activity(start) for worker, start in requested if worker in self._workers]
         return sorted(filter(None, found), key=lambda each: -1 if each.task is None else each.task.number)
@@ -222,7 +205,7 @@ class ProcessPool:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def _start(self, number: int, launched: WorkerChild | None = None) -> PoolWorker:
+    def _start(self, number: int, launched: Child | None = None) -> PoolWorker:
         worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost, self._link)
         worker.channel.send(WorkerSetup(number, self._job, self._import_path, self._log_levels))
         return worker
@@ -308,9 +291,7 @@ class ProcessPool:
 
     def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
         """Return the task to try again, without a row that killed two workers; None if the pool gives up."""
-        in_hand, row = worker.row_in_hand()
-        if in_hand != task.number:  # it died before it began the task
-            row = -1
+        row = worker.row_of(task)
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row >= self._most_deaths_in_a_row:
             self._events.on_broken(

@@ -28,7 +28,7 @@ def run(socket_number, words, progress):
 kept_open = open(os.devnull)
 early = launch.EarlyWorkers()
 early.start(2, run)
-first, second = (worker.child for worker in early.launched)
+first, second = early.launched
 print(type(first.process).__name__, first.socket.recv(1000).decode(), second.socket.recv(1000).decode())
 early.end(5.0)
 print(first.process.returncode, second.process.returncode)
@@ -64,11 +64,8 @@ def main(number, *_):
     ("arguments", "found"),
     [
         (["train.py", "--size", "4 8", "\n\0\udcff\ud800"], ["train.py", "--size", "4 8", "\n\0\udcff\ud800"]),
-        (["x" * (1 << 20)], ["x" * (1 << 20)]),
-        ((Path("train.py"), 48), ["train.py", "48"]),
-        ([], [""]),
+        ((Path("train.py"), "x" * (1 << 20)), ["train.py", "x" * (1 << 20)]),
         (None, [""]),
-        (48, [""]),
         (..., [""]),
     ],
 )
