@@ -150,10 +150,6 @@ WORKER_SHARDS_SHARE = 4
 # The caller's process in place of a worker: its own descriptors are open there too.
 CALLER_SHARDS_SHARE = 6
 
-# -- processors -----------------------------------------------------------------------------------------------------
-# Workers beyond that take long to start, and are hardly ever faster, unless they sleep.
-MOST_WORKERS_PER_PROCESSOR = 4
-
 # -- requests at once -------------------------------------------------------------------------------------------------
 # For parts.
 MOST_REQUESTS = 64

@@ -30,7 +30,7 @@ from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.device import Cuda, device_for
-from streamload.trainer.epoch_iterator import AsyncEpochIterator, Cursor, EpochIterator, one_thread
+from streamload.trainer.epoch_iterator import Cursor, EpochIterator, one_thread
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.warn_at_caller import warn_at_caller
@@ -287,7 +287,7 @@ class StreamLoader(NamedClasses):
         with one_thread(self._in_use):
             return self._begin()
 
-    def __aiter__(self) -> AsyncEpochIterator:
+    def __aiter__(self) -> EpochIterator:
         """Begin a pass for `async for batch in loader`, with the state and the errors of `for`.
 
         Other coroutines run while it waits for a batch; with `num_workers=0` they run between batches. If the task is
@@ -297,7 +297,7 @@ class StreamLoader(NamedClasses):
         Raises:
             LoaderClosedError, RuntimeError: as `__iter__`.
         """
-        return AsyncEpochIterator(iter(self))
+        return iter(self)
 
     def _begin(self) -> EpochIterator:
         if self._rank_was_found:

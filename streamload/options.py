@@ -19,14 +19,11 @@ from streamload.feeder.messages import PipelineSettings
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.cache.disk_cache import bytes_in_cache, shards_folder
 from streamload.fetch.fetched_listing import Fetching
-from streamload.limits import MOST_WORKERS_PER_PROCESSOR
 from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
 from streamload.ray_feeders import RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private
 from streamload.storage.storages import Storages
 from streamload.tar.extensions import may_expand
-from streamload.text import counted
-from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import found_rank, local_ranks, processors_of_rank
 
 _MOST_BATCH_SIZE = 1 << 40
@@ -114,18 +111,9 @@ class Options:
     def resolved_for(self, urls: Sequence[str]) -> Options:
         """Return the options for these shards: "auto" means no workers if only this process can read them.
 
-        Warns, at the user's line, of far more workers than processors.
-
         Raises:
             ValueError: only this process can read some of the shards, and workers are to read them.
         """
-        processors = processors_of_rank()
-        if isinstance(self.num_workers, int) and self.num_workers > MOST_WORKERS_PER_PROCESSOR * processors:
-            warn_at_caller(
-                f"num_workers={self.num_workers}, and there {'is' if processors == 1 else 'are'} "
-                f"{counted(processors, 'processor')} for this process: so many workers take long to start, and are no "
-                "faster; leave num_workers out"
-            )
         only_here = next(filter(self.storages.is_process_local, urls), None)
         if only_here is None or self.num_workers == 0:
             return self

@@ -90,14 +90,14 @@ class RowBytes(ShardReader):
 
 
 class RandomAccess:
-    """Holds the shards of a dataset that the process `process_id` has open. Several threads may use it."""
+    """Holds the shards of a dataset that the process `process_id` has open, and their `tables`, for several threads."""
 
     def __init__(self, listing: Listing, client: FeederClient) -> None:
         self.process_id = os.getpid()
         self._listing = listing
         self._client = client
         self._storages = client.storages
-        self._tables = Dataset(listing, client.storages)
+        self.tables = Dataset(listing, client.storages)
         self._remote = fetched_shards(listing, client.storages)
         self._open: OrderedDict[int, OpenShards] = OrderedDict()
         self._reader: object = None
@@ -115,16 +115,12 @@ class RandomAccess:
         with self._lock:
             for start in range(0, len(shards), _TABLES_AT_ONCE):
                 self._have_tables(shards[start : start + _TABLES_AT_ONCE])
-            counts: list[int] = self._tables.counts.values.tolist()
+            counts: list[int] = self.tables.counts.values.tolist()
         return counts
-
-    def skipped(self) -> Mapping[str, int]:
-        """Return how many members were skipped, by reason, in the shards scanned so far."""
-        return self._tables.skipped
 
     def fields(self) -> tuple[str, ...]:
         """Return the fields of all shards that were scanned or that have an index, in alphabetical order."""
-        held = (self._tables.at_hand(shard) for shard in range(len(self._listing.shards)))
+        held = (self.tables.at_hand(shard) for shard in range(len(self._listing.shards)))
         names = {name for table in held if table is not None for name in table.fields}
         return tuple(sorted(names.union(self._listing.fields)))
 
@@ -144,7 +140,7 @@ class RandomAccess:
         with self._lock:
             shards = list(dict.fromkeys(block.shard.tolist()))
             self._have_tables(shards)
-            planned = locate(block, self._tables, fields, verify=verify)
+            planned = locate(block, self.tables, fields, verify=verify)
             read_shards = planned.table.read_shards()
             opened = {shard: self._opened(shard) for shard in read_shards if shard not in self._remote}
             wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(read_shards) else []
@@ -155,10 +151,10 @@ class RandomAccess:
         """Return the error for a sample that failed."""
         with self._lock:
             self._have_tables([failure.shard])
-            table = self._tables.find_joined(failure.shard)
+            table = self.tables.find_joined(failure.shard)
             assert table is not None, "it was found or scanned"
         failure = with_fields(failure, table, frozenset(self._listing.sidecar_fields))
-        return sample_error(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
+        return sample_error(failure, self.tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
         """Close shards, and end the process that reads remote ones; both open again on demand."""
@@ -170,16 +166,16 @@ class RandomAccess:
 
     def _have_tables(self, shards: Sequence[int]) -> None:
         """Load the tables of remote indexes, and scan shards that no index knows."""
-        missing = [] if self._client.is_here else self._tables.hold(self._tables.with_sidecars(shards))
+        missing = [] if self._client.is_here else self.tables.hold(self.tables.with_sidecars(shards))
         tables = self._read_remotely("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
             assert table is not None, "a shard that an index knows has a table there"
-            self._tables.add(shard, table)
+            self.tables.add(shard, table)
         for shard in shards:
-            if self._tables.at_hand(shard) is None and self._tables.find(shard) is None:
-                opened, url = self._opened(shard), self._tables.url(shard)
+            if self.tables.at_hand(shard) is None and self.tables.find(shard) is None:
+                opened, url = self._opened(shard), self.tables.url(shard)
                 table = scan_file(opened.descriptor(shard), opened.size_bytes(shard), url)
-                self._tables.add(shard, table)
+                self.tables.add(shard, table)
 
     def _opened(self, shard: int) -> OpenShards:
         """Return a local shard, open."""
@@ -451,7 +447,7 @@ def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
     """Return the samples of each shard, check the wanted fields, and warn of skipped members."""
     counts = access.counts()
     skipped_members = SkippedMembers()
-    skipped_members.look_at(access.skipped())
+    skipped_members.look_at(access.tables.skipped)
     if not sum(counts):
         skipped_members.explain_emptiness()
     options.check_fields_exist(access.fields())

@@ -17,7 +17,7 @@ from transforms import wait_a_little
 
 from streamload import StreamLoader
 from streamload.errors import LoaderClosedError
-from streamload.trainer.epoch_iterator import AsyncEpochIterator
+from streamload.trainer.epoch_iterator import EpochIterator
 
 TOTAL = 60
 FEW = pytest.mark.parametrize("workers", [0, exhaustive((1,))])
@@ -144,7 +144,7 @@ async def test_leaving_the_loop_ends_the_pass(source: str) -> None:
         assert await read(loader) == list(range(TOTAL)), "the next epoch"
         batches = aiter(loader)
         await anext(batches)
-        assert isinstance(batches, AsyncEpochIterator)
+        assert isinstance(batches, EpochIterator)
         await batches.aclose()
         await batches.aclose()
         with pytest.raises(LoaderClosedError, match="it was closed"):

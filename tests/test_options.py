@@ -322,12 +322,3 @@ def test_a_batch_larger_than_the_dataset_costs_no_more_than_that(tmp_path: Path,
         assert [len(labels) for (labels,) in loader] == [50]
     with pytest.raises(ValueError, match=r"batch_size=10{30} must be at most 1,099,511,627,776"):
         StreamLoader(source, 10**30)
-
-
-def test_far_more_workers_than_processors_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamload.options.processors_of_rank", lambda: 2)
-    source = write_numbers(tmp_path / "s", [2])
-    with pytest.warns(UserWarning, match="num_workers=9, and there are 2 processors") as caught:
-        StreamLoader(source, num_workers=9).close()
-    assert [warning.filename for warning in caught] == [__file__]
-    StreamLoader(source, num_workers=8).close()

@@ -90,8 +90,8 @@ _FINISHED = ""
 """The pass has been given to its end."""
 
 
-class EpochIterator(Iterator[Any]):
-    """The iterator of a `for` loop. If it is dropped or closed before its end, the feeder gives up its epoch.
+class EpochIterator(Iterator[Any], AsyncIterator[Any]):
+    """The iterator of a loop. If it is dropped or closed before its end, the feeder gives up its epoch.
 
     Loops that count steps never request more than the last batch, so a pass that has given that one is at its end, too.
 
@@ -131,7 +131,7 @@ class EpochIterator(Iterator[Any]):
         self._feeder_died = False  # and no batch has come since
         self._times = _Times()
         self._skipped_before = batch_builder.n_skipped
-        self._turning = Lock()
+        self._turning, self._awaited = Lock(), Lock()
         self._ended: str | None = None  # `_FINISHED`, or why before that
         self._in_use = in_use
         cursor.state = "running"
@@ -399,47 +399,35 @@ class EpochIterator(Iterator[Any]):
     def __del__(self) -> None:
         self.end("it was dropped")
 
-
-class AsyncEpochIterator(AsyncIterator[Any]):
-    """The iterator of an `async for` loop.
-
-    Other coroutines run while it waits, and have a turn before each batch. If a wait is cancelled, nothing is lost: the
-    next `__anext__` goes on.
-    """
-
-    _stays_in_trainer = True
-
-    def __init__(self, begun: EpochIterator) -> None:
-        self._iterator = begun
-        self._awaited = False
-
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        if self._awaited:
+        """Return the next batch. Other coroutines run while it waits, and have a turn before.
+
+        If the wait is cancelled, nothing is lost: the next call goes on.
+        """
+        if not self._awaited.acquire(blocking=False):
             raise RuntimeError("two tasks wait for the next batch of one pass; let one task take them")
-        self._awaited = True
-        current = self._iterator
         try:
             await asyncio.sleep(0)
-            current.request()
-            while (given := current.turn(self._receive)) is None:
-                if not await _readable(current.connection, _LOOK_UP_S):
-                    current.log_wait()
+            self.request()
+            while (given := self.turn(self._receive_unless_waiting)) is None:
+                if not await _readable(self.connection, _LOOK_UP_S):
+                    self.log_wait()
             return given[0]
         except StopIteration:  # which must not leave a coroutine
             raise StopAsyncIteration from None
         finally:
-            self._awaited = False
+            self._awaited.release()
 
-    def _receive(self) -> Any:
-        connection = self._iterator.connection
-        return self._iterator.receive() if connection.fileno() is None else connection.receive_now()
+    def _receive_unless_waiting(self) -> Any:
+        connection = self.connection
+        return self.receive() if connection.fileno() is None else connection.receive_now()
 
     async def aclose(self) -> None:
-        """End the pass before its end, as leaving a `for` loop does. Idempotent."""
-        self._iterator.close()
+        """End the pass before its end, as leaving a loop does. Idempotent."""
+        self.close()
 
 
 async def _readable(connection: Connection, timeout_s: float) -> bool:
