@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,19 @@ from streamload.tar.table import MISSING, ShardTable
 
 _log = logging.getLogger("streamload")
 
-_T = TypeVar("_T")
+
+class _Joined(NamedTuple):
+    """A shard's table with the fields of its sidecars.
+
+    Attributes:
+        tables: of the shard and its sidecars.
+        table: the joined one.
+        matched: for each sidecar the number of each sample's sample there, or MISSING.
+    """
+
+    tables: tuple[ShardTable, ...]
+    table: ShardTable
+    matched: dict[int, NDArray[np.int64]]
 
 
 class Dataset:
@@ -79,13 +91,13 @@ class Dataset:
         self.skipped: dict[str, int] = {}
         self._indexes = dict(indexes or {})
         self._locks: dict[str | TableGroup, asyncio.Lock] = {}
-        self._runs: OrderedDict[TableGroup, UnpackedTables] = OrderedDict()  # the latest used last
-        self._tables: dict[int, ShardTable] = {}
-        self._found_in: dict[TableGroup, list[int]] = {}  # the shards whose tables were taken from runs
+        self._runs: dict[TableGroup, UnpackedTables] = {}
+        self._cut: dict[TableGroup, dict[int, ShardTable]] = {}  # shards' own tables, cut from runs
+        self._tables: dict[int, ShardTable] = {}  # those that were added
+        self._sizes_bytes: OrderedDict[TableGroup | int, int] = OrderedDict()  # of what may be dropped, latest last
         self._most_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
-        self._held_bytes = 0
-        self._needed: frozenset[TableGroup] = frozenset()
-        self._derived: dict[int, dict[object, tuple[tuple[ShardTable, ...], Any]]] = {}
+        self._needed: frozenset[TableGroup | int] = frozenset()
+        self._joined: dict[int, _Joined] = {}
         self._growing: dict[int, Scanner] = {}
         self._sidecars: dict[int, list[int]] = {}
         for number, owner in enumerate(listing.owners, start=len(listing.shards)):
@@ -117,20 +129,24 @@ class Dataset:
             DatasetIndexError: the index is damaged or does not belong to the shard.
             StorageError: the index cannot be read.
         """
-        table = self._tables.get(shard)
-        if table is None and (found := self._run(shard)) is not None:
+        if shard in self._tables:
+            self._used(shard)
+            return self._tables[shard]
+        if (found := self._run(shard)) is None:
+            return None
+        cut = self._cut.setdefault(self._place(shard)[0], {})
+        if shard not in cut:
             run, number = found
-            table = run.table_of(number)
-            self._found_in.setdefault(self._place(shard)[0], []).append(shard)
-            self.add(shard, table)
-        return table
+            cut[shard] = run.table_of(number)
+            self._count(shard, cut[shard])
+        return cut[shard]
 
     def locate(self, shard: int) -> tuple[ShardTable, int]:
         """Return a table that has a shard's samples, as `find_joined`, and the number of the shard's first one there.
 
         Shards of one index may share a table, whose offsets are those in each sample's shard.
         """
-        if shard not in self._sidecars and (found := self._run(shard)) is not None:
+        if shard not in self._sidecars and shard not in self._tables and (found := self._run(shard)) is not None:
             run, number = found
             return run.table, run.firsts[number]
         table = self.find_joined(shard)
@@ -145,7 +161,7 @@ class Dataset:
         if self.needs_read(shard):
             self._read_now(listed)
         group, number = self._place(shard)
-        self._runs.move_to_end(group)
+        self._used(group)
         found = self._runs[group][number]
         if isinstance(found, DatasetIndexError):
             raise found.with_traceback(None)
@@ -158,19 +174,7 @@ class Dataset:
             DatasetIndexError: as `find`; or a sidecar has its samples in another order, or a field of the shard's.
         """
         table = self.find(shard)
-        if table is None or shard not in self._sidecars:
-            return table
-        others: dict[int, ShardTable] = {}
-        for number in self._sidecars[shard]:
-            other = self.find(number)
-            assert other is not None, "a sidecar has an index"
-            others[number] = other
-
-        def joined() -> ShardTable:
-            sidecars = {number: (other, self._matched(number, table, other)) for number, other in others.items()}
-            return _joined_table(shard, table, sidecars)
-
-        return self._derive(shard, "joined", (table, *others.values()), joined)
+        return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def at_hand(self, shard: int) -> ShardTable | None:
         """Return a shard's table if nothing has to be read for it."""
@@ -183,13 +187,15 @@ class Dataset:
             The shards whose tables must be read first.
         """
         indexed = (shard for shard in shards if self.listing.shard(shard).index_folder in self._indexes)
-        self._needed = frozenset(self._place(shard)[0] for shard in indexed)
+        self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
 
     def needs_read(self, shard: int) -> bool:
         """Return True if an index knows a shard, and its table must be read from there first."""
         folder = self.listing.shard(shard).index_folder
-        return folder is not None and (folder not in self._indexes or self._place(shard)[0] not in self._runs)
+        if folder is None or shard in self._tables:
+            return False
+        return folder not in self._indexes or self._place(shard)[0] not in self._runs
 
     async def fetch(self, shard: int) -> None:
         """Read the bytes that `find` needs, on the running loop: one request for neighbouring tables.
@@ -215,11 +221,16 @@ class Dataset:
 
     def add(self, shard: int, table: ShardTable) -> None:
         """Hold the table of a whole shard."""
+        self._count(shard, table)
+        self._tables[shard] = table
+        if self.listing.shard(shard).index_folder is not None:  # it was read elsewhere, and can be read again
+            self._drop_others(shard, 36 * len(table.member_offset) + 16 * len(table) + 2 * len(table.key_bytes))
+
+    def _count(self, shard: int, table: ShardTable) -> None:
         if self.is_growing(shard):
             for reason, count in table.skipped.items():
                 self.skipped[reason] = self.skipped.get(reason, 0) + count
             self.counts.set(shard, len(table))
-        self._tables[shard] = table
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
         """Add the next piece of a shard that is scanned as its bytes arrive; raises what `Scanner.add` raises."""
@@ -243,49 +254,46 @@ class Dataset:
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return stretches `[start, end)` of a shard's samples as those of the shard or sidecar `number`, if known."""
         owner = self.listing.owner(number)
-        table, other = self.at_hand(owner), self.at_hand(number)
-        if owner == number or table is None or other is None:
+        table = self.at_hand(owner)
+        if owner == number or table is None or any(map(self.needs_read, self._sidecars[owner])):
             return samples
-        matched = self._matched(number, table, other)
+        matched = self._join(owner, table).matched[number]
         present = [rows[rows != MISSING] for rows in (matched[start:end] for start, end in samples)]
         return [(int(rows[0]), int(rows[-1]) + 1) for rows in present if len(rows)]
 
-    def _derive(self, shard: int, name: object, tables: tuple[ShardTable, ...], make: Callable[[], _T]) -> _T:
-        """Return a value made of tables, kept for the next call while they are the same and the shard's is held."""
-        if shard not in self._tables:
-            return make()
-        known = self._derived.setdefault(shard, {})
-        if name not in known or any(one is not now for one, now in zip(known[name][0], tables, strict=True)):
-            known[name] = tables, make()
-        value: _T = known[name][1]
-        return value
-
-    def _matched(self, number: int, table: ShardTable, sidecar: ShardTable) -> NDArray[np.int64]:
-        """Return for each sample of a shard the sample with its key in the sidecar of this number, or MISSING.
+    def _join(self, shard: int, table: ShardTable) -> _Joined:
+        """Join a shard's table with those of its sidecars, or return what was joined of these tables before.
 
         Raises:
-            DatasetIndexError: the sidecar has its samples in another order, or a field of the shard's.
+            DatasetIndexError: as `find_joined`.
         """
-        return self._derive(number, "matched", (table, sidecar), lambda: self._match(number, table, sidecar))
-
-    def _match(self, number: int, table: ShardTable, sidecar: ShardTable) -> NDArray[np.int64]:
-        owner, url = self.listing.owner(number), self.url(number)
-        twice = next((name for name in sidecar.fields if name in table.fields), None)
-        if twice is not None:
-            raise DatasetIndexError(
-                f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields", url=url
-            )
-        matched = _matched_samples(table, sidecar, url)
-        nothing = not self.is_growing(owner) and len(sidecar) and len(matched) and (matched == MISSING).all()
-        if nothing and not self._warned:
-            self._warned = True
-            _log.warning(
-                "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
-                "their names, or by their order where the names differ",
-                without_secrets(url),
-                without_secrets(self.url(owner)),
-            )
-        return matched
+        others = {number: other for number in self._sidecars[shard] if (other := self.find(number)) is not None}
+        tables = table, *others.values()
+        known = self._joined.get(shard)
+        if known is not None and all(one is now for one, now in zip(known.tables, tables, strict=True)):
+            return known
+        matched: dict[int, NDArray[np.int64]] = {}
+        for number, other in others.items():
+            url = self.url(number)
+            twice = next((name for name in other.fields if name in table.fields), None)
+            if twice is not None:
+                raise DatasetIndexError(
+                    f"this sidecar has the field {twice!r}, which its shard has too; a sidecar holds other fields",
+                    url=url,
+                )
+            matched[number] = rows = _matched_samples(table, other, url)
+            nothing = not self.is_growing(shard) and len(other) and len(rows) and (rows == MISSING).all()
+            if nothing and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "the sidecar %r has no field of any sample of its shard %r; shards and sidecars belong together by "
+                    "their names, or by their order where the names differ",
+                    without_secrets(url),
+                    without_secrets(self.url(shard)),
+                )
+        sidecars = {number: (others[number], rows) for number, rows in matched.items()}
+        self._joined[shard] = _Joined(tables, _joined_table(shard, table, sidecars), matched)
+        return self._joined[shard]
 
     # -- reading an index ------------------------------------------------------------------------------------------
 
@@ -324,17 +332,29 @@ class Dataset:
                 "give every version of a dataset a folder of its own; else rebuild it with `streamload index`",
                 url=group.url,
             )
-        self._held_bytes += 0 if group in self._runs else _size_bytes(group)
         self._runs[group] = group.unpack(content)
-        for oldest in [each for each in self._runs if each is not group and each not in self._needed]:
-            if self._held_bytes <= self._most_bytes:
+        self._drop_others(group, 2 * len(content))  # the shards' own tables and columns take about as much again
+
+    def _used(self, held: TableGroup | int) -> None:
+        if held in self._sizes_bytes:
+            self._sizes_bytes.move_to_end(held)
+
+    def _drop_others(self, held: TableGroup | int, size_bytes: int) -> None:
+        """Record what tables take that were read just now, and drop those that were used longest ago."""
+        self._sizes_bytes[held] = size_bytes
+        excess_bytes = sum(self._sizes_bytes.values()) - self._most_bytes
+        for oldest in [each for each in self._sizes_bytes if each not in self._needed and each != held]:
+            if excess_bytes <= 0:
                 break
-            del self._runs[oldest]
-            self._held_bytes -= _size_bytes(oldest)
-            for shard in self._found_in.pop(oldest, ()):
-                del self._tables[shard]
-                self._derived.pop(shard, None)
-                self._derived.pop(self.listing.owner(shard), None)
+            excess_bytes -= self._sizes_bytes.pop(oldest)
+            if isinstance(oldest, TableGroup):
+                del self._runs[oldest]
+                shards = [*self._cut.pop(oldest, ())]
+            else:
+                del self._tables[oldest]
+                shards = [oldest]
+            for shard in shards:
+                self._joined.pop(self.listing.owner(shard), None)
 
     async def _index(self, folder: str, storages: Storages) -> None:
         """Read the list of an index, unless it was read. Raises DatasetIndexError if it is damaged."""
@@ -421,7 +441,3 @@ def _joined_table(
         member_shard=np.concatenate([np.full(len(chosen), number) for number, _, _, chosen in members])[order],
         sample_start=np.concatenate([[0], np.cumsum(np.bincount(samples, minlength=len(table)))]).astype(np.int64),
     )
-
-
-def _size_bytes(group: TableGroup) -> int:
-    return 2 * (group.end - group.start)  # the shards' own tables and columns take about as much again

@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple
@@ -199,9 +199,24 @@ class TableRun(NamedTuple):
         """Return the table of one shard of the run."""
         if len(self.packed) == 1:
             return self.table
-        own = self.packed[number]
-        table = self.table.only(np.arange(self.firsts[number], self.firsts[number + 1]))
-        return replace(table, shard_bytes=own.shard_bytes, skipped=dict(own.skipped))
+        own, table = self.packed[number], self.table
+        samples = slice(self.firsts[number], self.firsts[number + 1])
+        edges = slice(samples.start, samples.stop + 1)
+        starts, keys = table.sample_start[edges], table.key_start[edges]
+        members = slice(int(starts[0]), int(starts[-1]))
+        return ShardTable(
+            shard_bytes=own.shard_bytes,
+            fields=table.fields,
+            member_offset=table.member_offset[members],
+            member_size=table.member_size[members],
+            member_field=table.member_field[members],
+            sample_start=starts - starts[0],
+            key_bytes=table.key_bytes[int(keys[0]) : int(keys[-1])],
+            key_start=keys - keys[0],
+            member_crc32=None if table.member_crc32 is None else table.member_crc32[members],
+            labels=None if table.labels is None else table.labels[samples],
+            skipped=dict(own.skipped),
+        )
 
 
 UnpackedTables = list[tuple[TableRun, int] | DatasetIndexError]

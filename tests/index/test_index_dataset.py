@@ -60,6 +60,15 @@ def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monke
         assert [held for held in range(3) if dataset.at_hand(held) is not None] == [shard]
 
 
+def test_a_table_that_was_read_elsewhere_need_not_be_read(folder: Path) -> None:
+    table = table_in(read_index(folder / ".streamload"), "part0-000000.tar")
+    dataset = Dataset(list_shards(folder))
+    dataset.add(0, table)
+    assert dataset.hold(range(3)) == [1, 2]
+    assert dataset.locate(0) == (table, 0)
+    assert dataset.find(0) is dataset.at_hand(0) is table
+
+
 async def test_tables_that_are_needed_at_once_are_held_beyond_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
