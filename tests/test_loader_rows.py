@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from same_batches import assert_same
 from torch.utils.data import default_collate
-from transforms import noise
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import CollateError, DecodeError, StreamloadError, TransformError
@@ -450,6 +449,9 @@ def test_functions_in_a_chain_are_seeded_as_they_are_alone(tmp_path: Path) -> No
     def drawn(transform: Any, workers: int) -> list[int]:
         batches = batches_of(source, 5, workers, fields=("png",), transform={"png": transform})
         return [number for (batch,) in batches for number in batch.tolist()]
+
+    def noise(_: Any) -> Any:
+        return np.array(random.randint(0, 10**6))
 
     alone = drawn(noise, 0)
     assert len(set(alone)) == 20

@@ -14,16 +14,6 @@ from typing import Any
 import numpy as np
 
 
-def with_global_generators(sample: tuple[Any, ...]) -> list[float]:
-    """Draws from the process's generators, as most augmentation libraries do."""
-    return [sample[0], random.random(), float(np.random.rand())]
-
-
-def with_rng(value: int, rng: np.random.Generator) -> float:
-    """Draws from the generator that it is given."""
-    return value + rng.random()
-
-
 def slow(value: int) -> int:
     """Takes two milliseconds."""
     time.sleep(0.002)
@@ -88,11 +78,6 @@ def talkative(label: int) -> int:
         except ValueError:
             log.exception("went on")
     return label
-
-
-def noise(_: Any) -> np.ndarray:
-    """A random number."""
-    return np.array(random.randint(0, 10**6))
 
 
 class Noting:

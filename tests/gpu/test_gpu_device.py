@@ -104,17 +104,6 @@ def test_a_number_or_a_torch_device(source: str) -> None:
             assert int(check(values, labels)) == 0
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one CUDA device")
-def test_another_device_than_the_current_one(source: str) -> None:
-    with torch.cuda.device(0), make(source, device="cuda:1") as loader:
-        wrong = []
-        for values, labels in loader:
-            assert values.device == torch.device("cuda:1")
-            wrong.append(check(values, labels))
-        assert torch.cuda.current_device() == 0
-        assert int(torch.stack(wrong).sum()) == 0
-
-
 # -- page-locked memory that the loop copies by itself ---------------------------------------------------------------
 
 
