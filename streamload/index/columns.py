@@ -11,11 +11,11 @@ import difflib
 import io
 import json
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,6 @@ _IN_NO_INDEX = "this shard is in no index"
 _UNREADABLE = (ValueError, KeyError, OSError, EOFError, zlib.error)
 
 Columns = dict[str, NDArray[Any]]
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,17 +121,30 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
         return columns, np.array(listing.counts, np.int64)
     fields: set[str] = set()
 
-    async def of_shard(dataset: Dataset, shard: int) -> list[Any]:
-        table, url = await dataset.load(shard), dataset.url(shard)
-        if table is None:
-            read = await read_shard(dataset.storages.for_url(url), url, every_byte=LABEL in names)
-            table, known = read.table, listing.shards[shard]
-            if read.mtime_ns is not None and (read.bytes, read.mtime_ns) != (known.bytes, known.mtime_ns):
-                raise ShardChangedError("the shard was cut or changed since it was listed; list it anew", url=url)
-        fields.update(table.fields)
-        return [len(table), *(_values(table, name, url) for name in others)]
+    async def read_all() -> list[list[Any]]:
+        dataset, room = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS)
 
-    counts, *values = zip(*_of_shards(listing, storages, of_shard), strict=True)
+        async def of_shard(shard: int) -> list[Any]:
+            url, known = dataset.url(shard), listing.shards[shard]
+            async with room:
+                table = await dataset.load(shard)
+                if table is None:
+                    read = await read_shard(dataset.storages.for_url(url), url, every_byte=LABEL in names)
+                    table = read.table
+                    if read.mtime_ns is not None and (read.bytes, read.mtime_ns) != (known.bytes, known.mtime_ns):
+                        raise ShardChangedError(
+                            "the shard was cut or changed since it was listed; list it anew", url=url
+                        )
+                fields.update(table.fields)
+                return [len(table), *(_values(table, name, url) for name in others)]
+
+        try:
+            return await asyncio.gather(*map(of_shard, range(len(listing.shards))))
+        finally:
+            await dataset.storages.aclose()
+
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+        counts, *values = zip(*thread.submit(asyncio.run, read_all()).result(), strict=True)
     for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in _NOT_OF_FIELDS):
         if field not in fields:
             raise DatasetIndexError(
@@ -141,27 +153,6 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
             )
     columns |= {name: np.concatenate(parts) for name, parts in zip(others, values, strict=True)}
     return columns, np.array(counts, np.int64)
-
-
-def _of_shards(
-    listing: Listing, storages: Storages, of_shard: Callable[[Dataset, int], Awaitable[_Result]]
-) -> list[_Result]:
-    """Call a coroutine function for all shards of a dataset, several at once, and return its results. Blocks."""
-
-    async def run() -> list[_Result]:
-        dataset, room = Dataset(listing, storages.copy()), asyncio.Semaphore(SMALL_REQUESTS)
-
-        async def one(shard: int) -> _Result:
-            async with room:
-                return await of_shard(dataset, shard)
-
-        try:
-            return await asyncio.gather(*map(one, range(len(listing.shards))))
-        finally:
-            await dataset.storages.aclose()
-
-    with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
-        return thread.submit(asyncio.run, run()).result()
 
 
 def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:

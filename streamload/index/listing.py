@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +52,6 @@ from streamload.text import counted
 
 _log = logging.getLogger("streamload")
 
-# The name of an uncompressed shard.
-_PLAIN_NAME = re.compile(r"[\w-]+\.tar")
 # Maximum number of subfolders: in a bucket each costs a request, and an ImageFolder may have thousands.
 _MOST_LOOKED_INTO = 16
 _BRACES = "name the shards, with braces: train-{000000..000099}.tar"
@@ -289,14 +286,21 @@ class IndexLookup:
         unreadable: by folder, why its index could not be read.
     """
 
-    def __init__(self, elsewhere: str | os.PathLike[str] | None = None, storages: Storages | None = None) -> None:
-        """Prepare to look beside the shards, or read the one index that lies elsewhere.
+    def __init__(
+        self,
+        elsewhere: str | os.PathLike[str] | None = None,
+        storages: Storages | None = None,
+        *,
+        uses_indexes: bool = True,
+    ) -> None:
+        """Prepare to look beside the shards, or read the one index that lies elsewhere, or use none.
 
         Raises:
             DatasetIndexError: there is no index in `elsewhere`, or it is broken.
             StorageError: `elsewhere` cannot be read.
         """
         self._storages = Storages() if storages is None else storages
+        self._uses_indexes = uses_indexes
         self._by_folder: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
         self.unreadable: dict[str, StreamloadError] = {}
@@ -315,7 +319,7 @@ class IndexLookup:
             DatasetIndexError: it is broken.
             StorageError: it cannot be read.
         """
-        if self._elsewhere is not None:
+        if self._elsewhere is not None or not self._uses_indexes:
             return self._elsewhere
         with self._lock:
             if folder not in self._by_folder:
@@ -442,13 +446,8 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
         DatasetIndexError: the writer of the shards was interrupted, or is still running.
     """
     storages = Storages() if storages is None else storages
-    lookup = IndexLookup(None, storages)
-    try:
-        matches = _Finder(storages, None).matches(urls)
-    except ShardNotFoundError as exc:
-        if exc.url is not None:
-            lookup.refuse_unfinished(exc.url)
-        raise
+    lookup = IndexLookup(None, storages, uses_indexes=False)
+    matches = _Finder(storages, lookup).matches(urls)
     shards = [match if isinstance(match, str) else match.url for match in matches]
     for url in shards:
         lookup.refuse_unfinished(*folder_and_name(url))
@@ -458,10 +457,9 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
 class _Finder:
     """Finds shards with few requests: an index or a listing for each remote folder."""
 
-    def __init__(self, storages: Storages, lookup: IndexLookup | None) -> None:
+    def __init__(self, storages: Storages, lookup: IndexLookup) -> None:
         self._storages = storages
         self._lookup = lookup
-        self._plain_folders: set[str] = set()
 
     def find(self, urls: Urls) -> list[ShardInfo]:
         """Return the shards that `urls` names, in order; raise as `list_shards`."""
@@ -479,11 +477,8 @@ class _Finder:
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
         """Return the shards of one expanded url; a shard that is named by itself is looked up later."""
-        folder, _, name = url.rpartition("/")
-        if folder in self._plain_folders and _PLAIN_NAME.fullmatch(name):
-            return [url]  # the fast path for long lists
         storage = self._storages.for_url(url)
-        written, url = url, storage.absolute(url)
+        url = storage.absolute(url)
         refuse_unknown_compression(url)
         costly = self._storages.costs_requests(url)
         if not costly and storage.is_folder(url):
@@ -497,8 +492,6 @@ class _Finder:
             return self._with_sizes(matches)
         if costly and not is_shard_name(shard_name(url)):
             return self._in_folder(storage, url.rstrip("/"))
-        if costly and url == written and _PLAIN_NAME.fullmatch(name) and "?" not in url:
-            self._plain_folders.add(folder)
         return [url]
 
     def _with_sizes(self, matches: Sequence[ShardInfo | str]) -> Sequence[ShardInfo | str]:
@@ -510,14 +503,14 @@ class _Finder:
         return [match.url if isinstance(match, ShardInfo) and is_unknown(match) else match for match in matches]
 
     def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
-        index = None if self._lookup is None else self._lookup.of_folder(folder)
+        index = self._lookup.of_folder(folder)
         web = protocol_of(folder) in WEB
         if index is not None and self._storages.costs_requests(folder):
             return [
                 ShardInfo(f"{folder}/{quote(name) if web else name}", size, mtime_ns or 0, etag)
                 for name, size, _, mtime_ns, etag, *_ in sorted(index.shards)
             ]
-        if index is None and self._lookup is not None:
+        if index is None:
             self._lookup.refuse_unfinished(folder)  # before listing: a writer may be running
         if web:
             self._refuse_web_folder(folder)
@@ -539,7 +532,6 @@ class _Finder:
 
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo | str]:
         """Return the shards in a folder; raise if they are not those of its index."""
-        assert self._lookup is not None, "it has read the index"
         listed = {info.url.rpartition("/")[2]: info for info in shards}
         forgotten = sorted(name for name in listed if index.find(name) is None)
         for name in forgotten:
@@ -563,7 +555,7 @@ class _Finder:
 
     def _refuse_web_folder(self, folder: str) -> None:
         """Raise the error for a folder on a web server without a readable index."""
-        unreadable = None if self._lookup is None else self._lookup.unreadable.get(folder)
+        unreadable = self._lookup.unreadable.get(folder)
         if unreadable is None or isinstance(unreadable, _NotAnIndexError):
             why = f"this address holds no index, and a web server does not list its files; {_BRACES}"
             raise ShardNotFoundError(why, url=folder)
@@ -579,10 +571,10 @@ class _Finder:
         by_folder: dict[str, list[str]] = {}
         for url in urls:
             folder, name = folder_and_name(url)
-            if folder not in self._plain_folders and not self._storages.costs_requests(url):
+            if not self._storages.costs_requests(url):
                 infos[url] = self._storages.for_url(url).info(url)
                 continue
-            index = None if self._lookup is None else self._lookup.of_folder(folder, url)
+            index = self._lookup.of_folder(folder, url)
             if index is not None and (entry := index.find(name)) is not None:
                 infos[url] = ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
             else:
@@ -624,10 +616,13 @@ def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
     Raises:
         ValueError: one is compressed in a way that is not supported.
     """
-    infos = storage.list(f"{escaped(folder)}/*")
-    for info in infos:
-        refuse_unknown_compression(info.url)
-    return [info for info in infos if is_shard_name(info.url)]
+    shards = []
+    for info in storage.list(f"{escaped(folder)}/*"):
+        if is_shard_name(info.url):
+            shards.append(info)
+        else:
+            refuse_unknown_compression(info.url)
+    return shards
 
 
 def folder_advice(storage: Storage, folder: str) -> str:

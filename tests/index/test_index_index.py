@@ -121,15 +121,6 @@ def test_a_table_of_another_version_or_kind_is_refused() -> None:
         refused(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
 
 
-@pytest.mark.parametrize(
-    "about", [b"{", b"[" * 99, b'{"fields": "cls", "skipped": {}}', b'{"fields": [1], "skipped": {}}', b"[1, 2]"]
-)
-def test_names_that_are_no_names_are_refused(about: bytes) -> None:
-    whole = pack_table(scanned(1))
-    start, length = whole.index(b'{"fields"'), len(whole.rstrip(b"\0")) - whole.index(b'{"fields"')
-    refused(whole[:start] + about.ljust(length)[:length] + whole[start + length :])
-
-
 def test_random_damage_to_a_table_raises_nothing_else() -> None:
     chance = random.Random(4)
     whole = pack_table(scanned(5, every_byte=True))
@@ -274,17 +265,6 @@ def test_what_is_no_list_is_refused_as_an_index(content: bytes, tmp_path: Path) 
         read_index(tmp_path)
     with pytest.raises(DatasetIndexError, match="holds no index.json"):
         read_index(tmp_path / "absent")
-
-
-def test_pipes_in_place_of_files_are_not_waited_for(tmp_path: Path) -> None:
-    write_index(str(tmp_path), [entry_of("a.tar", 1)])
-    lookup = IndexLookup(tmp_path)
-    for name in files_of(tmp_path):
-        (tmp_path / name).unlink()
-        os.mkfifo(tmp_path / name)
-    for act in (lambda: lookup.table_of("", "a.tar"), lambda: read_index(tmp_path)):
-        with pytest.raises(StorageError, match="not a regular file"):
-            act()
 
 
 def table_file(folder: Path) -> Path:

@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 
 import order_oracle as oracle
 import pytest
@@ -71,25 +70,3 @@ def test_shards_are_named_at_most_two_windows_late(lanes, world_size):
         n_passed = max(0, (number - options.window) // 10)
         passed = {order[lane * per_lane + i] for lane in range(lanes) for i in range(n_passed)}
         assert passed <= named
-
-
-def test_without_shuffle_a_shard_is_named_with_its_last_batch():
-    plan = oracle.rank_plan(dataclasses.replace(OPTIONS, shuffle=False), [10, 0, 7, 13], 0, 1)
-    named = []
-    while plan.take(1) is not None:
-        named.append(plan.finished())
-    assert named == [[], [0, 1], [], [2], [], [3]]
-
-
-def test_a_resumed_plan_names_what_lies_behind_at_once():
-    order = shards_in_order(OPTIONS, 50, 0).tolist()
-    plan = oracle.rank_plan(OPTIONS, [10] * 50, 0, 1, start=250)
-    assert plan.finished() == order[:22]
-
-
-def test_a_shard_in_two_lanes_waits_for_both():
-    options = dataclasses.replace(OPTIONS, lanes=2, shuffle=False, batch_size=2)
-    plan = oracle.rank_plan(options, [10, 20, 10], 0, 1)
-    found = [plan.finished() for _ in itertools.takewhile(lambda _: plan.take(1) is not None, range(100))]
-    assert [named for named in found if named] == [[0], [1, 2]]
-    assert found.index([0]) == 9

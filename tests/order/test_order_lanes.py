@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.lanes import SlidingShuffle, expected_radius, lane_bounds
+from streamload.order.lanes import SlidingShuffle
 from streamload.order.randomness import philox_key
 
 KEY = philox_key(1, 0, "window")
@@ -31,13 +31,6 @@ def stream(draws, window: int, length: int, first_number: int = 0) -> SlidingShu
 
 def outputs(draws, window: int, length: int, first_number: int = 0) -> list[int]:
     return stream(draws, window, length, first_number).take(np.arange(first_number, length)).tolist()
-
-
-@given(st.integers(0, 10**12), st.integers(1, 2000))
-def test_bounds_are_the_definition(n_samples, n_lanes):
-    bounds = lane_bounds(n_samples, n_lanes)
-    assert bounds.dtype == np.int64
-    assert bounds.tolist() == [lane * n_samples // n_lanes for lane in range(n_lanes + 1)]
 
 
 @settings(deadline=None)
@@ -105,11 +98,3 @@ def test_a_growing_lane_finalizes_exactly_what_no_later_sample_can_precede(windo
     made.grow(known_end, True)
     assert made.finalize(10**6) == length
     assert found + made.take(np.arange(len(found), length)).tolist() == whole
-
-
-@pytest.mark.parametrize("number_end", [1, 64, 999, 5_000, 20_000])
-def test_expected_radius_is_about_right(number_end):
-    window = 10_000
-    keys = np.sort(np.arange(40_000) + hashed_draws(0, 40_000) * window)
-    assert expected_radius(number_end, window) == pytest.approx(keys[number_end - 1], rel=0.05, abs=window / 25)
-    assert expected_radius(number_end, window) <= number_end + window // 2

@@ -186,14 +186,3 @@ def test_shards_ahead_are_those_of_the_batches_that_follow(options, counts, worl
         rows for end, rows in batches if end - start <= 16 * size and end % size == start % size and end <= rounds_end
     ]
     assert {shard for rows in following for shard, _ in rows} <= set(ahead)
-
-
-def test_a_rank_foresees_the_shards_of_its_own_lanes_from_where_it_stands():
-    counts, ranks = [50] * 120, 6
-    options = dataclasses.replace(OPTIONS, lanes=ranks, window=60)
-    order = shards_in_order(options, len(counts), 0).tolist()
-    for rank in range(ranks):
-        own = order[rank * 20 : (rank + 1) * 20]
-        assert oracle.rank_plan(options, counts, rank, ranks).shards_ahead() == own
-        resumed = oracle.rank_plan(options, counts, rank, ranks, start=ranks * 520)  # 520 of each lane, the window 60
-        assert resumed.shards_ahead() == own[9:]

@@ -4,7 +4,7 @@ import numpy as np
 import order_oracle as oracle
 import pytest
 
-from streamload.order.randomness import CounterDraws, SampleRandomness, permutation, philox_key
+from streamload.order.randomness import CounterDraws, SampleRandomness, philox_key
 
 
 def test_generator_is_the_papers():
@@ -24,14 +24,6 @@ def test_keys_are_pinned():
     assert philox_key(7, 3, "shards").tolist() == KEY_OF_SHARDS
 
 
-def test_keys_differ_by_every_argument():
-    keys = {
-        tuple(philox_key(*a).tolist())
-        for a in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"), (11, 1, "a"), (1, 11, "a"))
-    }
-    assert len(keys) == 6
-
-
 def test_a_draw_does_not_depend_on_where_the_run_of_draws_begins():
     key = philox_key(1, 2, "window")
     whole = oracle.drawn(key, 9, 0, 41)
@@ -40,15 +32,6 @@ def test_a_draw_does_not_depend_on_where_the_run_of_draws_begins():
     for first in range(41):
         for count in (0, 1, 41 - first):
             assert oracle.drawn(key, 9, first, count).tolist() == whole[first : first + count].tolist()
-
-
-def test_permutation_is_the_argsort_of_words():
-    key = oracle.key_of(4, 5, "shards")
-    expected = sorted(range(50), key=lambda s: oracle.word(key, s))
-    assert permutation(4, 5, 50).tolist() == expected
-    assert permutation(4, 5, 50).dtype == np.int64
-    assert permutation(4, 6, 50).tolist() != expected
-    assert permutation(4, 5, 0).tolist() == []
 
 
 def test_sample_generator_depends_on_the_sample_only():
@@ -74,19 +57,6 @@ def test_samples_shards_epochs_and_seeds_are_independent(kind):
     assert len({first(*place) for place in places}) == len(places)
 
 
-def test_streams_of_neighbouring_samples_do_not_overlap():
-    randomness = SampleRandomness(0, 0)
-    long = randomness.generator(0, 0).random(1000).tolist()
-    neighbour = randomness.generator(0, 1).random(1000).tolist()
-    assert not set(long) & set(neighbour)
-
-
-def test_seeds_and_generator_of_a_sample_have_nothing_in_common():
-    randomness = SampleRandomness(0, 0)
-    words = randomness.generator(1, 2).bit_generator.random_raw(8).tolist()
-    assert randomness.seeds(1, 2)[0] not in words
-
-
 def test_seeds_fit_what_they_are_for():
     randomness = SampleRandomness(0, 0)
     for sample in range(200):
@@ -96,16 +66,6 @@ def test_seeds_fit_what_they_are_for():
         np.random.RandomState(legacy)
         assert 0 <= torch < 2**63
     assert len({value for sample in range(200) for value in randomness.seeds(1, sample)}) == 600
-
-
-def test_seeds_do_not_disturb_the_generator():
-    randomness = SampleRandomness(0, 0)
-    generator = randomness.generator(1, 1)
-    expected = SampleRandomness(0, 0).generator(1, 1).random(4).tolist()
-    found = [generator.random()]
-    randomness.seeds(1, 2)
-    found += generator.random(3).tolist()
-    assert found == expected
 
 
 KEY_OF_SHARDS = [17506976077567959913, 5145822573523230823]

@@ -23,8 +23,8 @@ from order_oracle import (
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import RankPlan
-from streamload.order.runs import RepeatCounts, sequence_of_epoch
-from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted, first_of_groups, group_sizes
+from streamload.order.runs import sequence_of_epoch
+from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 Row = tuple[int, int]
@@ -231,39 +231,6 @@ def test_which_samples_are_drawn_depends_on_seed_and_epoch() -> None:
     assert sampling.repeats(1, 2).tolist() != sampling.repeats(1, 3).tolist()
 
 
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from([0.0, 0.01, 0.5, 8.0, np.inf]), st.booleans())
-def test_the_first_of_each_group_are_those_that_a_sort_finds(
-    seed: int, n_groups: int, spread: float, few_words: bool
-) -> None:
-    generator = np.random.default_rng(seed)
-    group = generator.integers(0, n_groups, generator.choice([0, 1, 50, 3_000])).astype(np.uint8)
-    words = generator.integers(0, 9 if few_words else 2**64, len(group), np.uint64)
-    sizes = group_sizes(group, n_groups)
-    wanted = generator.integers(0, sizes + 1)
-    found = first_of_groups(lambda first, of: words[first : first + len(of)], group, sizes, wanted, spread=spread)
-    expected = np.zeros(len(group), bool)
-    for number in range(n_groups):
-        own = np.flatnonzero(group == number)
-        expected[own[np.argsort(words[own], kind="stable")][: wanted[number]]] = True
-    assert np.array_equal(found, expected)
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 90), min_size=1, max_size=12), st.integers(0, 2**32), st.booleans())
-def test_a_draw_of_a_shard_is_found_as_in_the_list_of_all(counts: list[int], seed: int, selection: bool) -> None:
-    generator = np.random.default_rng(seed)
-    repeats = generator.integers(0, 2 if selection else 4, sum(counts)) * generator.integers(0, 2, sum(counts))
-    found = RepeatCounts(repeats.astype(np.bool_ if selection else np.uint8), np.array(counts))
-    firsts = np.cumsum(counts) - counts
-    for shard, (first, count) in enumerate(zip(firsts, counts, strict=True)):
-        drawn = np.repeat(np.arange(count), repeats[first : first + count])
-        assert found.lengths[shard] == len(drawn)
-        samples, before = found.find(np.full(len(drawn), shard), np.arange(len(drawn)))
-        assert np.array_equal(samples, drawn)
-        assert np.array_equal(before, np.arange(len(drawn)) - np.searchsorted(drawn, drawn))
-
-
 @pytest.mark.parametrize("drawn_by", ["weights", "where"])
 def test_an_epoch_of_drawn_samples_takes_a_few_bytes_for_each(drawn_by: str) -> None:
     n_samples, n_shards = 1_000_000, 1_000
@@ -299,18 +266,3 @@ def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int
         drawn += rows
     often = Counter(drawn).values()
     assert max(often) - (min(often) if len(Counter(drawn)) == sum(counts) else 0) <= 1
-
-
-def test_repeats_are_numbered() -> None:
-    counts = [3, 4]
-    plan = RankPlan(dataclasses.replace(OPTIONS, sampling=Stretched(20)), ShardCounts.of(counts), 1, 0, 1)
-    block = plan.take(100)
-    assert block is not None
-    assert block.repeat is not None
-    names = set(zip(block.shard.tolist(), block.sample.tolist(), block.repeat.tolist(), strict=True))
-    assert len(names) == 20
-    sampled = dataclasses.replace(OPTIONS, lanes=1, shuffle=False, sampling=Sampled())
-    block = RankPlan(sampled, ShardCounts.of(counts), 0, 0, 1, numbers=np.array([6, 1, 6, 6, 1])).take(100)
-    assert block is not None
-    assert block.repeat is not None
-    assert block.repeat.tolist() == [0, 0, 1, 2, 1]

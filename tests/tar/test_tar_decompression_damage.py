@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import lzma
-import pickle
 import zlib
 
 import pytest
@@ -156,13 +154,6 @@ def _xz_with_dictionary(filters: list[dict[str, int]]) -> bytes:
 
 def _crc32(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
-
-
-def test_the_error_survives_the_way_between_processes() -> None:
-    with pytest.raises(ShardFormatError) as caught:
-        decompressed(Compression.BZIP2, bz2.compress(SMALL)[:-1])
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.url, again.offset, str(again)) == (URL, caught.value.offset, str(caught.value))
 
 
 def test_nothing_at_all_is_a_cut_shard() -> None:
