@@ -397,6 +397,14 @@ def test_a_fresh_process_loads_no_heavy_library() -> None:
     assert loaded_by(HEAVY, *processes).split() == [*processes]
 
 
+@pytest.mark.parametrize(("platform", "says"), [("win32", "on Windows use WSL2"), ("darwin", "")])
+def test_windows_is_refused_with_what_to_use(platform: str, says: str) -> None:
+    program = f"import sys; sys.platform = {platform!r}; import streamload"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == (says != "")
+    assert done.stderr.rstrip().endswith(says)
+
+
 # -- every rule can fail -------------------------------------------------------------------------------------------
 
 
