@@ -103,6 +103,7 @@ class ShardSequence:
         known_shards: the number of shards that are built whole, from the first on.
         edges: int64[known_shards + 1], shard `order[i]` lies at the positions `edges[i]:edges[i + 1]`.
         known_end: the number of samples that are built, those of the open last shard included.
+        whole_end: the number of samples in the shards that are built whole.
         complete: all shards are built, so `known_end` is the number of samples of the epoch.
     """
 
@@ -117,11 +118,6 @@ class ShardSequence:
         self._place: IntArray | None = None
         self._draws = CounterDraws(key)
         self.extend()
-
-    @property
-    def whole_end(self) -> int:
-        """The number of samples in the shards that are built whole."""
-        return int(self.edges[-1])
 
     def extend(self) -> None:
         """Append the shards whose counts have become known, and as much of the next one as was found."""
@@ -139,6 +135,7 @@ class ShardSequence:
         self.known_shards, self.complete = start, start == len(self.order)
         self.known_end = int(self._all_edges[min(start + 1, len(self.order))])
         self.edges = self._all_edges[: start + 1]
+        self.whole_end = int(self.edges[-1])
 
     def unknown(self, n_shards: int, limit: int) -> list[int]:
         """Return the shards of unknown count among the next `n_shards` not built whole, in order, at most `limit`."""

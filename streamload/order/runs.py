@@ -149,7 +149,7 @@ class _CountedSequence:
         self._counts = counts
         self.order: IntArray = np.empty(0, np.int64)
         self.edges: IntArray = np.zeros(1, np.int64)
-        self.known_shards = self.known_end = 0
+        self.known_shards = self.known_end = self.whole_end = 0
         self.complete = False
         self.extend()
 
@@ -157,12 +157,8 @@ class _CountedSequence:
         """Build the sequence, if all counts are known."""
         if not self.complete and self._counts.complete:
             self._build()
-            self.known_shards, self.known_end, self.complete = len(self.order), int(self.edges[-1]), True
-
-    @property
-    def whole_end(self) -> int:
-        """All that is built is built whole."""
-        return self.known_end
+            self.known_shards, self.complete = len(self.order), True
+            self.known_end = self.whole_end = int(self.edges[-1])
 
     def unknown(self, _n_shards: int, limit: int) -> list[int]:
         """Return the shards of unknown count, at most `limit`."""
@@ -311,9 +307,9 @@ def shards_in_order(options: OrderOptions, n_shards: int, number: int, purpose: 
 
     Without sampling the pass is the epoch of this number.
     """
-    return (
-        permutation(options.seed, number, n_shards, purpose) if options.shuffle else np.arange(n_shards, dtype=np.int64)
-    )
+    if options.shuffle:
+        return permutation(options.seed, number, n_shards, purpose)
+    return np.arange(n_shards, dtype=np.int64)
 
 
 def sequence_of_epoch(

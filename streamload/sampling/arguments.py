@@ -201,8 +201,7 @@ class SamplerDraws:
             return self._kind
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
-        if self._digest is None:
-            self._digest = _digest(self._numbers)
+        self._digest = self._digest or _digest(self._numbers)
         return self._digest
 
     def _numbers_of(self, epoch: int) -> NDArray[np.int64]:
@@ -242,6 +241,9 @@ class SamplingOptions:
         lanes: of the order, at first.
         sampling: the order's; None before `resolve`, or if every sample comes once.
         n_selected: how many samples take part; None for all.
+        is_divided: a sampler names the samples of this rank alone.
+        place: the rank and the world size among which the epoch's samples are divided.
+        needs_counts: the number of samples must be known before a pass begins.
 
     Raises:
         TypeError, ValueError: they make no sense, or don't go together.
@@ -286,15 +288,12 @@ class SamplingOptions:
         self._epoch_size = epoch_size
         self._weights = _checked_weights(weights)
         self._weights_name: str | None = None
-        self._place = rank, world_size
         self._passes = count(1)
         self._sampler = None if sampler is None else SamplerDraws(sampler, rank, world_size)
+        self.is_divided = self._sampler is not None and self._sampler.divides
+        self.place = (0, 1) if self.is_divided else (rank, world_size)
+        self.needs_counts = sampler is not None or mixture is not None or isinstance(self._weights, np.ndarray)
         self._selected: NDArray[np.bool_] | None = None
-
-    @property
-    def needs_counts(self) -> bool:
-        """Whether the number of samples must be known before a pass begins."""
-        return self._sampler is not None or self._mixture is not None or isinstance(self._weights, np.ndarray)
 
     @property
     def epoch_samples(self) -> int | None:
@@ -310,9 +309,7 @@ class SamplingOptions:
     def samples_of(self, start: EpochStart, counts: tuple[int, ...] | None) -> int | None:
         """Return the samples of a pass's whole epoch, among its ranks; None if the shards' counts are not known."""
         samples = self.epoch_samples if start.numbers is None else len(start.numbers)
-        if samples is not None or counts is None:
-            return samples
-        return sum(counts)
+        return sum(counts) if samples is None and counts is not None else samples
 
     def last_position(self, start: EpochStart, counts: tuple[int, ...] | None, order: OrderOptions) -> float:
         """Return the position after a pass's last batch on this rank; infinite if the counts are not known.
@@ -388,16 +385,6 @@ class SamplingOptions:
                 f"weights has {counted(len(self._weights), 'number')} and the dataset "
                 f"{counted(n_samples, 'sample')}; give one for each, in the order of the listing"
             )
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether a sampler names the samples of this rank alone."""
-        return self._sampler is not None and self._sampler.divides
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The rank and the world size among which the epoch's samples are divided."""
-        return (0, 1) if self.is_divided else self._place
 
     def start(self, epoch: int, position: int, n_samples: int) -> EpochStart:
         """Return the beginning of a pass. Raises what `SamplerDraws.draw` raises.
