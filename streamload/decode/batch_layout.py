@@ -134,11 +134,6 @@ class _Builder:
         return ValueLeaf(number, len(self.columns[number]) - 1)
 
 
-def is_tensor(value: Any) -> bool:
-    """Return True for a torch tensor; does not import torch."""
-    return is_tensor_class(type(value))
-
-
 def is_tensor_class(kind: type) -> bool:
     """Return True for the class of torch tensors or a subclass; does not import torch."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread imports torch

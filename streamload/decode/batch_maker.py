@@ -22,7 +22,7 @@ from streamload.decode.batch_layout import (
     SequenceNode,
     describe_batch,
     describe_rows,
-    is_tensor,
+    is_tensor_class,
     slot_views,
 )
 from streamload.decode.collate import (
@@ -163,7 +163,7 @@ def _items(value: Any) -> Mapping[Any, Any]:
 
 
 def _outline(value: Any, levels: int) -> str:
-    if isinstance(value, np.ndarray | np.generic) or is_tensor(value):
+    if isinstance(value, np.ndarray | np.generic) or is_tensor_class(type(value)):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, Mapping | tuple | list) and levels == 0:
         return "..."

@@ -208,7 +208,13 @@ def _build(node: Node, arrays: Sequence[Any], columns: Sequence[Sequence[Any]], 
     # Not nested in `build_batch`: a recursive closure is a reference cycle, which would keep the slot until the next
     # garbage collection.
     if isinstance(node, ArrayLeaf):
-        return _finish(node, arrays[node.number])
+        array = arrays[node.number]
+        if not node.tensor:
+            return array
+        import torch
+
+        tensor = torch.from_numpy(array)
+        return tensor if node.torch_dtype is None else tensor.view(getattr(torch, node.torch_dtype))
     if isinstance(node, ValueLeaf):
         return columns[node.column] if node.row is None else columns[node.column][node.row]
     children = [_build(child, arrays, columns, of_rows=of_rows) for child in node.children]
@@ -219,15 +225,6 @@ def _build(node: Node, arrays: Sequence[Any], columns: Sequence[Sequence[Any]], 
         pairs = zip(node.children, children, strict=True)
         children = [tuple(value) if isinstance(child, ValueLeaf) else value for child, value in pairs]
     return node.kind(*children) if is_named_tuple(node.kind) else node.kind(children)
-
-
-def _finish(leaf: ArrayLeaf, array: NDArray[Any]) -> Any:
-    if not leaf.tensor:
-        return array
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor if leaf.torch_dtype is None else tensor.view(getattr(torch, leaf.torch_dtype))
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:

@@ -26,7 +26,7 @@ from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
 from streamload.decode.tasks import Column, Job, RowFailure, RowTable, by_shard
 from streamload.memory.mapped import Bytes, gather, map_memory, read_fully
-from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_array, is_image
+from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_array, is_image, last_extension
 from streamload.tar.table import MISSING
 
 _INT64_DIGITS = 18  # every number of so many digits fits an int64
@@ -62,7 +62,7 @@ def decode_integers(
         offsets: int64[n], first byte of each sample's payload.
         sizes: int64[n], payload bytes of each sample.
     """
-    if _kind(field) is not Kind.INTEGER or not _inside(data, offsets, sizes):
+    if KIND_OF.get(last_extension(field)) is not Kind.INTEGER or not _inside(data, offsets, sizes):
         return None
     width = int(sizes.max())
     starts = offsets + sizes - width  # aligned at the right, so a shorter number has foreign bytes before it
@@ -107,10 +107,6 @@ def _inside(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[
     if len(offsets) == 0 or not data.flags.c_contiguous:
         return False
     return bool(offsets.min() >= 0 and sizes.min() > 0 and (offsets + sizes).max() <= data.size)
-
-
-def _kind(field: str) -> Kind | None:
-    return KIND_OF.get(field.rpartition(".")[2])
 
 
 class ShardReader(ABC):
@@ -397,7 +393,7 @@ def _stored_bytes(column: Column, work: Work) -> StoredBytes | None:
 
 def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> NDArray[Any] | PlacedBlocks | None:
     """Copy arrays of one dtype and shape together, to their batches' memory if they fit; None if they differ."""
-    if work.rows_per_shard < _ROWS_PER_SHARD or _kind(column.alternatives[0]) is not Kind.ARRAY:
+    if work.rows_per_shard < _ROWS_PER_SHARD or not is_array(column.alternatives[0]):
         return None
     size = int(column.sizes[0])
     if (column.sizes != size).any() or (gathered := _gathered(column, work)) is None:
@@ -410,7 +406,11 @@ def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> ND
     starts = np.empty(work.count, np.int64)
     for _, rows, _, places in gathered:
         starts[rows] = places + layout.start
-    if blocks is not None and _is_for(blocks[0], layout):
+    if (
+        blocks is not None
+        and (blocks[0].dtype, blocks[0].shape[1:]) == (layout.dtype, layout.shape)
+        and blocks[0].flags.c_contiguous
+    ):
         values = PlacedBlocks(blocks)
         values.filled = by_first_row(blocks)
         for start, block in values.filled.items():
@@ -422,14 +422,10 @@ def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> ND
     return out
 
 
-def _is_for(block: NDArray[Any], layout: NpyLayout) -> bool:
-    return block.dtype == layout.dtype and block.shape[1:] == layout.shape and block.flags.c_contiguous
-
-
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
     """Decode a column of integers shard by shard; None if the field is no such column."""
     name = column.alternatives[0]
-    if work.rows_per_shard < _INTEGERS_PER_SHARD or _kind(name) is not Kind.INTEGER:
+    if work.rows_per_shard < _INTEGERS_PER_SHARD or KIND_OF.get(last_extension(name)) is not Kind.INTEGER:
         return None
     if int(column.sizes.max()) > _INT64_DIGITS or (gathered := _gathered(column, work)) is None:
         return None

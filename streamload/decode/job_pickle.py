@@ -8,7 +8,6 @@ class. Values that do not pickle, or are large, are those of the worker's own im
 
 from __future__ import annotations
 
-import dis
 import functools
 import io
 import logging
@@ -171,11 +170,11 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not is_by_value:
             return reduced
         if isinstance(value, FunctionType):
-            names, imports = _names_in(value.__code__)
+            names = _names_in(value.__code__)
             found.names |= names
             packages = accumulate((value.__globals__.get("__package__") or "").split("."), "{}.{}".format)
             for prefix in ("", *(f"{package}." for package in packages)):
-                found.modules |= {f"{prefix}{name}".removesuffix(".") for name in imports} & found.own
+                found.modules |= {f"{prefix}{name}".removesuffix(".") for name in names} & found.own
         if value.__module__ not in found.own or not _is_importable(value):
             return reduced
         has_own_rules = isinstance(value, type) and type(value) not in (type, ABCMeta)  # enums, ctypes structures
@@ -232,15 +231,11 @@ def _is_importable(value: FunctionType | type) -> bool:
 
 
 @functools.lru_cache(4096)
-def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of globals and attributes in some code (`getattr` too), and the modules that it imports."""
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Return the names of globals, attributes (for `getattr` too) and imported modules in some code."""
     names = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
-    imports = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            further = _names_in(inner)
-            names, imports = names | further[0], imports | further[1]
-    return frozenset(names), frozenset(imports)
+    inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return frozenset(names.union(*inner))
 
 
 def _set_values(module: ModuleType, values: Mapping[str, Any]) -> None:

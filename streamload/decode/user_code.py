@@ -27,8 +27,7 @@ _DRAW_NOTHING: tuple[object, ...] = (
 )
 
 _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
-_CHAINS = {"Compose", "Sequential", "RandomApply"}
-_CHOICES = {"RandomChoice", "RandomOrder"}
+_CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
 
 
 def why_not_skipped(error: Exception, on_error: str) -> str:
@@ -106,32 +105,23 @@ def _name_of(function: Any) -> str:
 
 
 def _torchvision_advice(function: object) -> str | None:
-    """Return advice if the first transform to get a field or sample is torchvision's and cannot take arrays.
+    """Return advice if the first transform to get a field or sample is one of torchvision's `v2` that wants tensors.
 
-    Those of `v2` silently ignore everything but tensors and PIL images, so a model would be trained without them.
+    They silently ignore everything but tensors and PIL images, so a model would be trained without them.
     """
     module, name = type(function).__module__, type(function).__name__
     if is_ours(function):  # ours return arrays for arrays, except ToTensor
         steps = getattr(function, "operations", ())
         first = next((step for step in steps if not is_ours(step) or type(step) is ToTensor), None)
         return None if first is None else _torchvision_advice(first)
-    if not module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
-        return None
-    if name in _CHAINS | _CHOICES:
+    if name in _CHAINS and module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
         steps = getattr(function, "transforms", function)
-        steps = list(steps) if isinstance(steps, Iterable) else [steps]
-        advice = map(_torchvision_advice, steps if name in _CHOICES else steps[:1])
-        return next(filter(None, advice), None)
-    if name in _TAKE_ARRAYS or not module.startswith("torchvision."):
+        return _torchvision_advice(next(iter(steps), None) if isinstance(steps, Iterable) else steps)
+    if name in _TAKE_ARRAYS or not module.startswith("torchvision.transforms.v2"):
         return None
-    if ".v2" in module:
-        return (
-            f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do "
-            "nothing; begin with v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
-        )
     return (
-        f"torchvision's {name} does not take NumPy arrays, which images are decoded to; begin with "
-        "ToPILImage(), as in Compose([ToPILImage(), ...])"
+        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; begin with "
+        "v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
     )
 
 

@@ -52,7 +52,6 @@ def bind(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
         ({"LOCAL_WORLD_SIZE": 4, "LOCAL_SIZE": 2, "WORLD_SIZE": 8}, 4),  # torchrun
         ({"LOCAL_SIZE": 2, "WORLD_SIZE": 8}, 2),  # DeepSpeed
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": 4, "OMPI_COMM_WORLD_SIZE": 8}, 4),  # Open MPI
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": 4}, 4),
         ({"MPI_LOCALNRANKS": 3, "PMI_SIZE": 6}, 3),  # MPICH, Intel MPI
         ({"SLURM_STEP_TASKS_PER_NODE": "8", "SLURM_STEP_NUM_TASKS": 8, "SLURM_NODEID": 0}, 8),  # srun
         # mpirun within a Slurm job starts its own processes by srun, one on each machine
@@ -63,7 +62,6 @@ def bind(monkeypatch: pytest.MonkeyPatch, processors: int) -> None:
         # what makes no sense is skipped
         ({"LOCAL_WORLD_SIZE": "x", "LOCAL_SIZE": 0, "OMPI_COMM_WORLD_LOCAL_SIZE": "", "MPI_LOCALNRANKS": 2}, 2),
         ({"LOCAL_WORLD_SIZE": -1, "WORLD_SIZE": "many"}, 1),
-        ({"WORLD_SIZE": 0}, 1),
     ],
 )
 def test_the_launcher_says_how_many_ranks_are_on_this_node(
@@ -77,18 +75,13 @@ def test_the_launcher_says_how_many_ranks_are_on_this_node(
     ("said", "machine", "ranks"),
     [
         ("4(x2),3", 0, 4),
-        ("4(x2),3", 1, 4),
         ("4(x2),3", 2, 3),
         ("2,8,5", 1, 8),
-        ("5,6(x3)", 1, 6),
         ("4(x2),3", 3, 4),  # no such machine: as many as there may be
         ("3,4(x2)", None, 4),
-        ("7", None, 7),
         ("8(x1000000000)", 999999999, 8),
         ("4(x2)),3", 0, 1),
-        ("4(y2)", 0, 1),
         ("4,,4", 0, 1),
-        ("0", 0, 1),
     ],
 )
 def test_slurms_list_has_an_entry_for_each_machine(
@@ -114,18 +107,8 @@ def test_where_no_launcher_says_it_all_ranks_are_here_or_one_for_each_gpu(monkey
     assert local_ranks() == 16, "torch is not imported for this"
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NUM_TASKS": 1},  # a shell that srun has opened
-        {"OMPI_COMM_WORLD_LOCAL_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1},
-        {"MPI_LOCALNRANKS": 1, "PMI_SIZE": 1},
-    ],
-)
-def test_a_task_that_has_started_the_ranks_itself_is_not_one_of_them(
-    monkeypatch: pytest.MonkeyPatch, task: dict[str, object]
-) -> None:
-    say(monkeypatch, **task)
+def test_a_task_that_has_started_the_ranks_itself_is_not_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    say(monkeypatch, SLURM_STEP_TASKS_PER_NODE="1", SLURM_STEP_NUM_TASKS=1)  # a shell that srun has opened
     assert local_ranks() == 1
     make_group(monkeypatch, 0, 8)
     assert local_ranks() == 8
@@ -146,7 +129,6 @@ def test_the_processors_are_those_of_the_mask_and_no_more_than_the_quota_is_wort
     bind(monkeypatch, 6)
     assert available_processors(str(tmp_path)) == processors_of_rank(str(tmp_path)) == 6
     assert available_processors(quota(tmp_path, 2.1)) == processors_of_rank(str(tmp_path)) == 3
-    assert available_processors(quota(tmp_path, 0.2)) == processors_of_rank(str(tmp_path)) == 1
     assert available_processors(quota(tmp_path, 64)) == processors_of_rank(str(tmp_path)) == 6
 
 
@@ -171,8 +153,6 @@ MPIRUN = {"OMPI_COMM_WORLD_LOCAL_SIZE": 4, "OMPI_COMM_WORLD_SIZE": 4}
         ({**SRUN, "SLURM_CPUS_ON_NODE": 32}, 32, 8),  # the tasks share all processors of the job
         ({**SRUN, "SLURM_CPUS_ON_NODE": 16}, 32, 8),  # Slurm may count cores, and the mask their threads
         ({**SRUN, "SLURM_CPUS_ON_NODE": 32}, 8, 8),  # each has its own
-        ({**SRUN, "SLURM_CPUS_ON_NODE": 64}, 8, 8),  # the same, and the job has more
-        ({**SRUN, "SLURM_CPUS_ON_NODE": 32}, 1, 1),
         ({**SRUN, "SLURM_CPUS_ON_NODE": 32}, 16, 8),  # bound to sockets, each of which two tasks share
         ({**MPIRUN, "SLURM_CPUS_ON_NODE": 32}, 8, 8),
         (MPIRUN, 8, 2),
@@ -217,7 +197,6 @@ def make_loader(source: str, **options: Any) -> StreamLoader:
         ),
         ({"OMPI_COMM_WORLD_SIZE": 2}, '2 tasks that mpirun.*os.environ["OMPI_COMM_WORLD_RANK"]) and world_size=2'),
         ({"PMI_SIZE": 4, "SLURM_STEP_NUM_TASKS": 2}, '4 tasks that mpirun.*os.environ["PMI_RANK"]) and world_size=4'),
-        ({"SLURM_STEP_NUM_TASKS": 8, "RANK": 1}, "8 tasks"),
         ({"SLURM_STEP_NUM_TASKS": 8, "WORLD_SIZE": 8}, "8 tasks"),
     ],
 )
