@@ -119,9 +119,7 @@ def test_what_only_this_process_can_read_has_no_workers() -> None:
 
 
 @pytest.mark.parametrize("name", ["decode", "transform"])
-@pytest.mark.parametrize(
-    ("first", "second"), [("jpg;png", "png"), ("png", "jpg;png"), ("jpg; png", "png;gif"), ("png", ".PNG")]
-)
+@pytest.mark.parametrize(("first", "second"), [("png", "jpg;png"), ("png", ".PNG")])
 def test_two_functions_for_one_field_are_refused(name: str, first: str, second: str) -> None:
     said = f"{name} has functions for '{first}' and for '{second}', which both name the field 'png'"
     with pytest.raises(ValueError, match=re.escape(said)):

@@ -73,12 +73,3 @@ def test_quantiles_are_at_most_a_fifth_too_long() -> None:
         exact = np.quantile(durations, quantile, method="inverted_cdf")
         assert exact <= quantile_s(totals, "some", quantile) <= 1.19 * exact
     assert quantile_s(totals, "others", 0.5) == 0
-
-
-def test_what_the_first_batch_took_is_measured_once(tmp_path: Path) -> None:
-    with StreamLoader(shards(tmp_path, 40), 10, num_workers=1) as loader:
-        next(iter(loader))
-        first = loader.statistics()
-        assert first.first_batch_s == first.stages["loop"].waited_s > 0
-        list(loader)
-        assert loader.statistics().first_batch_s == first.first_batch_s

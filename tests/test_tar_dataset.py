@@ -245,17 +245,6 @@ def test_torchs_generators_are_left_alone_where_no_rng_is_taken(numbers: str) ->
         assert found == (torch.rand(()).item(), torch.rand(()).item())
 
 
-def test_a_loader_with_a_generator_repeats_its_random_numbers(numbers: str) -> None:
-    with TarDataset(numbers, transform=draw) as dataset:
-
-        def epoch() -> list[Any]:
-            generator = torch.Generator().manual_seed(7)
-            loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1, generator=generator)
-            return [tuple(column.tolist()) for batch in loader for column in batch]
-
-        assert epoch() == epoch()
-
-
 # -- processes, threads and what is left ---------------------------------------------------------------------------
 
 
@@ -311,13 +300,6 @@ def test_of_several_failures_the_first_one_is_raised(numbers: str) -> None:
         with pytest.raises(TransformError) as raised:
             dataset.__getitems__([1, 8, 4, 0])
         assert raised.value.key == "000008"
-
-
-def test_samples_may_be_none_for_a_collate_fn_that_leaves_them_out(numbers: str) -> None:
-    with TarDataset(numbers, transform=lambda sample: sample["cls"] if sample["cls"] % 2 else None) as dataset:
-        assert dataset[:4] == [None, 1, None, 3]
-        loader = DataLoader(dataset, batch_size=6, collate_fn=lambda samples: [n for n in samples if n is not None])
-        assert list(loader) == [[1, 3, 5], [7, 9, 11], [13, 15]]
 
 
 def test_damaged_bytes_are_decode_errors(mixed: str, tmp_path: Path) -> None:
