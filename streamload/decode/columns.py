@@ -26,7 +26,7 @@ def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def copy_stored(
-    shards: NDArray[np.int64], starts: NDArray[np.int64], memory: Mapping[int, NDArray[np.uint8]], out: NDArray[Any]
+    shards: NDArray[np.int64], starts: NDArray[np.int64], memory: Mapping[int, memoryview], out: NDArray[Any]
 ) -> None:
     """Copy the stored elements of arrays to `out`, which is C-contiguous and has one entry for each of them.
 
@@ -43,14 +43,13 @@ def copy_stored(
     if row_bytes < _ROW_BY_ROW_BYTES:
         items = target.view(f"V{row_bytes}")
         for shard, rows in by_shard(shards):
-            items[rows] = windows(memory[shard].data, items.dtype)[starts[rows]]
+            items[rows] = windows(memory[shard], items.dtype)[starts[rows]]
         return
     # Slices of memoryviews cost half as much as slices of arrays.
-    views = {shard: data.data for shard, data in memory.items()}
     written, end = target.data, 0
     for shard, start in zip(shards.tolist(), starts.tolist(), strict=True):
         begin, end = end, end + row_bytes
-        written[begin:end] = views[shard][start : start + row_bytes]
+        written[begin:end] = memory[shard][start : start + row_bytes]
 
 
 class UnreadableError(Exception):
@@ -106,7 +105,7 @@ class PlacedRows(list[Any]):
 
     def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
         self.places = [place for block in blocks for place in block]
-        self._blocks = by_first_row(blocks)
+        self._blocks = _by_first_row(blocks)
         super().__init__([None] * len(self.places))
 
     def __setitem__(self, row: Any, value: Any) -> None:
@@ -130,16 +129,17 @@ class PlacedBlocks(list[Any]):
 
     Args:
         blocks: for each batch the memory for its values.
+        are_filled: the values will be written there by the caller.
 
     Attributes:
         filled: the blocks that hold their values, by their first row.
     """
 
-    def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
-        self._blocks = by_first_row(blocks)
+    def __init__(self, blocks: Sequence[NDArray[Any]], *, are_filled: bool = False) -> None:
+        self._blocks = _by_first_row(blocks)
         self._first_rows = {start + len(block) - 1: start for start, block in self._blocks.items()}
-        self.filled: dict[int, NDArray[Any]] = {}
-        super().__init__([None] * sum(map(len, blocks)))
+        self.filled = dict(self._blocks) if are_filled else {}
+        super().__init__(() if are_filled else [None] * sum(map(len, blocks)))
 
     def __setitem__(self, row: Any, value: Any) -> None:
         list.__setitem__(self, row, value)
@@ -155,7 +155,7 @@ class PlacedBlocks(list[Any]):
         return self.filled[start] if start in self.filled else self[start:end]
 
 
-def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
+def _by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
     """Return the blocks of consecutive rows by the number of their first row."""
     return dict(zip(accumulate(map(len, blocks), initial=0), blocks, strict=False))
 

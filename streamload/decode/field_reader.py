@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
-from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredBytes, by_first_row, copy_stored, windows
+from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredBytes, copy_stored, windows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
@@ -402,7 +402,7 @@ def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> ND
     layout = layouts.pop()
     if layouts or layout is None:
         return None
-    memory = {shard: data for shard, _, data, _ in gathered}
+    memory = {shard: data.data for shard, _, data, _ in gathered}
     starts = np.empty(work.count, np.int64)
     for _, rows, _, places in gathered:
         starts[rows] = places + layout.start
@@ -411,8 +411,7 @@ def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> ND
         and (blocks[0].dtype, blocks[0].shape[1:]) == (layout.dtype, layout.shape)
         and blocks[0].flags.c_contiguous
     ):
-        values = PlacedBlocks(blocks)
-        values.filled = by_first_row(blocks)
+        values = PlacedBlocks(blocks, are_filled=True)
         for start, block in values.filled.items():
             batch = slice(start, start + len(block))
             copy_stored(column.shards[batch], starts[batch], memory, block)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from launched import run_python
 from preloaded import Preloaded
 
-from streamload.decode.seeding import GlobalSeeds, names_of_generators
+from streamload.decode.seeding import GlobalSeeds
 from streamload.order.randomness import SampleRandomness
 
 DRAW = """
@@ -83,23 +82,3 @@ def test_the_users_own_generators_go_on_where_they_were() -> None:
         drawn()
         raise ValueError("in the middle")
     assert drawn() == expected
-
-
-def test_global_generators_are_found_by_name_where_they_are_loaded() -> None:
-    names = names_of_generators()
-    generators = [
-        random.random.__self__,
-        np.random.rand.__self__,
-        np.random.get_bit_generator(),
-        torch.default_generator,
-    ]
-    assert [resolve_name(names[id(generator)]) for generator in generators] == generators
-    assert id(random.Random(1)) not in names
-
-
-def test_torch_is_not_imported_to_find_its_generator() -> None:
-    program = (
-        "import sys; from streamload.decode.seeding import names_of_generators\n"
-        "print(len(names_of_generators()), 'torch' in sys.modules)"
-    )
-    assert run_python("-c", program).output.split() == ["3", "False"]
