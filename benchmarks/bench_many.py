@@ -33,7 +33,7 @@ from streamload import ShardWriter, StreamLoader
 SAMPLES = 2
 WINDOW, WINDOW_OF_FETCHED = 10_000, 250
 LONGEST_S = 300.0
-MOST_INDEX_FILES, FIRST_S, EPOCH_S = 40, 1.0, 5.0
+MOST_INDEX_FILES, FIRST_S, EPOCH_S = 40, 1.0, 4.0
 
 
 def written(folder: Path, shards: int) -> Path:
