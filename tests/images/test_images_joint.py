@@ -107,18 +107,6 @@ def test_masks_and_boxes_move_as_by_hand(data: Any, height: int, width: int, see
     assert moved.tolist() == expected
 
 
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 999), size=st.integers(1, 70), dtype=st.sampled_from(["u1", "u2", "i4", "i8", "f4", "?"]))
-def test_image_and_mask_are_cut_at_the_same_place(seed: int, size: int, dtype: str) -> None:
-    image = rng(1).integers(0, 256, (31, 47, 3), np.uint8)
-    mask = image[:, :, 0].astype(dtype)
-    chain = [RandomResizedCrop(size, interpolation="nearest"), RandomHorizontalFlip()]
-    got, cut = Joint(chain, ("image", "mask"))((image, mask), rng(seed))
-    np.testing.assert_array_equal(got, Compose(chain)(image, rng(seed)))
-    np.testing.assert_array_equal(cut, got[:, :, 0].astype(dtype))
-    assert cut.dtype == mask.dtype
-
-
 def test_an_operation_of_the_users_with_a_window_moves_all_fields() -> None:
     class Mirror:
         interpolation = "nearest"

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from photo import encoded
 from PIL import Image
 
-from streamload.images import RandomResizedCrop, Resize
+from streamload.images import Resize
 from streamload.images.files import decode_image
-from streamload.images.geometry import draw_crop
 from streamload.images.jpeg import decode_jpeg, jpeg_header, smallest_scale
 
 TEXTURE = np.random.default_rng(8).integers(0, 256, (203, 141, 3), dtype=np.uint8)
@@ -111,19 +110,6 @@ def test_damage_above_the_end_of_the_crop_is_an_error_also_with_an_end_mark() ->
     for size in range(len(data) // 5, len(data) // 3, 97):
         with pytest.raises(ValueError, match="damaged or cut off"):
             top_of(data[:size] + b"\xff\xd9", 110)
-
-
-@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
-def test_a_crop_of_the_file_is_bit_for_bit_a_crop_of_the_picture(subsampling: str) -> None:
-    data = with_subsampling(np.tile(SMOOTH, (2, 2, 1)), subsampling)
-    whole, shorter = decode_image(memoryview(data)), 0
-    for seed in range(12):
-        operation = RandomResizedCrop(150, scale=(0.08, 0.7))
-        got = operation.from_encoded(memoryview(data), np.random.default_rng(seed))
-        np.testing.assert_array_equal(got, operation(whole, rng=np.random.default_rng(seed)))
-        box = draw_crop(*whole.shape[:2], (0.08, 0.7), (3 / 4, 4 / 3), np.random.default_rng(seed))
-        shorter += box.top + box.height < whole.shape[0] - 64
-    assert shorter > 3
 
 
 def test_thin_pictures_are_scaled_as_wide_ones_are() -> None:
