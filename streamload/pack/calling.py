@@ -48,10 +48,7 @@ class PackCalls:
 
     def __call__(self, append: Append) -> Sequence[Fault]:
         """See `Work`. Raises StreamloadError, with the input, if the function fails or a sample is wrong."""
-        try:
-            function = cloudpickle.loads(self.function)
-        except ImportError as exc:  # on another machine
-            raise StreamloadError(f"the function needs what cannot be imported here ({exc}); install it") from exc
+        function = cloudpickle.loads(self.function)
         for number, pickled in enumerate(self.inputs, start=self.first):
             value = pickle.loads(pickled)
             try:
@@ -155,13 +152,10 @@ def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]
     """Yield the results of a function; a new sample without a key gets that of its source."""
     one_each = len(results) == len(batch)
     for number, sample in enumerate(results):
-        if isinstance(sample, Mapping):
-            new = {name: value for name, value in sample.items() if name != "__url__"}
-            if one_each or len(batch) == 1:
-                new.setdefault("__key__", batch[number if one_each else 0]["__key__"])
-            yield new
+        if isinstance(sample, Mapping) and "__key__" not in sample and (one_each or len(batch) == 1):
+            yield {**sample, "__key__": batch[number if one_each else 0]["__key__"]}
         elif sample is not None:
-            yield sample  # refused later
+            yield sample  # refused later, if it is no sample
 
 
 def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:

@@ -65,8 +65,7 @@ class GrowingShard:
             raise ValueError(f"with sample {key!r} this shard would have more than {_MAX_FIELDS} distinct fields")
         position = self.bytes - len(END_OF_ARCHIVE)
         for field, header, payload in members:
-            for piece in (header, payload, padding(len(payload))):
-                self._file.write(piece)
+            self._file.writelines((header, payload, padding(len(payload))))
             self._offsets.append(position + len(header))
             self._sizes.append(len(payload))
             self._field_numbers.append(self._fields.setdefault(field, len(self._fields)))
