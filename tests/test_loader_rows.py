@@ -317,6 +317,22 @@ def test_arrays_that_a_function_changes_are_its_own(tmp_path: Path) -> None:
         assert batches_of(source, 3, fields=("npy",), transform=change)[0][0].tolist() == [[11, 2, 3]] * 3
 
 
+@pytest.mark.parametrize("argument", ["decode", "transform"])
+@pytest.mark.parametrize("size", [3, 2000])
+def test_a_function_may_return_the_same_array_every_time(tmp_path: Path, size: int, argument: str) -> None:
+    memory = np.empty(size, np.int64)
+
+    def fill(value: Any) -> Any:
+        memory[:] = int(value)
+        if memory[0] == 1:
+            raise ValueError
+        return memory
+
+    options = {"fields": ("cls",), argument: {"cls": fill}, "on_error": "skip"}
+    found = batches_of(write(tmp_path, numbered(9)), 3, 1, **options)
+    assert [row[0].item() for (batch,) in found for row in batch] == [0, *range(2, 9)]
+
+
 class Fill:
     """Makes an array of a number, in `out` where that fits, and raises half-way for some numbers."""
 

@@ -307,7 +307,7 @@ class TaskRunner:
         return {
             key: [of_batch[leaf.number] for of_batch in views]
             for key, leaf in leaves.items()
-            if leaf.torch_dtype is None and leaf.shape
+            if leaf.torch_dtype is None
         }
 
     def _layout(self, capacity: int) -> tuple[Layout, bytes]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # Larger rows are copied one by one; smaller ones by one indexing operation for each shard.
 _ROW_BY_ROW_BYTES = 1024
 
+# Smaller values of functions are copied to their batch together, which takes less time for each.
+_COPIED_TOGETHER_BYTES = 4 << 10
+
 
 def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
     """View every run of bytes as long as an item of `dtype`, by where it begins."""
@@ -122,10 +125,19 @@ class PlacedRows(list[Any]):
         return self._blocks[start] if all(map(operator.is_, values, self.places[start:end])) else values
 
 
+class OwnValues(list[Any]):
+    """A column whose arrays are copied as they are made: a function may return the same one every time."""
+
+    def __setitem__(self, row: Any, value: Any) -> None:
+        list.__setitem__(self, row, value.copy() if type(value) is np.ndarray else value)
+
+
 class PlacedBlocks(list[Any]):
     """A column of small arrays, copied to the memory of a batch together, as soon as all of the batch are made.
 
     Copied one by one, each would cost a view; copied after all batches of a task, they would have left the caches.
+    Until two consecutive values do not share memory, each is also copied at once: a function may return the same array
+    every time.
 
     Args:
         blocks: for each batch the memory for its values.
@@ -139,9 +151,14 @@ class PlacedBlocks(list[Any]):
         self._blocks = _by_first_row(blocks)
         self._first_rows = {start + len(block) - 1: start for start, block in self._blocks.items()}
         self.filled = dict(self._blocks) if are_filled else {}
+        self._are_apart = False
+        self._previous: NDArray[Any] | None = None
         super().__init__(() if are_filled else [None] * sum(map(len, blocks)))
 
     def __setitem__(self, row: Any, value: Any) -> None:
+        if not self._are_apart and type(value) is np.ndarray:
+            self._are_apart = self._previous is not None and not np.may_share_memory(self._previous, value)
+            self._previous, value = value, value if self._are_apart else value.copy()
         list.__setitem__(self, row, value)
         if row in self._first_rows:
             start = self._first_rows[row]
@@ -153,6 +170,23 @@ class PlacedBlocks(list[Any]):
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
         """Return the rows of one batch: their memory, or the values if they do not fit there."""
         return self.filled[start] if start in self.filled else self[start:end]
+
+
+def values_of(count: int, blocks: list[NDArray[Any]] | None, *, may_be_small: bool = True) -> list[Any]:
+    """Return a list for a column's values, which are written row by row.
+
+    Args:
+        count: of rows.
+        blocks: for each batch the memory for its values; None if it is not known, and one axis for numbers.
+        may_be_small: small arrays may be copied together at the end of their batch.
+    """
+    if blocks is None and count > 1:
+        return OwnValues([None] * count)
+    if blocks is None or blocks[0].ndim == 1:
+        return [None] * count
+    if may_be_small and blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
+        return PlacedBlocks(blocks)
+    return PlacedRows(blocks)
 
 
 def _by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
-from streamload.decode.columns import PlacedBlocks, PlacedRows, Rows, StoredBytes, copy_stored, windows
+from streamload.decode.columns import PlacedBlocks, Rows, StoredBytes, copy_stored, values_of, windows
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
@@ -40,9 +40,6 @@ _GATHERED_BYTES = 1024
 
 # Larger fields are read one by one, which costs little beside copying them and counts no pages around them.
 _VIEWED_BYTES = 32 << 10
-
-# Smaller values of decoders are copied to their batch together, which takes less time for each.
-_COPIED_TOGETHER_BYTES = 4 << 10
 
 ABSENT: Any = type("Absent", (), {})()
 """The value in a column of a field that a sample lacks."""
@@ -322,12 +319,7 @@ class FieldReader:
             if _has_first(column):
                 first, kind = self.decoding(column.alternatives[0])
                 small = _small_fields(column, work, kind)
-        values: list[Any]
-        if blocks is None:
-            values = [None] * work.count
-        else:
-            are_small = blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0])
-            values = PlacedBlocks(blocks) if are_small else PlacedRows(blocks)
+        values = values_of(work.count, blocks)
 
         def read_rows(rows: Iterator[int]) -> None:
             if small is not None:
@@ -408,6 +400,7 @@ def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> ND
         starts[rows] = places + layout.start
     if (
         blocks is not None
+        and layout.shape
         and (blocks[0].dtype, blocks[0].shape[1:]) == (layout.dtype, layout.shape)
         and blocks[0].flags.c_contiguous
     ):

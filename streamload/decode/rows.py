@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
-from streamload.decode.columns import PlacedRows, Rows
+from streamload.decode.columns import PlacedRows, Rows, values_of
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
 from streamload.decode.seeding import GlobalSeeds, RowRandomness
@@ -129,7 +129,7 @@ class RowMaker:
             ]
             of_column = by_column.get(number)
             if any(functions):
-                columns.append([None] * work.count if of_column is None else PlacedRows(of_column))
+                columns.append(values_of(work.count, of_column, may_be_small=False))
                 transformed.append(_Transformed(column, functions, columns[-1]))
                 continue
             started = perf_counter()
