@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from ray_cluster import LocalRayCluster, ray_cluster
 

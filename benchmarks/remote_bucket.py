@@ -18,7 +18,7 @@ from streamload.index.index_writer import IndexFolder, update_with_tables
 from streamload.index.listing import IndexLookup
 from streamload.storage.local_files import LocalStorage
 
-sys.path.append(os.fspath(Path(__file__).resolve().parents[1] / "tests"))  # the same server that the tests use
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))  # the same server that the tests use
 
 from servers.faults import FaultServer, Report, Script
 

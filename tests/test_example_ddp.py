@@ -16,7 +16,7 @@ from servers.rclone import S3Server
 
 from streamload import ShardWriter, StreamLoader
 
-_RECORDER = Path(__file__).with_name("rank_recorder.py")
+_RECORDER = Path(__file__).parent / "support" / "rank_recorder.py"
 _EXAMPLE = Path(__file__).parent.parent / "examples" / "train_ddp.py"
 _WINDOW = 40
 pytestmark = pytest.mark.timeout(240)  # every rank imports torch first

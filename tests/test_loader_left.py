@@ -155,7 +155,7 @@ def test_iterators_that_are_held_when_the_program_ends(preloaded: Preloaded, sou
 
 
 @pytest.mark.parametrize("options", [{"collate_fn": as_list}, {"workers": 0}])
-def test_passes_that_are_left_anywhere_go_on_with_the_next_epoch_on_the_same_processes(
+def test_a_pass_left_anywhere_is_followed_by_the_next_on_its_processes(
     source: str, epochs: list[list[int]], options: dict[str, Any]
 ) -> None:
     started: set[int] = set()
@@ -212,7 +212,7 @@ def test_a_bad_sample_of_an_epoch_that_was_left_is_not_the_next_ones(source: str
         assert len(numbers(loader)) == TOTAL - 1
 
 
-def test_a_transform_that_hangs_holds_up_neither_who_leaves_nor_the_next_pass(source: str, tmp_path: Path) -> None:
+def test_a_hanging_transform_holds_up_neither_leaving_nor_the_next_pass(source: str, tmp_path: Path) -> None:
     class HangsOnce:
         def __init__(self, flag: Path) -> None:
             self.flag = flag

@@ -100,7 +100,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "kind", "advice"), WRONG, ids=named)
-def test_a_wrong_argument_is_refused_with_its_name_its_value_and_what_is_right(
+def test_a_wrong_argument_is_refused_with_name_value_and_what_is_right(
     source: str, name: str, value: Any, kind: type[Exception], advice: str
 ) -> None:
     with pytest.raises(kind, match=re.escape(name)) as caught:
@@ -265,7 +265,7 @@ def test_ranks_that_make_no_sense_are_refused(rank: Any, world_size: Any, kind: 
         rank_and_world_size(rank, world_size)
 
 
-def test_a_loader_made_before_the_process_group_does_not_give_every_rank_the_same(
+def test_a_loader_made_before_the_process_group_knows_its_rank(
     tmp_path: Path, group: Callable[[int, int], None]
 ) -> None:
     source = write_numbers(tmp_path / "shards", [4])

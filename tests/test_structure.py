@@ -270,6 +270,11 @@ def private_names_in_tests(tests: Path) -> list[str]:
     return [str(path) for path in tests.rglob("*.py") if private.search(path.read_text())]
 
 
+def long_names_of_tests(tests: Path) -> list[str]:
+    """Names of tests with more than 70 letters."""
+    return [name for path in tests.rglob("test_*.py") for name in re.findall(r"def (test_\w{66,})", path.read_text())]
+
+
 def too_large(tree: Tree) -> list[str]:
     """The whole, if it has more lines of code than it may."""
     lines = sum(map(code_lines, tree.values()))
@@ -380,6 +385,7 @@ def test_the_source_keeps_the_rules() -> None:
     assert len(source) > 50
     assert {rule.__name__: rule(source) for rule in RULES} == {rule.__name__: [] for rule in RULES}
     assert private_names_in_tests(ROOT / "tests") == []
+    assert long_names_of_tests(ROOT / "tests") == []
 
 
 def loaded_by(libraries: set[str], *modules: str) -> str:

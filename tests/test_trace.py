@@ -62,7 +62,7 @@ def test_events_add_up_to_the_statistics(tmp_path: Path, workers: int) -> None:
     assert sum(event["args"]["samples"] for event in events["task"]) >= 50
 
 
-def test_fetches_are_on_lines_of_their_own_and_what_begins_within_the_trace_is_in_it(tmp_path: Path) -> None:
+def test_fetches_have_lines_of_their_own_from_where_the_trace_begins(tmp_path: Path) -> None:
     folder = shards(tmp_path)
     files = {f"data/{path.name}": path.read_bytes() for path in folder.glob("*.tar")}
     with (

@@ -113,6 +113,6 @@ def test_what_webdataset_writes_is_read_back(extension: str) -> None:
     assert as_plain(got) == as_plain(value)
 
 
-def test_nothing_that_webdataset_reads_or_writes_is_left_out_but_by_intention() -> None:
+def test_what_webdataset_reads_or_writes_is_left_out_by_intention_only() -> None:
     named = autodecode.decoders.keys() | writer.default_handlers.keys()
     assert named - DECODED_EXTENSIONS == {*NEVER, "tenbin", "class", "img", "image"}

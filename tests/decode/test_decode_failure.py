@@ -66,7 +66,7 @@ def test_an_ordinary_exception_arrives_as_it_was(error: Exception) -> None:
     [NeedsTwo("one", "two"), HoldsLock("locked"), LoadsAsSomethingElse("other")],
     ids=lambda e: type(e).__name__,
 )
-def test_an_exception_that_does_not_travel_leaves_its_name_message_and_traceback(error: Exception) -> None:
+def test_an_exception_that_does_not_pickle_leaves_name_and_traceback(error: Exception) -> None:
     came = travelled(error)
     assert type(came) is RuntimeError
     assert type(error).__name__ in str(came)
@@ -125,7 +125,7 @@ def test_our_own_errors_arrive_whole_and_without_a_traceback(name: str) -> None:
     assert not hasattr(came, "__notes__")
 
 
-def test_the_cause_of_a_samples_error_is_what_was_raised_with_its_place_as_a_note() -> None:
+def test_the_cause_of_a_samples_error_has_its_place_as_a_note() -> None:
     sent = failure_of(raised(ValueError("bits")))
     failure = RowFailure(
         "DecodeError", "cannot decode", "jpg", fatal=False, cause=sent, shard=0, sample=0, offset=1536, stored_in=0

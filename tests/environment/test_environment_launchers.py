@@ -123,7 +123,7 @@ def quota(root: Path, processors: float) -> str:
     return str(root)
 
 
-def test_the_processors_are_those_of_the_mask_and_no_more_than_the_quota_is_worth(
+def test_processors_are_those_of_the_mask_and_no_more_than_the_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bind(monkeypatch, 6)
@@ -168,7 +168,7 @@ def test_the_processors_are_divided_unless_they_are_the_tasks_own(
     assert processors_of_rank(str(tmp_path)) == share
 
 
-def test_a_quota_is_always_divided_since_a_jobs_cgroup_holds_all_of_its_tasks(
+def test_a_quota_is_divided_since_a_jobs_cgroup_holds_all_of_its_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, **SRUN, SLURM_CPUS_ON_NODE=32)
@@ -212,9 +212,7 @@ def test_a_task_among_several_that_does_not_know_its_rank_is_warned(
         assert sum(len(batch[0]) for batch in loader) == 4
 
 
-def test_the_warning_stands_at_the_line_of_the_program_that_made_the_loader(
-    source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_warning_names_the_line_that_made_the_loader(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     say(monkeypatch, SLURM_STEP_NUM_TASKS=2)
     namespace: dict[str, Any] = {"make": StreamLoader, "source": source}
     with pytest.warns(UserWarning, match="init_process_group") as given:
@@ -239,7 +237,7 @@ def test_nothing_is_said_to_a_task_that_is_alone_or_knows_its_rank(
     make_loader(source).close()  # a warning would be an error
 
 
-def test_nothing_is_said_where_the_rank_is_given_or_a_group_or_a_sampler_knows_it(
+def test_no_warning_if_the_rank_is_given_or_a_group_or_a_sampler_knows_it(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(monkeypatch, SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1)

@@ -101,7 +101,7 @@ def test_too_many_open_files_of_the_trainer_are_named_as_the_cause(tmp_path: Pat
         assert len(kept) < 200
 
 
-def test_closing_while_another_thread_makes_a_batch_says_that_it_was_closed(tmp_path: Path) -> None:
+def test_closing_while_another_thread_makes_a_batch_says_so(tmp_path: Path) -> None:
     """Without workers it was a KeyError."""
     source = write_numbers(tmp_path / "shards", [1000], width=1000)
     errors: list[BaseException] = []

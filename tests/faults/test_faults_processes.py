@@ -130,7 +130,7 @@ def test_sigkill_to_the_trainer_takes_everything_with_it(preloaded: Preloaded, s
     end(script)
 
 
-def test_sigkill_to_the_feeder_takes_workers_that_sleep_in_user_code_with_it(source: str, tmp_path: Path) -> None:
+def test_sigkill_to_the_feeder_ends_workers_that_sleep_in_user_code(source: str, tmp_path: Path) -> None:
     slept = tmp_path / "slept"
 
     def sleeps(value: int) -> int:

@@ -90,7 +90,7 @@ def test_another_version_or_url_is_another_entry(cache: DiskCache, folder: str, 
 # -- what is evicted -------------------------------------------------------------------------------------------------
 
 
-def test_shards_of_other_datasets_and_versions_are_evicted_but_not_those_of_the_dataset(folder: str) -> None:
+def test_shards_of_other_datasets_and_versions_are_evicted_first(folder: str) -> None:
     one, two, three, four = (identity_of(number) for number in (1, 2, 3, 4))
     rewritten = identity_of(3, etag='"2"')
     keep(cache_of(folder, 3, [one, two]), one, two)
@@ -131,7 +131,7 @@ def test_a_shard_is_filled_by_one(folder: str) -> None:
     assert read_through(caches[0], identity_of(1))
 
 
-def test_a_process_that_keeps_the_folders_lock_costs_the_others_only_the_cache(
+def test_a_process_that_keeps_the_lock_costs_the_others_only_the_cache(
     cache: DiskCache, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(cache, identity_of(1))

@@ -16,7 +16,7 @@ from matrix import exhaustive
 
 from streamload.fetch.cache.disk_cache import DiskCache
 
-PROGRAM = Path(__file__).with_name("cache_filling.py")
+PROGRAM = Path(__file__).parents[1] / "support" / "cache_filling.py"
 N_PROCESSES = 4
 N_SHARDS = 24
 ONE = identity_of(0).bytes + 4 * 8  # with its checksums

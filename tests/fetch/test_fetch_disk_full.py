@@ -142,7 +142,7 @@ def test_whole_files_are_still_read_where_the_disk_is_full(
     assert files_in(tmp_path) == (N_SHARDS - 1, 0)
 
 
-def test_what_a_run_has_kept_is_not_evicted_by_the_next_as_there_is_less_free(
+def test_what_a_run_has_kept_is_not_evicted_if_there_is_less_free(
     server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loader_of(server, tmp_path) as loader:

@@ -143,7 +143,7 @@ def test_boxes_are_scaled_with_a_resized_crop() -> None:
         np.testing.assert_allclose(boxes, [[2, 0, 8, 8]], atol=1e-4)
 
 
-def test_other_operations_get_the_images_alone_and_draw_from_the_same_generator() -> None:
+def test_other_operations_get_images_alone_and_share_the_generator() -> None:
     def brightness(image: Any, rng: np.random.Generator) -> Any:
         return (image * rng.random()).astype(np.uint8)
 

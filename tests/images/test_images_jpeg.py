@@ -105,7 +105,7 @@ def test_a_cut_file_is_an_error_however_few_rows_are_wanted(options: dict[str, A
             top_of(data[:size], rows)
 
 
-def test_damage_above_the_end_of_the_crop_is_an_error_also_with_an_end_mark() -> None:
+def test_damage_above_the_end_of_the_crop_is_an_error_despite_an_end_mark() -> None:
     data = encoded(TEXTURE, quality=95)
     for size in range(len(data) // 5, len(data) // 3, 97):
         with pytest.raises(ValueError, match="damaged or cut off"):

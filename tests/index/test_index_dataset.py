@@ -100,7 +100,7 @@ async def test_a_table_file_that_is_cut_on_a_server_is_an_error_of_the_index(
     assert caught.value.url.endswith(".bin")
 
 
-async def test_the_list_of_a_remote_index_is_read_once_for_all_tables_that_are_loaded_at_once(folder: Path) -> None:
+async def test_a_remote_index_list_is_read_once_for_tables_loaded_together(folder: Path) -> None:
     with FaultServer(served(folder)) as server:
         storages = Storages()
         dataset = Dataset(list_shards(f"{server.url}/data", None, storages), storages)

@@ -287,7 +287,7 @@ def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
     assert caught.value.url == str(table_file(tmp_path))
 
 
-def test_a_damaged_or_truncated_table_file_says_which_and_spares_the_other_tables(tmp_path: Path) -> None:
+def test_a_damaged_table_file_says_which_and_spares_the_other_tables(tmp_path: Path) -> None:
     index = write_index(str(tmp_path), [entry_of("a.tar", 3), entry_of("b.tar", 3)])
     file = table_file(tmp_path)
     whole = file.read_bytes()

@@ -226,7 +226,7 @@ def test_a_server_that_sends_a_page_for_a_missing_file(tmp_path: Path, caplog: p
             list_shards(f"{server.url}/data")
 
 
-def test_braces_that_name_more_than_there_is_name_the_first_that_is_missing(bucket: Path, either: Storages) -> None:
+def test_braces_that_name_too_much_name_the_first_that_is_missing(bucket: Path, either: Storages) -> None:
     write(bucket / "train", [1] * 4, index=False)
     for folder in (f"s3://{bucket.name}/train", f"{bucket}/train"):
         said = refusal(f"{folder}/s{{0..9}}-000000.tar", either)

@@ -75,7 +75,7 @@ def test_a_message_of_any_size_arrives_whole(size: int) -> None:
     assert descriptors == []
 
 
-def test_received_descriptors_are_not_inherited_by_programs_that_are_started() -> None:
+def test_received_descriptors_are_not_inherited_by_started_programs() -> None:
     with channels() as (near, far), marked(b"x") as sent:
         near.send("one", sent)
         _, received = far.receive()

@@ -128,7 +128,7 @@ def test_the_plan_is_the_definition_at_any_rank_and_start(
 
 @settings(deadline=None)
 @given(chosen(), st.integers(1, 3))
-def test_nothing_that_was_let_go_of_comes_again_and_the_rest_is_let_go_of_in_the_end(
+def test_released_samples_do_not_return_and_all_are_released_at_the_end(
     case: tuple[OrderOptions, list[int], list[int]], world_size: int
 ) -> None:
     options, counts, numbers = case

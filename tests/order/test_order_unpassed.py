@@ -48,7 +48,7 @@ def test_no_sample_occurs_after_it_was_passed(options, counts, world_size, max_r
 
 @pytest.mark.parametrize("start", [0, 130])
 @pytest.mark.parametrize("counts_known", [True, False])
-def test_with_one_lane_everything_before_the_first_sample_that_is_yet_to_come_is_passed(start, counts_known):
+def test_with_one_lane_all_before_the_first_sample_to_come_is_passed(start, counts_known):
     """Else up to half a window more would be held, for which nobody has planned the memory."""
     counts = [100] * 10
     options = OrderOptions(seed=1, shuffle=True, window=50, lanes=1, batch_size=10, drop_last=False, pad=True)

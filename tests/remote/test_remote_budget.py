@@ -114,7 +114,7 @@ def test_what_fits_is_fetched_once(server: FaultServer) -> None:
     assert server.report().sent_bytes < 1.5 * sum(map(sum, SIZES))
 
 
-def test_a_budget_that_the_window_does_not_fit_into_is_refused_with_the_arithmetic(server: FaultServer) -> None:
+def test_a_budget_too_small_for_the_window_is_refused_with_the_arithmetic(server: FaultServer) -> None:
     with pytest.raises(ValueError, match=r"memory_budget of 60 MB.* 120 samples x 1002\.\d kB = 120 MB "):
         loader_of(server, "indexed", memory_budget="60MB", shuffle=1000)
 
@@ -144,7 +144,7 @@ def test_what_the_parts_of_one_batch_take_is_in_the_error(server: FaultServer) -
 
 
 @pytest.mark.exhaustive
-def test_small_fields_of_large_samples_are_read_within_a_budget_for_these_alone(tmp_path: Path) -> None:
+def test_small_fields_of_large_samples_need_a_budget_for_these_alone(tmp_path: Path) -> None:
     write_datasets(tmp_path / "data", [[20 * MB] * 3] * 2, [])
     with FaultServer(tmp_path / "data") as server:
         only: dict[str, Any] = {"fields": ("cls",), "collate_fn": lambda labels: [label for (label,) in labels]}

@@ -63,9 +63,7 @@ def read(server: FaultServer, cache: Path, samples: set[int], shards: int) -> fl
     return server.report().sent_bytes / MB
 
 
-def test_of_a_shard_that_is_needed_for_the_most_part_the_rest_is_fetched_too(
-    server: FaultServer, tmp_path: Path
-) -> None:
+def test_the_rest_of_a_shard_that_is_mostly_needed_is_fetched_too(server: FaultServer, tmp_path: Path) -> None:
     assert read(server, tmp_path, {1, 9, 20}, 2) > 30
     assert read(server, tmp_path, {2, 12, 29}, 2) < 0.1
 

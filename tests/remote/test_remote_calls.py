@@ -31,7 +31,7 @@ def test_an_error_of_a_call_is_raised_by_that_call_only(shard_folder: Path) -> N
         assert loader.state_dict()["epoch"] == 1
 
 
-def test_a_feeder_that_answered_calls_is_ended_where_a_job_cannot_be_sent_to_it(shard_folder: Path) -> None:
+def test_a_feeder_that_answered_calls_is_ended_if_a_job_cannot_be_sent(shard_folder: Path) -> None:
     """The traceback of the error, which a notebook keeps, must not be all that holds the feeder."""
     with ShardWriter(shard_folder) as writer:
         writer.write({"__key__": "0", "cls": 0})

@@ -86,7 +86,7 @@ PROMISED = itertools.product(["local", *REMOTE], FORMS, [0, 2], [1, 3], [True, F
     ("place", "form", "workers", "world_size", "shuffle"),
     matrix(case for case in PROMISED if (case[0], case[2]) != ("memory", 2)),  # that memory is this process's own
 )
-def test_the_same_two_epochs_whatever_storage_compression_index_workers_and_ranks(
+def test_the_same_epochs_at_any_storage_compression_index_workers_ranks(
     small: dict[str, Place], place: str, form: str, workers: int, world_size: int, shuffle: bool
 ) -> None:
     for rank in [world_size - 1] if workers else range(world_size):

@@ -52,7 +52,7 @@ def test_an_epoch_begins_and_ends(server: FaultServer, faults: dict[str, Any], t
     assert labels_from(server, through_fsspec=through_fsspec) == LABELS
 
 
-def test_without_an_index_shards_are_fetched_beside_each_other_from_the_start(server: FaultServer) -> None:
+def test_without_an_index_shards_are_fetched_concurrently_from_the_start(server: FaultServer) -> None:
     server.play(Script(first_byte_s=0.3))
     with StreamLoader(Place(server.url).urls("plain", range(3)), 8, fields=("cls",), num_workers=0) as loader:
         assert [label for (labels,) in loader for label in labels.tolist()] == LABELS

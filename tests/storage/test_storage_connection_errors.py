@@ -94,7 +94,7 @@ async def test_what_is_wrong_with_tls_does_not_pass(kind: str, fault: str, autho
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_plain_http_to_a_port_that_speaks_tls_is_no_mistake_of_the_certificate(
+async def test_plain_http_to_a_port_with_tls_is_no_mistake_of_the_certificate(
     kind: str, authority: tuple[Path, Path]
 ) -> None:
     assert "certificate" not in (await met(kind, "http", "certificate", authority[1])).message

@@ -110,7 +110,7 @@ def test_a_server_that_never_answers_is_an_error_within_the_time_out() -> None:
     assert "4 requests in a row brought no byte, over 120.0 s" in str(caught.value)
 
 
-def test_of_a_server_that_hangs_a_warning_says_so_long_before_it_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_hangs_is_warned_of_long_before_it_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(StorageError):
         Fetching(lambda _: Answer(wait_s=10**9)).get(0, 10)
     (said,) = [record.getMessage() for record in caplog.records]
@@ -154,7 +154,7 @@ def test_what_writing_raises_ends_the_download(error: OSError) -> None:
     assert storage.bodies[0].closed
 
 
-def test_a_cancelled_download_writes_nothing_more_and_gives_its_connection_up() -> None:
+def test_a_cancelled_download_writes_nothing_more_and_frees_its_connection() -> None:
     storage = ScriptedStorage(CONTENT, lambda _: Answer(piece_s=1.0))
     written = []
 

@@ -214,7 +214,7 @@ def test_what_holds_keys_does_not_show_them() -> None:
     assert "told-secret" not in f"{object_options('s3', OPTIONS)} {Storages(OPTIONS)}"
 
 
-def test_a_question_mark_is_a_pattern_in_a_bucket_and_a_query_on_a_web_server() -> None:
+def test_a_question_mark_is_a_pattern_in_buckets_and_a_query_on_the_web() -> None:
     assert locate("s3://bucket/a-00?.tar") == ("s3://bucket/", "a-00?.tar")
     assert locate("https://h/d/a%20b.tar?sig=b%2F") == ("https://h/?sig=b%2F", "d/a b.tar")
 

@@ -55,7 +55,7 @@ def test_what_may_pass_is_tried_for_two_minutes_with_growing_waits() -> None:
     assert sum(found) + last == pytest.approx(120.0)
 
 
-def test_an_outage_is_reported_once_with_what_fails_and_how_long_it_is_tried(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_is_reported_once_with_what_fails_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
     retries, clock = Retries(), Clock()
     several = [retries.begin(f"https://me:told@host/{number}.tar?sig=told", clock) for number in range(5)]
     for _ in range(4):

@@ -222,7 +222,7 @@ def test_bytes_that_are_fed_give_the_same_table_and_the_same_error(name: str, st
         assert table == expected
 
 
-def test_an_extension_header_that_is_too_long_is_refused_before_it_has_come() -> None:
+def test_an_extension_header_that_is_too_long_is_refused_early() -> None:
     content = Archive().add(header(b"x", 1 << 30, typeflag=b"x")).whole(b"")
     for total in (None, 2 << 30):
         with pytest.raises(ShardFormatError, match="an extension header of 1073741824 bytes") as caught:

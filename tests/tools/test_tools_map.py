@@ -52,7 +52,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
 
 
-def test_samples_are_left_out_and_get_fields_in_order_and_small_shards_are_merged(source: Path, tmp_path: Path) -> None:
+def test_samples_are_left_out_or_get_fields_and_small_shards_are_merged(source: Path, tmp_path: Path) -> None:
     map_shards(even_with_length, source, tmp_path / "new", workers=1, max_count=1000)
     expected = [(f"{n:03d}", f"text {n}", n % 3, len(f"text {n}")) for n in range(0, COUNT, 2)]
     assert rows(tmp_path / "new", "txt", "cls", "length.cls") == expected
@@ -60,9 +60,7 @@ def test_samples_are_left_out_and_get_fields_in_order_and_small_shards_are_merge
 
 
 @pytest.mark.parametrize("kind", ["local", "tar.gz", "remote"])
-def test_each_shard_becomes_one_of_its_name_by_the_same_bytes_as_a_writer_gives(
-    source: Path, tmp_path: Path, kind: str
-) -> None:
+def test_each_shard_becomes_one_of_its_name_with_the_bytes_of_a_writer(source: Path, tmp_path: Path, kind: str) -> None:
     urls: Any = source
     if kind == "tar.gz":
         urls = [tmp_path / f"{number}.tar.gz" for number in range(6)]
@@ -81,9 +79,7 @@ def test_each_shard_becomes_one_of_its_name_by_the_same_bytes_as_a_writer_gives(
         assert list(content(tmp_path / "fewer")) == names[1:]  # of the first shard nothing is left
 
 
-def test_shards_of_one_name_in_several_folders_are_numbered_and_may_hold_the_same_keys(
-    source: Path, tmp_path: Path
-) -> None:
+def test_shards_of_one_name_in_several_folders_are_numbered(source: Path, tmp_path: Path) -> None:
     for name in "ab":
         shutil.copytree(source, tmp_path / name)
     urls = [tmp_path / "a", tmp_path / "b"]

@@ -29,7 +29,7 @@ if importlib.util.find_spec("ray") is None:  # importing it would have every tes
     pytest.skip("needs the extra: pip install 'streamload[ray]'", allow_module_level=True)
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(240)]
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "support"
 COUNT, SHARDS, HELD = 60, 6, 3
 NODES = {"a": 1, "b": 1, "c": 1}
 TASK = "ray::streamload"

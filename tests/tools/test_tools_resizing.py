@@ -84,7 +84,7 @@ def photos(root: Path, count: int) -> Path:
     return root
 
 
-def test_shards_of_resized_images_are_the_same_with_any_workers_and_not_too_large(tmp_path: Path) -> None:
+def test_shards_of_resized_images_are_the_same_with_any_workers(tmp_path: Path) -> None:
     source = photos(tmp_path / "source", 60)
     options = ["--resize", 20, "--max-bytes", "20KB"]
     for workers in (1, 3):

@@ -55,7 +55,7 @@ def test_workers_that_die_at_every_start_end_the_pass(source: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_workers_that_are_killed_while_idle_are_replaced_with_their_numbers(source: str, tmp_path: Path) -> None:
+def test_workers_killed_while_idle_are_replaced_with_their_numbers(source: str, tmp_path: Path) -> None:
     def note(worker: int) -> None:
         (tmp_path / f"{worker} {os.getpid()}.started").touch()
 

@@ -172,7 +172,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next_of_the_same_names(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_is_removed_by_the_next_of_its_names(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     (left,) = tmp_path.glob(".shard-*.partial")
     with ShardWriter(tmp_path, prefix="other") as other:

@@ -159,7 +159,7 @@ def test_overwriting_removes_nothing_before_the_first_new_shard(tmp_path: Path) 
     assert digest(tmp_path) == before
 
 
-def test_entries_of_shards_that_were_deleted_by_hand_do_not_stay_in_the_index(tmp_path: Path) -> None:
+def test_entries_of_shards_deleted_by_hand_do_not_stay_in_the_index(tmp_path: Path) -> None:
     for path in write(tmp_path, max_count=1).shards:
         os.unlink(path)
     write(tmp_path, SAMPLES[:1])
