@@ -25,7 +25,6 @@ from PIL import Image
 from workloads import FOLDER, photograph_files
 
 from streamload.images import RandomResizedCrop
-from streamload.images.geometry import draw_crop
 
 SETS = {"500 x 375": (500, 375, 1.0), "2000 x 1500": (2000, 1500, 0.1)}
 """Width, height, and how many of the images are made."""
@@ -42,7 +41,7 @@ def with_streamload(file: bytes, rng: np.random.Generator) -> np.ndarray:
 def with_pillow(file: bytes, rng: np.random.Generator) -> np.ndarray:
     """The same crop by Pillow."""
     with Image.open(io.BytesIO(file)) as image:
-        top, left, rows, columns = draw_crop(image.height, image.width, _crop.scale, _crop.ratio, rng)
+        top, left, rows, columns = _crop.window(image.height, image.width, rng).box
         box = (left, top, left + columns, top + rows)
         resized = image.convert("RGB").resize((CROP, CROP), Image.Resampling.BILINEAR, box=box, reducing_gap=None)
     return np.asarray(resized)

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.images.files import channel_bits, check_depth, read_with_pillow, to_rgb
-from streamload.images.opencv import opencv
+from streamload.images.placing import opencv
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
-_WIDE_BITS = 16
 # The largest number in the pixels of PNG with fewer than 8 bits, which Pillow scales to 255.
 _LEVELS = {"L;2": 3, "L;4": 15}
 
@@ -75,7 +74,11 @@ def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
     bits = channel_bits(image)
     if 8 < bits < 32:
         return _wide_numbers(image, data, bits)
-    most = _largest(image)
+    arguments = [tile.args for tile in image.tile]
+    if image.format == "PPM":
+        most = next((int(each[-1]) for each in arguments if isinstance(each, tuple)), 255)
+    else:
+        most = next((_LEVELS[str(each)] for each in arguments if str(each) in _LEVELS), 255)
     image.load()
     numbers: NDArray[Any] = np.array(image)
     if numbers.dtype == np.bool_:
@@ -83,18 +86,10 @@ def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
     return numbers if most == 255 else np.rint(numbers * (most / 255)).astype(np.uint8)
 
 
-def _largest(image: ImageFile) -> int:
-    """Return the number that Pillow has scaled to 255."""
-    arguments = [tile.args for tile in image.tile]
-    if image.format == "PPM":
-        return next((int(each[-1]) for each in arguments if isinstance(each, tuple)), 255)
-    return next((_LEVELS[str(each)] for each in arguments if str(each) in _LEVELS), 255)
-
-
 def _wide_numbers(image: ImageFile, data: memoryview, bits: int) -> NDArray[np.uint16]:
     """Decode 16 bits a channel, which Pillow would halve (of several channels) or scale."""
     is_grey_with_alpha = any("LA;16" in str(tile.args) for tile in image.tile)
-    pixels = opencv().imdecode(np.frombuffer(data, np.uint8), opencv().IMREAD_UNCHANGED) if bits == _WIDE_BITS else None
+    pixels = opencv().imdecode(np.frombuffer(data, np.uint8), opencv().IMREAD_UNCHANGED) if bits == 16 else None
     if pixels is None or pixels.dtype != np.uint16 or pixels.shape[:2] != (image.height, image.width):
         raise ValueError(
             f"the {image.format} image of {bits} bits a channel is damaged, cut off or of an unusual kind; write the "

@@ -113,13 +113,13 @@ def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
     header = jpeg_header(data) if is_jpeg(data) else None
     if header is None:
         return None
-    _check_pixels(header.height, header.width, PIXEL_LIMIT)
+    _check_pixels(header.height, header.width)
     if header.progressive:
         _check_scans(data, header.height, header.width)
     return None if header.colour_space in ("CMYK", "YCCK") else header
 
 
-def _check_pixels(height: int, width: int, pixel_limit: int) -> None:
+def _check_pixels(height: int, width: int, pixel_limit: int = PIXEL_LIMIT) -> None:
     if height * width > pixel_limit:
         raise ValueError(
             f"the image has {height} x {width} pixels, more than the limit of {pixel_limit}; "
@@ -148,8 +148,6 @@ def _open(data: memoryview) -> ImageFile:
     kind = next((kind for kind, signatures in _SIGNATURES.items() if head.startswith(signatures)), None)
     if kind is None or (kind == "WebP" and head[8:12] != b"WEBP"):
         raise ValueError(f"not an image of a known format: it begins with {head[:8]!r}")
-    if kind == "WebP":  # this plugin takes memory for the whole canvas at once
-        _check_pixels(*_webp_size(head), PIXEL_LIMIT)
     plugin: type[ImageFile] = getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")
     try:
         with _damage_is_error(plugin.format):
@@ -173,21 +171,6 @@ def _damage_is_error(image_format: str | None) -> Iterator[None]:
         warnings.filterwarnings("error", category=RuntimeWarning)
         warnings.filterwarnings("ignore", category=DecompressionBombWarning)  # `PIXEL_LIMIT` is that of all formats
         yield
-
-
-def _webp_size(head: bytes) -> tuple[int, int]:
-    """Return height and width from the first chunk of a WebP file (RFC 9649)."""
-    chunk, payload = head[12:16], head[20:]
-    if len(payload) < 10:
-        raise ValueError("the WebP file is cut off within its header; write the sample again")
-    if chunk == b"VP8X":
-        return int.from_bytes(payload[7:10], "little") + 1, int.from_bytes(payload[4:7], "little") + 1
-    if chunk == b"VP8L":
-        bits = int.from_bytes(payload[1:5], "little")
-        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
-    if chunk == b"VP8 ":
-        return int.from_bytes(payload[8:10], "little") & 0x3FFF, int.from_bytes(payload[6:8], "little") & 0x3FFF
-    raise ValueError(f"the WebP file begins with the chunk {chunk!r}, which holds no picture")
 
 
 def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_limit: int = PIXEL_LIMIT) -> R:

@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import ShardNotFoundError, without_secrets
-from streamload.images.geometry import Image, check_bytes
-from streamload.images.opencv import opencv
-from streamload.images.placing import placed, writable_in_order
+from streamload.images.placing import Image, check_image, opencv, placed, writable_in_order
 
 STATISTICS_NAME = "statistics.json"
 _MOST_BYTES = 1 << 20
@@ -192,8 +190,11 @@ def as_tensor(planes: Planes, out: Planes | None) -> Any:
 
 def _pixels(operation: str, image: Any) -> Image:
     """Return a checked image as (height, width, channels)."""
-    check_bytes(operation, image)
-    return image if image.ndim == 3 else image[:, :, None]  # type: ignore[no-any-return]
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+        got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise TypeError(f"{operation} takes a uint8 array (height, width, channels) or (height, width), got {got}")
+    check_image(operation, image)
+    return image if image.ndim == 3 else image[:, :, None]
 
 
 def _target(shape: tuple[int, ...], out: Planes | None) -> Planes:

@@ -10,11 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import alternatives, as_python
-from streamload.images.geometry import Window, check_image, cut
-from streamload.images.operations import (
-    Compose,
-)
-from streamload.images.placing import takes_rng
+from streamload.images.operations import Compose, Window, cut
+from streamload.images.placing import check_image, takes_rng
 
 Kind: TypeAlias = Literal["image", "mask", "boxes"]
 _KINDS = ("image", "mask", "boxes")
@@ -87,12 +84,22 @@ class Joint:
         )
         items = [(key, kind) for key, kind in self._items(values) if values[key] is not None]
         size = _common_size(values, items)
+        operation: Any
         for operation, random in zip(self.operations, self._random, strict=True):
             if hasattr(operation, "window"):  # also of the user's
                 window = operation.window(*size, rng)
-                if window is not None:
-                    self._move(values, items, operation, window)
-                    size = window.size
+                if window is None:
+                    continue
+                for key, kind in items:
+                    if kind == "boxes":
+                        values[key] = _clipped(_moved(values[key], window), window.size)
+                        continue
+                    check_image(type(operation).__name__, values[key])
+                    if kind == "mask":
+                        values[key] = cut(values[key], window, "nearest", fill=self.mask_fill)
+                    else:
+                        values[key] = cut(values[key], window, operation.interpolation)
+                size = window.size
                 continue
             for key in (key for key, kind in items if kind == "image"):
                 values[key] = operation(values[key], **({"rng": rng} if random else {}))
@@ -111,17 +118,6 @@ class Joint:
             "Joint: fields is a mapping for samples that are dicts, and a sequence for tuples; it is "
             f"{self.fields!r}, and the sample is of type {type(values).__name__}"
         )
-
-    def _move(self, values: Any, items: Sequence[Item], operation: Any, window: Window) -> None:
-        for key, kind in items:
-            if kind == "boxes":
-                values[key] = _clipped(_moved(values[key], window), window.size)
-                continue
-            value = values[key]
-            check_image(type(operation).__name__, value)
-            is_mask = kind == "mask"
-            interpolation, fill = ("nearest", self.mask_fill) if is_mask else (operation.interpolation, 0)
-            values[key] = cut(value, window, interpolation, fill=fill)  # type: ignore[arg-type]
 
 
 def _present(names: str, values: Mapping[str, Any]) -> str:

@@ -20,32 +20,303 @@ Every operation takes an array `out=` to write its result into; `placing` states
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import as_python
-from streamload.images.files import decode_image, readable_jpeg_header
+from streamload.images.files import PIXEL_LIMIT, decode_image, readable_jpeg_header
 from streamload.images.floats import Normalize, ToFloat, ToTensor, as_tensor
-from streamload.images.geometry import (
-    Box,
-    Geometric,
+from streamload.images.jpeg import JpegHeader, decode_jpeg, smallest_scale
+from streamload.images.placing import (
+    MODES,
     Image,
-    Interpolation,
-    Window,
-    check_interpolation,
-    check_range,
-    check_size,
-    decode_resampled,
-    draw_crop,
-    resized_size,
+    check_image,
+    copied,
+    opencv,
+    placed,
+    takes_out,
+    takes_rng,
+    target_of,
+    writable_in_order,
 )
-from streamload.images.placing import takes_out, takes_rng
+
+_LARGEST_SCALE = 4.0  # beyond it the filter would cost more than is gained
+_SCALE_STEPS = 64
+_PHASES = 8
+_WEIGHT_OF_SUM = 1000.0
+_CORRELATION = 0.9  # of neighbouring pixels, as in photographs
+_FINEST_TAP = 256  # OpenCV filters bytes by taps of 8 bits; rounded by itself they might not add up to 1
+
+
+def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = None) -> Image:
+    """Resize a whole uint8 image (height, width, channels).
+
+    Args:
+        image: at most `_LARGEST_SCALE` times as large as the result in either direction.
+        shape: of the result: height, width, and channels, which may be left out if there is one.
+        out: where to write the result, by the rules of `placing`.
+
+    Returns:
+        uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk,
+        on photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
+        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. The contrast left in noise is 95.5 to
+        101 % of Pillow's; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
+    """
+    cv2 = opencv()
+    rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
+    if rows > 1 or columns > 1:
+        steps = (max(_SCALE_STEPS, round(scale * _SCALE_STEPS)) for scale in (columns, rows))
+        image = cv2.sepFilter2D(image, -1, *map(_fitted_filter, steps), borderType=cv2.BORDER_REFLECT)
+    target = writable_in_order(out, shape, np.uint8)
+    resized: Image = cv2.resize(image, (shape[1], shape[0]), dst=target, interpolation=cv2.INTER_LINEAR)
+    return target if target is not None else placed(resized.reshape(shape), out)
+
+
+@cache
+def _fitted_filter(steps: int) -> NDArray[np.float32]:
+    """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and add up to exactly 1."""
+    scale = steps / _SCALE_STEPS
+    if scale <= 1:
+        return np.array([0, 1, 0], np.float32)  # for a single tap OpenCV has no fast way
+    reach = max(1, math.ceil(scale) - 1)
+    taps, distances = np.arange(-reach - 2, reach + 4), np.arange(reach + 1)
+    phases = ((np.arange(_PHASES) + 0.5) / _PHASES)[:, None, None]
+    at_pixel, at_next = np.abs(taps)[:, None] == distances, np.abs(taps - 1)[:, None] == distances
+    triangle = np.maximum(0.0, 1.0 - np.abs(taps[:, None] - phases) / scale)
+    similarity = np.linalg.cholesky(_CORRELATION ** np.abs(taps[:, None] - taps)).T
+    equations = similarity @ (at_pixel * (1 - phases) + at_next * phases)
+    wanted = similarity @ (triangle / triangle.sum(axis=1, keepdims=True))
+    sum_of_taps = np.array([[1.0, *[2.0] * reach]])
+    half = np.linalg.lstsq(
+        np.concatenate([equations.reshape(-1, reach + 1), sum_of_taps * _WEIGHT_OF_SUM]),
+        np.concatenate([wanted.ravel(), [_WEIGHT_OF_SUM]]),
+        rcond=None,
+    )[0]
+    outer = np.maximum(0, np.round(half[1:] * _FINEST_TAP)) / _FINEST_TAP
+    return np.concatenate([outer[::-1], [1 - 2 * outer.sum()], outer]).astype(np.float32)
+
+
+Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
+_INTERPOLATIONS = ("nearest", "box", "bilinear", "bicubic", "lanczos")
+# Beside uint8; each value of these is a float32 too, as which Pillow resamples it.
+_RESAMPLED_DTYPES = (np.uint16, np.float32)
+_TRIES = 10
+# How much larger than the result a box must stay when the JPEG's own transform shrinks it, since that is another filter
+# than the requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to
+# 1.8, with 1 by up to 6.
+_LEAST_SHRINKING = 2.5
+
+
+class Box(NamedTuple):
+    """A rectangle of an image, in pixels: first row, first column, rows, columns."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+class Window(NamedTuple):
+    """The source of a result's pixels.
+
+    Attributes:
+        box: in the image; pixels beyond the image are filled.
+        size: height and width of the result. A box of another size is resampled, and lies within the image.
+        mirrored: left and right are swapped; `box` is then the whole image, and `size` is its size.
+    """
+
+    box: Box
+    size: tuple[int, int]
+    mirrored: bool = False
+
+
+class Geometric(ABC):
+    """An operation that moves pixels, in the same way in all fields of one picture.
+
+    Attributes:
+        interpolation: how it resamples images, if it does.
+    """
+
+    __slots__ = ()
+    writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
+    interpolation: Interpolation = "nearest"
+
+    @abstractmethod
+    def window(self, height: int, width: int, rng: Any, /) -> Window | None:
+        """Return the source of the result's pixels; None if the image stays as it is. Only this draws from `rng`."""
+
+    def apply(self, image: Image, rng: Any, out: Image | None) -> Image:
+        """Check an image, and return the pixels of its window."""
+        check_image(type(self).__name__, image)
+        window = self.window(image.shape[0], image.shape[1], rng)
+        return placed(image, out) if window is None else cut(image, window, self.interpolation, out)
+
+
+def check_size(operation: str, size: object) -> tuple[int, int]:
+    """Return (height, width) from one positive integer or two; raise a ValueError for anything else."""
+    both: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
+    if len(both) == 2:
+        height, width = map(as_python, both)
+        if type(height) is int and type(width) is int and height > 0 and width > 0:
+            return height, width
+    raise ValueError(f"{operation}: size must be a positive integer or (height, width) of two, not {size!r}")
+
+
+def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
+    """Raise a ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
+    fits = isinstance(value, tuple | list) and len(value) == 2
+    if not fits or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
+        most = "" if math.isinf(limit) else f" <= {limit:g}"
+        raise ValueError(f"{operation}: {name} must be (low, high) with 0 < low <= high{most}, not {value!r}")
+
+
+def _check_interpolation(operation: str, interpolation: str) -> None:
+    """Raise a ValueError for the name of an unknown filter."""
+    if interpolation not in _INTERPOLATIONS:
+        raise ValueError(f"{operation}: interpolation must be one of {_INTERPOLATIONS}, not {interpolation!r}")
+
+
+def cut(
+    image: Image, window: Window, interpolation: Interpolation, out: Image | None = None, *, fill: float = 0
+) -> Image:
+    """Return the pixels of a window, in memory of their own or in `out`, by the rules of `placing`.
+
+    Args:
+        image: is not changed.
+        window: the source of the result's pixels.
+        interpolation: for a box of another size than the result.
+        out: where to write.
+        fill: the value beyond the image's edges.
+
+    Raises:
+        TypeError: only "nearest" can resample truth values, and integers other than uint8 and uint16.
+        ValueError: the result, or the box at its width, has too many pixels.
+    """
+    if window.mirrored:
+        if image.dtype != np.uint8:
+            return copied(image[:, ::-1], out)
+        target = writable_in_order(out, image.shape, np.uint8)
+        flipped: Image = opencv().flip(image, 1, dst=target)
+        return placed(flipped.reshape(image.shape), out) if target is None else target
+    if (window.box.height, window.box.width) != window.size:
+        return _resample(image, window.box, window.size, interpolation, out)
+    top, left = int(window.box.top), int(window.box.left)
+    bottom, right = top + window.size[0], left + window.size[1]
+    inside = image[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
+    if inside.shape[:2] == window.size:
+        return copied(inside, out)
+    target = target_of((*window.size, *image.shape[2:]), image.dtype, out)
+    target[...] = fill
+    top, left = max(0, -top), max(0, -left)
+    target[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return target
+
+
+def _resample(
+    image: Image, box: Box, size: tuple[int, int], interpolation: Interpolation, out: Image | None = None
+) -> Image:
+    """Resize the pixels within `box` to `size`, antialiased when shrinking (except by "nearest").
+
+    Pixels beyond the (rounded) edge of the box have no part in the result.
+    """
+    if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes rows first
+        raise ValueError(
+            f"an image (or a part of one) of {box.height:.0f} x {box.width:.0f} pixels would be resized to {size[0]} x "
+            f"{size[1]}, which takes more than the limit of {PIXEL_LIMIT} pixels; give Resize a max_size, or both "
+            "height and width, or leave such images out"
+        )
+    top, left = math.floor(box.top), math.floor(box.left)
+    bottom, right = math.ceil(box.top + box.height), math.ceil(box.left + box.width)
+    part = image[top:bottom, left:right]
+    if part.shape[:2] == size and (box.height, box.width) == size:
+        return copied(part, out)
+    if image.dtype != np.uint8:
+        return placed(_resampled_numbers(part, size, interpolation), out)
+    shape = (*size, *image.shape[2:])
+    if part.ndim == 2:
+        part = part[:, :, None]
+    is_within = part.shape[0] <= _LARGEST_SCALE * size[0] and part.shape[1] <= _LARGEST_SCALE * size[1]
+    if interpolation == "bilinear" and part.shape[:2] == (box.height, box.width) and is_within:
+        return resize_bilinear(part, shape, out)
+
+    from PIL import Image as PillowImage
+
+    mode = MODES[part.shape[2]]
+    rows, columns = part.shape[:2]
+    source = PillowImage.frombuffer(mode, (columns, rows), np.ascontiguousarray(part), "raw", mode, 0, 1)
+    method = PillowImage.Resampling[interpolation.upper()]
+    x, y = box.left - left, box.top - top
+    region = (x, y, min(x + box.width, columns), min(y + box.height, rows))
+    resized = np.array(source.resize((size[1], size[0]), method, region))
+    return placed(resized.reshape(shape), out)
+
+
+def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
+    """Resize a box of whole pixels that are not bytes: by index, or channel by channel as floats by Pillow."""
+    if interpolation == "nearest":
+        rows, columns = (_nearest(*lengths) for lengths in zip(part.shape, size, strict=False))
+        return part.take(rows, axis=0).take(columns, axis=1)
+    if part.dtype not in _RESAMPLED_DTYPES:
+        raise TypeError(
+            f"{interpolation!r} averages pixels, and those of {part.dtype} are taken for numbers of classes or "
+            'objects; give interpolation="nearest", or convert them to float32'
+        )
+
+    from PIL import Image as PillowImage
+
+    planes = part.reshape(*part.shape[:2], -1).astype(np.float32)
+    resized: Image = np.empty((*size, planes.shape[2]), np.float32)
+    method = PillowImage.Resampling[interpolation.upper()]
+    for channel in range(planes.shape[2]):
+        source = PillowImage.fromarray(np.ascontiguousarray(planes[:, :, channel]))
+        resized[:, :, channel] = np.asarray(source.resize((size[1], size[0]), method))
+    if part.dtype != np.float32:
+        resized = np.rint(resized).clip(0, np.iinfo(part.dtype).max)  # bicubic and lanczos overshoot
+    return resized.astype(part.dtype, copy=False).reshape(*size, *part.shape[2:])
+
+
+def _nearest(length: int, wanted: int) -> NDArray[np.int64]:
+    """Return the index among `length` pixels of each `wanted` one; added up step by step, as Pillow's are."""
+    step = length / wanted
+    positions = np.full(wanted, step)
+    positions[0] = step / 2
+    return np.cumsum(positions).astype(np.int64).clip(max=length - 1)
+
+
+def decode_resampled(
+    data: memoryview,
+    header: JpegHeader,
+    box: Box,
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    *,
+    out: Image | None = None,
+) -> Image:
+    """Decode a JPEG no larger than needed, and no further down than the box, and resample the box.
+
+    The inverse transform of the JPEG itself shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 after which
+    the box is still `_LEAST_SHRINKING` times as high and wide as the result.
+
+    Raises:
+        ValueError: the file is damaged or cut off. Damage below the box may go unnoticed.
+    """
+    min_height = math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height)
+    min_width = math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width)
+    eighths = smallest_scale(header, min_height, min_width)
+    image = decode_jpeg(data, header, eighths=eighths, rows=math.ceil(box.top + box.height))
+    if image is None:
+        image, eighths = decode_image(data), 8
+    # Sides are rounded up to whole pixels but the contents are scaled by exactly so many eighths.
+    scaled = box if eighths == 8 else Box(*(edge * eighths / 8 for edge in box))
+    return _resample(image, scaled, size, interpolation, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,16 +527,33 @@ class RandomResizedCrop(_Resizing):
         check_size("RandomResizedCrop", self.size)
         check_range("RandomResizedCrop", "scale", self.scale, 1.0)
         check_range("RandomResizedCrop", "ratio", self.ratio, math.inf)
-        check_interpolation("RandomResizedCrop", self.interpolation)
+        _check_interpolation("RandomResizedCrop", self.interpolation)
 
     def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
         """Return the resized part, of the image's dtype and number of channels."""
         return self.apply(image, rng, out)
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
-        """Draw a part."""
-        box = draw_crop(height, width, self.scale, self.ratio, rng)
-        return Window(box, check_size("RandomResizedCrop", self.size))
+        """Draw a part as torchvision does: the area uniformly and the ratio log-uniformly, up to ten times.
+
+        If no part fits, it is the largest central one whose ratio is allowed.
+        """
+        size = check_size("RandomResizedCrop", self.size)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(_TRIES):
+            area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * rng.random())
+            aspect = math.exp(low + (high - low) * rng.random())
+            rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 0 < rows <= height and 0 < columns <= width:
+                top = int((height - rows + 1) * rng.random())
+                left = int((width - columns + 1) * rng.random())
+                return Window(Box(top, left, rows, columns), size)
+        rows, columns = height, width
+        if width < height * self.ratio[0]:
+            rows = max(1, round(width / self.ratio[0]))
+        elif width > height * self.ratio[1]:
+            columns = max(1, round(height * self.ratio[1]))
+        return Window(Box((height - rows) // 2, (width - columns) // 2, rows, columns), size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +577,7 @@ class Resize(_Resizing):
         size, max_size = check_size("Resize", self.size), as_python(self.max_size)
         object.__setattr__(self, "size", size if isinstance(self.size, tuple | list) else size[0])
         object.__setattr__(self, "max_size", max_size)
-        check_interpolation("Resize", self.interpolation)
+        _check_interpolation("Resize", self.interpolation)
         has_integers = isinstance(self.size, int) and type(max_size) is int
         if max_size is not None and not (has_integers and max_size > self.size):
             raise ValueError(
@@ -302,4 +590,10 @@ class Resize(_Resizing):
 
     def window(self, height: int, width: int, _: Any, /) -> Window:
         """Return the whole."""
-        return Window(Box(0, 0, height, width), resized_size(height, width, self.size, self.max_size))
+        whole = Box(0, 0, height, width)
+        if not isinstance(self.size, int):
+            return Window(whole, self.size)
+        new_shorter, new_longer = self.size, int(self.size * max(height, width) / min(height, width))
+        if self.max_size is not None and new_longer > self.max_size:
+            new_shorter, new_longer = max(1, int(self.max_size * new_shorter / new_longer)), self.max_size
+        return Window(whole, (new_shorter, new_longer) if height <= width else (new_longer, new_shorter))

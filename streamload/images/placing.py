@@ -1,4 +1,4 @@
-"""Write an operation's result into an array that the caller offers, or into a new one.
+"""Check an operation's array, and write its result into an array that the caller offers, or into a new one.
 
 The protocol of `out=`, which every operation with the attribute `writes_into_out` takes, in its call and in
 `from_encoded`: if `out` is a writable array of the result's shape and dtype, the result is written into it, and the
@@ -10,12 +10,17 @@ copied on the way. It must not share memory with the operation's argument. After
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Array: TypeAlias = NDArray[Any]
+Image: TypeAlias = NDArray[Any]
+"""uint8 or uint16 array (height, width, channels) of 1, 3 or 4 channels, or (height, width) of any numbers."""
+
+MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # RGBX, as RGBA would be weighted by its alpha while resampling
+_CHANNEL_DTYPES = (np.uint8, np.uint16)
 
 
 def takes_out(operation: object) -> bool:
@@ -35,17 +40,17 @@ def _has_parameter(operation: object, name: str) -> bool:
         return False
 
 
-def fits(out: object, shape: tuple[int, ...], dtype: DTypeLike) -> TypeGuard[Array]:
+def fits(out: object, shape: tuple[int, ...], dtype: DTypeLike) -> TypeGuard[Image]:
     """Return True if a result of this shape and dtype can be written into `out`."""
     return isinstance(out, np.ndarray) and out.shape == shape and out.dtype == dtype and out.flags.writeable
 
 
-def writable_in_order(out: Array | None, shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
+def writable_in_order(out: Image | None, shape: tuple[int, ...], dtype: DTypeLike) -> Image | None:
     """Return `out` if a result can be written straight into it because it is C-contiguous too, else None."""
     return out if fits(out, shape, dtype) and out.flags.c_contiguous else None
 
 
-def placed(result: Array, out: Array | None) -> Array:
+def placed(result: Image, out: Image | None) -> Image:
     """Move a result, an array of its own or `out` itself, into `out` if that fits."""
     if result is out or not fits(out, result.shape, result.dtype):
         return result
@@ -53,14 +58,40 @@ def placed(result: Array, out: Array | None) -> Array:
     return out
 
 
-def target_of(shape: tuple[int, ...], dtype: DTypeLike, out: Array | None) -> Array:
+def target_of(shape: tuple[int, ...], dtype: DTypeLike, out: Image | None) -> Image:
     """Return memory for a result: `out` if that fits, else a new array."""
     return out if fits(out, shape, dtype) else np.empty(shape, dtype)
 
 
-def copied(part: Array, out: Array | None) -> Array:
+def copied(part: Image, out: Image | None) -> Image:
     """Copy a view of an argument into `out` if that fits, else into a new array."""
     if not fits(out, part.shape, part.dtype):
         return part.copy()
     out[...] = part
     return out
+
+
+def check_image(operation: str, image: Any) -> None:
+    """Refuse anything but numbers (height, width), and uint8 or uint16 (height, width, 1 or 3 or 4).
+
+    Floats of three dimensions are refused because those of `ToFloat` have their channels first.
+
+    Raises:
+        TypeError, ValueError: of another dtype or shape.
+    """
+    takes = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
+    if not isinstance(image, np.ndarray):
+        raise TypeError(f"{takes}, got {type(image).__name__}")
+    if image.dtype.kind not in "buif" or (image.ndim > 2 and image.dtype not in _CHANNEL_DTYPES):
+        raise TypeError(f"{takes} of numbers, got {image.dtype} of shape {image.shape}")
+    if image.ndim not in (2, 3) or image.shape[2:] not in ((), *((count,) for count in MODES)) or image.size == 0:
+        raise ValueError(f"{takes}, with 1, 3 or 4 channels and at least one pixel, got shape {image.shape}")
+
+
+@lru_cache(maxsize=1)
+def opencv() -> Any:
+    """Return the module `cv2`."""
+    import cv2
+
+    cv2.setNumThreads(0)  # the processors are shared out among workers already
+    return cv2

@@ -19,7 +19,7 @@ from streamload.decode.batch_maker import TaskRunner
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.job_pickle import load_job
 from streamload.decode.tasks import WorkerSetup, WorkerStarted
-from streamload.images.opencv import opencv
+from streamload.images.placing import opencv
 from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import map_memory

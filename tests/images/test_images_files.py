@@ -209,20 +209,13 @@ def jpeg_of_size(height: int, width: int) -> bytes:
     return data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 :]
 
 
-def webp_of_size(height: int, width: int) -> bytes:
-    sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    body = b"VP8X" + struct.pack("<I", 10) + bytes(4) + sides
-    return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
-
-
-@pytest.mark.parametrize("make", [png_of_size, jpeg_of_size, webp_of_size])
+@pytest.mark.parametrize("make", [png_of_size, jpeg_of_size])
 def test_a_bomb_is_refused_by_its_header(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("decoding began before the size was checked")
 
     monkeypatch.setattr("simplejpeg.decode_jpeg", never)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", never)
-    monkeypatch.setattr("PIL.WebPImagePlugin.WebPImageFile._open", never)
     with pytest.raises(ValueError, match=r"60000 x 60000 pixels.*178956970"):
         decode(make(60_000, 60_000))
 

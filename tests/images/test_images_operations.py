@@ -27,7 +27,6 @@ from streamload.images import (
     Resize,
     ToFloat,
 )
-from streamload.images.geometry import draw_crop
 
 PHOTO = photo(90, 120)
 NOISE = np.random.default_rng(3).integers(0, 256, (50, 70, 3), dtype=np.uint8)
@@ -39,6 +38,12 @@ def decoded(data: bytes) -> NDArray[np.uint8]:
 
 def by_pillow(pixels: NDArray[np.uint8], size: tuple[int, int], name: str) -> NDArray[np.uint8]:
     return np.array(Image.fromarray(pixels).resize(size[::-1], Image.Resampling[name.upper()]))
+
+
+def draw_crop(
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], generator: np.random.Generator
+) -> tuple[float, float, float, float]:
+    return RandomResizedCrop(1, scale, ratio).window(height, width, generator).box
 
 
 # resampling

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from streamload.images import RandomResizedCrop, Resize
-from streamload.images.geometry import Box, Window, cut, draw_crop
+from streamload.images.operations import Box, Window, cut
 
 HEIGHT, WIDTH = 375, 500
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -124,7 +124,7 @@ def test_a_crop_is_pillows_resize_of_the_box(kind: str) -> None:
     with_edges, without = [], []
     for seed in range(20):
         got = RandomResizedCrop(224)(pixels, rng=np.random.default_rng(seed))
-        box = draw_crop(HEIGHT, WIDTH, (0.08, 1.0), (3 / 4, 4 / 3), np.random.default_rng(seed))
+        box = RandomResizedCrop(1).window(HEIGHT, WIDTH, np.random.default_rng(seed)).box
         off = difference(got, by_pillow(pixels, (224, 224), box))
         with_edges.append(off)
         without.append(inner(off, box, (224, 224)).ravel())
