@@ -245,7 +245,7 @@ async def download(
         before = watch.position
         stop = end if pin.total_bytes is None else min(end, pin.total_bytes)
         if before >= stop:
-            if before == start:
+            if before == start > 0:
                 raise StorageError(f"bytes from {before} on were requested, and the shard has {stop}", url=url)
             return stop
         watch.sent()

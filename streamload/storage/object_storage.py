@@ -103,8 +103,9 @@ def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
     for name in ("client_kwargs", "client_options", "headers"):
         if not isinstance(options.get(name) or {}, Mapping):
             raise TypeError(f"storage_options[{name!r}] must be a dict, not {type(options[name]).__name__}")
-    flat = {**(options.get("client_kwargs") or {}), **options, "client_kwargs": None}
-    flat = {name: value for name, value in flat.items() if value is not None}
+    flat: dict[str, Any] = {}
+    for given in (options.get("client_kwargs") or {}, options):
+        flat |= {name: value for name, value in given.items() if value is not None and name != "client_kwargs"}
     client, headers, verify = dict(flat.pop("client_options", {})), flat.pop("headers", {}), flat.pop("verify", True)
     for name, value in headers.items():
         if not isinstance(value, str):
@@ -321,6 +322,7 @@ class ObjectStorage:
         self._stores: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
         self._in_flight = InFlight()
+        self._broken: set[str] = set()
         self._answers_200: set[str] = set()
 
     def info(self, url: str) -> ShardInfo:
@@ -396,11 +398,11 @@ class ObjectStorage:
             raise errors.changed_error(url, etag, now)
         if tuple(result.range) != (start, total_bytes if end is None else min(end, total_bytes)):
             raise errors.answer_error(url, "other part")
-        return RangeBody(total_bytes, now, self._pieces(url, result, result.range[1] - start))
+        return RangeBody(total_bytes, now, self._pieces(url, root, result, result.range[1] - start))
 
-    async def _pieces(self, url: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer."""
-        left, stream = range_bytes, result.stream(min_chunk_size=_PIECE_BYTES)
+    async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Yield the body of an answer; after one that broke off in small pieces, so that they count as progress."""
+        left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
         del result
         try:
             while True:
@@ -418,6 +420,7 @@ class ObjectStorage:
             raise (error if isinstance(error, TransientStorageError) else errors.answer_error(url, "broken")) from None
         finally:
             del stream  # the last reference: obstore closes the connection with it
+            (self._broken.add if left else self._broken.discard)(root)
 
     async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
         """Return an empty body if an object is empty, which has no range; else raise why a range was refused."""

@@ -6,6 +6,7 @@ as in WebDataset. Both mean the same in a lone string, in a path and in a list o
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -112,9 +113,12 @@ def _string(argument: str, item: object) -> str:
 def _expand_braces(argument: str, part: str) -> Iterable[str]:
     if "{" not in part and "}" not in part:
         return [part]
-    for first, last, step in _INT_RANGE.findall(part):  # braceexpand holds each range, but not what several make
-        if abs(int(last) - int(first)) // max(1, int(step or 1)) >= MAX_URLS:
-            raise _too_many(argument, part)
+    lengths = [
+        abs(int(last) - int(first)) // max(1, int(step or 1)) + 1 for first, last, step in _INT_RANGE.findall(part)
+    ]
+    # Ranges that are not among alternatives multiply; braceexpand would make all of their urls first.
+    if (max(lengths, default=1) if "," in part else math.prod(lengths)) > MAX_URLS:
+        raise _too_many(argument, part)
     try:
         return braceexpand(part, escape="\\" in part)
     except ValueError:
