@@ -177,8 +177,10 @@ class FilesystemStorage:
             else:
                 fs.put_file(source, path)
 
+        name = secrets.token_hex(8)  # of all tries, so that a later one replaces what cannot be removed
+
         def put_and_rename(fs: Any, path: str) -> None:
-            written = f"{path}.{secrets.token_hex(8)}.tmp"
+            written = f"{path}.{name}.tmp"
             try:
                 fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 put(fs, written)
