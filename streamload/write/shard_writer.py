@@ -21,6 +21,7 @@ from streamload.tar.header_writer import member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 from streamload.text import counted
+from streamload.warn_at_caller import warn_at_caller
 from streamload.write.destination import ConsecutiveShards, Destination, destination_in
 from streamload.write.encode import encode_field
 from streamload.write.shard_file import Member
@@ -94,6 +95,7 @@ class ShardWriter:
         self.folder = self._destination.folder
         self.samples = 0
         existing = self._destination.existing(self._names)
+        self._replaces = bool(existing)
         if existing and not overwrite:
             raise StorageError(
                 f"{without_secrets(self.folder)!r} holds {counted(len(existing), 'shard')} of this name already, from "
@@ -177,6 +179,11 @@ class ShardWriter:
                 if self._index:
                     self._destination.write_index(self.tables)
                 self._destination.finish(self._names)
+            elif self._replaces:
+                warn_at_caller(
+                    f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
+                    "there still"
+                )
         finally:
             self._abandon()
 

@@ -154,7 +154,7 @@ def test_overwriting_removes_nothing_before_the_first_new_shard(tmp_path: Path) 
     before = digest(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, [SAMPLES[0], Interruption()], overwrite=True)
-    with ShardWriter(tmp_path, overwrite=True):
+    with pytest.warns(UserWarning, match="no sample was written"), ShardWriter(tmp_path, overwrite=True):
         pass
     assert digest(tmp_path) == before
 
