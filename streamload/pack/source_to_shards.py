@@ -32,6 +32,7 @@ from streamload.pack.sources.source import (
     kind_of,
 )
 from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, shard_name
+from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted
@@ -39,6 +40,7 @@ from streamload.write.destination import too_large
 
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
+_SMALL_BYTES = 1_000_000
 
 
 def source_to_shards(
@@ -199,9 +201,20 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     lacking = [f"{samples - count:,} without {name!r}" for name, count in fields.items() if count < samples]
     if lacking:
         yield f"not every sample has every field: {', '.join(lacking[:_FIELDS_SHOWN])}"
+    content, stored = report["content_bytes"], report["bytes"]
+    if stored > max(2 * content, _SMALL_BYTES):
+        yield (
+            f"{shown_bytes(content)} of content became {shown_bytes(stored)}: in a tar each field takes 512 bytes more "
+            "and is filled up to 512; store small values together, as one json or npy"
+        )
     # Columns of a table in json may be null or of different types, which do not make a batch.
     odd = COLUMNS_FIELD if fields.keys() - {COLUMNS_FIELD, LABEL_FIELD} else None
-    chosen = [name for name, count in fields.items() if count == samples and name != odd] or list(fields)
+    chosen = [name for name, count in fields.items() if count == samples and name != odd]
+    where = ""
+    if not chosen:
+        chosen = list(fields)[:1]
+        where = f", where='\"{chosen[0]}\"'" if ";" not in chosen[0] else ""
+    chosen += [f"{name}?" for name in fields if name not in chosen and KIND_OF.get(name) is Kind.TEXT]
     chosen = chosen[:_FIELDS_SHOWN]
     images = [name for name in chosen if is_image(name.partition(";")[0])]
     transform = f', transform={{"{images[0]}": RandomResizedCrop(224)}}' if len(images) == 1 else ""
@@ -211,7 +224,7 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield "read it with:\n  from streamload import StreamLoader"
     if transform:
         yield "  from streamload.images import RandomResizedCrop"
-    yield f"  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields=({names}){transform})"
+    yield f"  StreamLoader({folder!r}, batch_size=64, shuffle=True, fields=({names}){where}{transform})"
 
 
 def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:

@@ -177,6 +177,8 @@ def test_folders_that_only_look_like_splits_or_pairs_are_classes(tmp_path: Path,
     [
         (["images/1.jpg", "masks/1.png", "images/2.jpg"], [], {"1": ["jpg", "masks.png"], "2": ["jpg"]}),
         (["Images/a/1.jpg", "Labels/a/1.txt"], [], {"a/1": ["jpg", "labels.txt"]}),
+        (["photos/1.jpg", "words/1.txt"], [], {"1": ["jpg", "words.txt"]}),
+        (["words/1.txt", "sounds/1.wav"], [], {"1": ["wav", "words.txt"]}),
         (["images/1.jpg", "masks/1.png"], ["--stems"], {"1": ["jpg", "masks.png"]}),
         (["JPEGImages/1.jpg", "Annotations/1.xml", "ImageSets/train.txt"], [], {"1": ["annotations.xml", "jpg"]}),
     ],
@@ -190,6 +192,11 @@ def test_folders_that_hold_the_same_stems_are_parts_of_samples(
     assert ("left out 1 file outside of these folders, such as 'ImageSets/" in err) == ("ImageSets/train.txt" in names)
     if "masks/1.png" in names:
         assert 'fields=("jpg", "masks.png"))' in out or "1 without 'masks.png'" in out
+
+
+def test_a_single_class_of_several_folders_is_said(tmp_path: Path) -> None:
+    image_folder(tmp_path / "data", "photos/cat/1.jpg", "photos/dog/1.jpg")
+    assert "'photos' is the only class; if the folders in it are" in packs(tmp_path / "data", tmp_path / "dest")[1]
 
 
 @pytest.mark.parametrize("names", ["{}/images/1.jpg {}/masks/1.png", "images/{}/1.jpg masks/{}/1.png"])
@@ -225,6 +232,7 @@ def test_files_that_share_a_stem_are_a_sample(tmp_path: Path) -> None:
     assert "note: files that share a name up to its first dot are packed as one sample; " in err
     assert "note: skipped 1 file without an extension, such as 'README'" in err
     assert re.search("not every sample has every field: .*1 without 'txt'.*2 without 'json'", out)
+    assert 'fields=("jpg", "txt?"), where=\'"jpg"\', transform={"jpg": RandomResizedCrop(224)})' in out
     assert not (dest / "classes.json").exists()
     with open(dest / "shard-000000.tar", "rb") as shard:
         read = list(group_by_keys(tar_file_expander([{"stream": shard, "url": "x"}])))

@@ -66,7 +66,8 @@ def test_paths_and_names_of_classes(data: Path, tmp_path: Path, name: str) -> No
 
 def test_whole_numbers_are_labels_without_names(data: Path, tmp_path: Path) -> None:
     (data / "t.csv").write_text("a.jpg,7\nb.png,-3.0\n")  # no header: the first line names a file
-    packs(data / "t.csv", tmp_path / "csv", "--keep-columns")
+    _, err = packs(data / "t.csv", tmp_path / "csv", "--keep-columns")
+    assert "--keep-columns has no effect: all columns are used without it" in err
     table(data / "t.parquet", [{"path": "a.jpg", "label": 7.0}, {"path": "b.png", "label": -3.0}])
     assert pack(data / "t.parquet", tmp_path / "parquet")[0] == 0
     for name in ("csv", "parquet"):
@@ -91,14 +92,16 @@ def test_a_column_with_the_name_of_labels_that_holds_other_things_is_kept(tmp_pa
     assert [row["target"] for row in sorted(json_in(tmp_path / "dest").values(), key=lambda row: row["x"])] == values
 
 
-def test_numbers_of_a_csv_stay_numbers_if_all_of_their_column_are(tmp_path: Path) -> None:
+def test_numbers_of_a_csv_stay_numbers_and_an_odd_one_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("n,x,zip,mixed,label\n1,0.5,01,3,1\n2,nan,02,4,0\n,1e3,03,n/a,1\n")
-    out, _ = packs(tmp_path / "t.csv", tmp_path / "dest")
+    out, err = packs(tmp_path / "t.csv", tmp_path / "dest")
     assert json_in(tmp_path / "dest") == {
         "000000000": {"n": 1, "x": 0.5, "zip": "01", "mixed": "3"},
         "000000001": {"n": 2, "x": None, "zip": "02", "mixed": "4"},
         "000000002": {"n": None, "x": 1000.0, "zip": "03", "mixed": "n/a"},
     }
+    assert "t.csv', line 4, column 'mixed' is 'n/a', so all of the column is stored as text" in err
+    assert "column 'zip'" not in err
     assert 'fields=("json", "cls"))' in out
 
 
@@ -114,7 +117,7 @@ def test_several_files_and_texts_without_labels(data: Path, tmp_path: Path, name
     assert packed_samples(tmp_path / "dest") == samples
     assert "files are columns 'image', 'mask'; texts are column 'caption'; there are no labels" in err
     assert "not every sample has every field: 1 without 'mask.png', 1 without 'txt'" in out
-    assert 'fields=("jpg;png",), transform={"jpg;png": RandomResizedCrop(224)})' in out
+    assert 'fields=("jpg;png", "txt?"), transform={"jpg;png": RandomResizedCrop(224)})' in out
     assert pack(data / name, tmp_path / "labels", *pairs, "--label-column", "kind", "--keep-columns")[0] == 0
     packed = packed_samples(tmp_path / "labels")
     assert {key: sample["cls"] for key, sample in packed.items()} == {"a": b"0", "b": b"1", "deep/c": b"0"}
@@ -182,15 +185,22 @@ def test_files_that_a_table_stores(tmp_path: Path) -> None:
 
 def test_a_column_of_splits(data: Path, tmp_path: Path) -> None:
     rows = [row | {"split": name} for row, name in zip(ROWS, ("val", "train", "train"), strict=True)]
-    status, out, _ = pack(
-        table(data / "t.csv", rows), tmp_path / "dest", "--split-column", "split", "--label-column", "kind"
-    )
+    _, err = packs(table(data / "t.csv", rows), tmp_path / "all")
+    assert "column 'split' may name splits: --split-column split packs each into a folder of its own" in err
+    status, out, err = pack(data / "t.csv", tmp_path / "dest", "--split-column", "split", "--label-column", "kind")
+    assert "may name splits" not in err
     assert (status, "train: 1 shard, 2 samples" in out) == (0, True)
     assert f"StreamLoader('{tmp_path}/dest/train'" in out, "what is read first, whichever split the table begins with"
     assert [sorted(packed_samples(tmp_path / "dest" / name)) for name in ("train", "val")] == [["b", "deep/c"], ["a"]]
     assert classes_in(tmp_path / "dest" / "val") == ["x", "y"]
     err = refusal(data / "t.csv", tmp_path / "no", "--split-column", "split", "--split", "a=0.5,b=0.5")
     assert "leave out --split" in err
+
+
+def test_what_small_rows_cost_is_said(tmp_path: Path) -> None:
+    source = table(tmp_path / "t.jsonl", [{"text": "short", "label": n % 2} for n in range(600)])
+    out, _ = packs(source, tmp_path / "dest")
+    assert "of content became 1.2 MB: in a tar each field takes 512 bytes more" in out
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def _roots(tree: Tree, folder: str, *, by_stem: bool | None) -> Roots:
     folders, loose = tree.inside(folder)
     if by_stem is False:
         return []
-    if not any(map(is_data, loose)) and (pairs := _pairs(tree, folder, folders)):
+    if len(folders) > 1 and not any(map(is_data, loose)) and (pairs := _pairs(tree, folder, folders)):
         return [(f"{folder}{name}/", field_prefix(name) if number else "") for number, name in enumerate(pairs)]
     if by_stem or (not folders and any(kind_of(path) not in _NO_SAMPLES for path in loose)):
         return [(folder, "")]
@@ -183,21 +183,30 @@ def _usual_kind(paths: Sequence[str]) -> str:
 
 
 def _pairs(tree: Tree, folder: str, names: list[str]) -> list[str]:
-    """Return folders with parts of the same samples, by usual names such as `images` and `masks`; none for classes."""
+    """Return folders with parts of the same samples, such as `images` and `masks`; none for classes.
+
+    Equal stems do not suffice: cat/1.jpg and dog/1.jpg are two images. It takes usual names, or different kinds.
+    """
+    paths: dict[str, list[str]] = {name: [] for name in names}
+    for path in tree.below(folder):
+        name, slash, inside = path[len(folder) :].partition("/")
+        if slash:
+            paths[name].append(inside)
+    kinds = [{*map(kind_of, inside)} for inside in paths.values()]
     inputs = [name for name in names if name.lower() in _INPUTS]
     targets = [name for name in names if name.lower() in _TARGETS]
-    if not inputs or not targets:
+    are_named = bool(inputs and targets)
+    if not are_named and sum(map(len, kinds)) > len(set().union(*kinds)):
         return []
-    paths = {name: tree.below(f"{folder}{name}/") for name in names}
-    stems = {name: {_stem(path[len(folder) + len(name) + 1 :]) for path in paths[name]} for name in names}
-    first = inputs[0]
+    stems = {name: {*map(_stem, inside)} for name, inside in paths.items()}
+    first = inputs[0] if inputs else names[next((n for n, of_folder in enumerate(kinds) if "image" in of_folder), 0)]
     others = [name for name in names if name != first and 2 * len(stems[name] & stems[first]) >= len(stems[name]) > 0]
-    if not set(others) & set(targets):
+    if are_named and not set(others) & set(targets):
         raise UsageError(
             f"{first!r} and {targets[0]!r} look like parts of the same samples, but the names of their files differ: "
             f"{paths[first][:1]}, {paths[targets[0]][:1]}; rename them, list both in a .csv, or give --no-stems"
         )
-    return [first, *others]
+    return [first, *others] if are_named or len(others) == len(names) - 1 else []
 
 
 def _stem(path: str) -> str:
@@ -234,6 +243,8 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
         notes.append(f"{counted(len(empty), 'class folder')} without a file, each with its number: {listed(empty)}")
     if loose:
         notes.append(f"skipped {counted(len(loose), 'file')} outside of the class folders, such as {loose[0]!r}")
+    if len(names) == 1 and len(tree.inside(f"{split}{names[0]}/")[0]) > 1:
+        notes.append(f"{names[0]!r} is the only class; if the folders in it are the classes, give that folder")
     return samples
 
 

@@ -97,6 +97,11 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
     file_columns, label, text_columns, rest = _choose(table, options, notes)
+    others = [name for name in table.columns if name not in (*file_columns, label, *text_columns)]
+    if options.split_column is None and (split := _usual(others, ("split",))):
+        notes.append(f"{_quoted([split])} may name splits: --split-column {split} packs each into a folder of its own")
+    if options.keep_columns and not rest:
+        notes.append("--keep-columns has no effect: all columns are used without it")
     rows = len(next(iter(table.columns.values())))
     labels: Sequence[int | None] = [None] * rows
     classes = None
@@ -133,7 +138,7 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
             column = [file._replace(field=before + file.field) if file and file.field else file for file in column]
         files.append(column)
     texts = {f"{prefix(name, {'txt'})}txt": _texts(table, name) for name in text_columns}
-    columns = {name: _numbers(table.columns[name]) if table.is_text else table.columns[name] for name in rest}
+    columns = {name: _numbers(table, name, notes) if table.is_text else table.columns[name] for name in rest}
 
     samples = []
     keys: set[str] = set()
@@ -259,12 +264,19 @@ def _texts(table: Table, name: str) -> list[bytes | None]:
     return texts
 
 
-def _numbers(values: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers, and empty ones and nan to None, if it holds nothing else."""
-    known = [value for value in values if value.strip().lower() not in ("", "nan")]
-    if not known or not all(is_number(value) and "inf" not in value.lower() for value in known):
+def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
+    """Convert a column of texts to numbers, and empty ones and nan to None, if it holds nothing else.
+
+    Add a note of the first other value if most are numbers.
+    """
+    values = table.columns[name]
+    known = [row for row, value in enumerate(values) if value.strip().lower() not in ("", "nan")]
+    odd = [row for row in known if not is_number(values[row]) or "inf" in values[row].lower()]
+    if odd or not known:
+        if 2 * len(odd) < len(known):
+            notes.append(f"{table.where(odd[0], name)} is {values[odd[0]]!r}, so all of the column is stored as text")
         return values
-    convert = int if all(re.fullmatch(r"\s*-?\d+\s*", value) for value in known) else float
+    convert = int if all(re.fullmatch(r"\s*-?\d+\s*", values[row]) for row in known) else float
     return [None if value.strip().lower() in ("", "nan") else convert(value) for value in values]
 
 
