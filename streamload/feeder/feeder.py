@@ -31,7 +31,7 @@ from streamload.feeder.messages import (
 )
 from streamload.feeder.scans import Scans
 from streamload.feeder.stream import BatchStream
-from streamload.fetch.budget import bytes_for_parts, requests_at_once
+from streamload.fetch.budget import budget_for_window, bytes_for_parts, requests_at_once
 from streamload.fetch.cache.disk_cache import DiskCache
 from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
 from streamload.fetch.fetcher import Fetcher
@@ -453,7 +453,27 @@ class Feeder:
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
             return
         if counting or self._stream.blocked:
-            self._fail(fetcher.too_small(counting=counting, expands=self._expands))
+            enough_bytes = self._enough_for_window(fetcher)
+            self._fail(fetcher.too_small(enough_bytes, counting=counting, expands=self._expands))
+
+    def _enough_for_window(self, fetcher: Fetcher) -> int:
+        """Return a budget that holds the shuffle's window, by the shards that are known; 0 if there is none."""
+        order, counts, requested = self._settings.order, self.tables.counts.values, self._stream.requested
+        known = [(int(counts[shard]), fetcher.state_of(shard).total_bytes) for shard in fetcher.fetched]
+        sizes = [(count, size) for count, size in known if count > 0 and size]
+        if not order.shuffle or requested is None or not sizes:
+            return 0
+        shards = len(counts)
+        samples, data_bytes = (sum(values) * shards // len(sizes) for values in zip(*sizes, strict=True))
+        return budget_for_window(
+            order.window,
+            samples=samples,
+            data_bytes=data_bytes,
+            shards=shards,
+            lanes=order.lanes,
+            lanes_read=-(-order.lanes // requested.world_size),
+            expands=self._expands,
+        )
 
     # -- fetching --------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from streamload.errors import StorageError
+from streamload.fetch.parts import PART_BYTES
 from streamload.limits import (
     EXPANSION_SHARE,
     FREE_MEMORY_SHARE,
@@ -19,6 +20,9 @@ from streamload.limits import (
     REQUESTS_PROPORTION,
     free_memory_bytes,
 )
+
+# Samples differ in size.
+_MARGIN = 1.05
 
 
 def available_bytes(root: str = "/") -> int:
@@ -75,8 +79,29 @@ def _requests_bytes(budget_bytes: int) -> int:
     return min(REQUESTS_BYTES, budget_bytes * REQUESTS_PROPORTION // (PARTS_PROPORTION + REQUESTS_PROPORTION))
 
 
+def budget_for_window(
+    window: int, *, samples: int, data_bytes: int, shards: int, lanes: int, lanes_read: int, expands: bool
+) -> int:
+    """Return a budget that holds a shuffle's window: the samples that wait, and a part at each end of every lane.
+
+    Args:
+        window: in samples.
+        samples: of the dataset.
+        data_bytes: of the dataset.
+        shards: of the dataset.
+        lanes: of the order.
+        lanes_read: by this rank.
+        expands: fields are read that may expand.
+    """
+    waiting = min(window, -(-samples // lanes)) * lanes_read
+    edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes // shards)
+    held_bytes = min(data_bytes, waiting * data_bytes // samples + edges_bytes)
+    return budget_for(int(_MARGIN * held_bytes), expands=expands)
+
+
 def budget_error(
     budget_bytes: int,
+    enough_bytes: int,
     missing_bytes: int,
     needed_bytes: int,
     decompressing_bytes: int,
@@ -92,13 +117,13 @@ def budget_error(
     budget, missing, needed = map(_shown, (budget_bytes, missing_bytes, needed_bytes))
     decompressing = f", {_shown(decompressing_bytes)} hold what is being decompressed" if decompressing_bytes else ""
     wanted_bytes = missing_bytes + needed_bytes + decompressing_bytes
-    least_bytes = budget_for(wanted_bytes, expands=expands)  # a lower bound: later parts may need more
+    least_bytes = max(enough_bytes, budget_for(wanted_bytes, expands=expands))
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
         f"because samples in them are wanted too or are yet to be drawn within the shuffle window"
-        f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a memory_budget of more "
-        f"than {_shown(least_bytes, math.ceil)}, a smaller window (shuffle=N), or {advice}"
+        f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a memory_budget of at "
+        f"least {_shown(least_bytes, math.ceil)}, a smaller window (shuffle=N), or {advice}"
         f"{', or a cache_dir on a disk with more room' if cache_helps else ''}"
     )
 

@@ -313,8 +313,14 @@ class Fetcher:
             self.notify()
         return unkept
 
-    def too_small(self, *, counting: bool, expands: bool = False) -> StorageError:
-        """Make the error for a budget within which nothing goes on; `counting` says that `len()` waits."""
+    def too_small(self, enough_bytes: int, *, counting: bool, expands: bool = False) -> StorageError:
+        """Make the error for a budget within which nothing goes on.
+
+        Args:
+            enough_bytes: a budget that holds the shuffle's window, as far as shards are known.
+            counting: `len()` waits.
+            expands: fields are read that may expand.
+        """
         key, missing_bytes = self._lacking or (0, 0)
         for job in self._waiting()[:1]:
             key, missing_bytes = part_key(job.state.number, 0), job.missing_bytes()
@@ -330,7 +336,7 @@ class Fetcher:
         needs = missing_bytes, self.window.bytes_kept_from_next(), self._beside_bytes()
         budget_bytes = budget_for(self.window.budget_bytes, expands=expands)
         helps = shard not in self.compressed
-        return budget_error(budget_bytes, *needs, counting=counting, expands=expands, cache_helps=helps)
+        return budget_error(budget_bytes, enough_bytes, *needs, counting=counting, expands=expands, cache_helps=helps)
 
     async def close(self) -> None:
         """Stop everything, write what has come, and release all memory. Idempotent."""
@@ -621,15 +627,20 @@ class Fetcher:
         file = await self._open_cached(state)
         is_whole = file is not None and file.whole
         try:
-            source = self._source(state)
+            source, position = self._source(state), 0
             pieces = read_file(file.descriptor, state.pin.total_bytes or 0) if file is not None and is_whole else None
-            position = 0
             async with aclosing(pieces or fetch_pieces(self.transfers, source)) as body:
                 async for piece in body:
                     if file is not None and file.missing:
                         file = await self._keep(file, position, piece)
                     yield piece
                     position += len(piece)
+        except OSError as exc:
+            if self._cache is None:
+                raise
+            self._cache.turn_off(exc)
+            what = f"the disk cache cannot be read ({exc.strerror}); it is not used any more, so iterate again to go on"
+            raise StorageError(what, url=state.url, offset=position) from exc
         finally:
             _close(file)
 

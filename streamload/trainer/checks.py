@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from streamload.arguments import alternatives
+from streamload.fetch.budget import budget_for_window
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.parts import PART_BYTES
 from streamload.index.listing import Listing
@@ -82,14 +83,24 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
         return
     if not samples or min(sizes) < 0 or sum(sizes) > samples * PART_BYTES:
         return
-    waiting = min(order.window, -(-samples // order.lanes)) * -(-order.lanes // world_size)
+    lanes_read = -(-order.lanes // world_size)
+    waiting = min(order.window, -(-samples // order.lanes)) * lanes_read
     waiting_bytes = waiting * sum(sizes) // samples
     if waiting_bytes > options.budget_bytes:
+        enough_bytes = budget_for_window(
+            order.window,
+            samples=samples,
+            data_bytes=sum(sizes),
+            shards=len(sizes),
+            lanes=order.lanes,
+            lanes_read=lanes_read,
+            expands=options.fetching(listing.fields).expands,
+        )
         raise ValueError(
             f"memory_budget of {options.budget_bytes / 1e6:,.0f} MB is too small for shuffle={order.window}: "
             f"{counted(waiting, 'sample')} x {sum(sizes) / samples / 1e3:.1f} kB = {waiting_bytes / 1e6:,.0f} MB are "
-            "held while they wait to be drawn. Give a larger memory_budget, a smaller window (shuffle=N), or a "
-            "cache_dir on a disk with room"
+            f"held while they wait to be drawn. Give a memory_budget of at least {enough_bytes / 1e6:,.0f} MB, a "
+            "smaller window (shuffle=N), or a cache_dir on a disk with room"
         )
 
 

@@ -44,9 +44,9 @@ def epoch_of(folder: Path, budget: int, **options: Any) -> list[int]:
 
 
 def test_a_shard_that_does_not_fit_is_an_error_that_says_what_does(folder: Path) -> None:
-    with pytest.raises(StorageError, match=r"more than \d+ MB") as caught:
+    with pytest.raises(StorageError, match=r"at least \d+ MB") as caught:
         epoch_of(folder, 16 * MB, batch_size=1)
-    enough = int(re.search(r"more than (\d+) MB", str(caught.value))[1])  # type: ignore[index]
+    enough = int(re.search(r"at least (\d+) MB", str(caught.value))[1])  # type: ignore[index]
     assert epoch_of(folder, (enough + 1) * MB, batch_size=1) == SAMPLES
 
 

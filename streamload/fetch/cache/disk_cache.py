@@ -231,10 +231,14 @@ class DiskCache:
                 for other, path, found in files
                 if _key_of(other) == key or _key_of(other) not in self._kept_keys
             ]
+            chosen = []
             for _, _, size_bytes, path in sorted(evictable):  # older versions of the shard first, then the oldest
                 if lacking_bytes > 0 and not is_in_use(path):
-                    _unlink(path)
+                    chosen.append(path)
                     lacking_bytes -= size_bytes
+            if lacking_bytes <= 0:
+                for path in chosen:
+                    _unlink(path)
         if lacking_bytes > 0:
             return None
         temporary = os.path.join(self._partial_folder, f"{name}.{secrets.token_hex(8)}.part")
