@@ -76,7 +76,7 @@ def bench_command(
                     break
         except KeyboardInterrupt:
             if not first:
-                raise KeyboardInterrupt("there was no batch yet") from None
+                raise
             interrupted = True
         except CollateError as error:
             error.add_note("leave fields out with --fields, or measure without decoding with --no-decode")

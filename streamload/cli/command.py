@@ -148,7 +148,6 @@ Index = Annotated[
 ]
 Where = Annotated[str | None, typer.Option(help="Select samples, as in 'label == 3 and \"txt\"'.")]
 Fields = Annotated[str | None, typer.Option(metavar="FIELDS", help="Read only these fields, as in 'jpg;png,cls,txt?'.")]
-Seed = Annotated[int | None, typer.Option(help="Choose at random, by this seed.", min=0)]
 Workers = Annotated[int | None, typer.Option(help="Shards to read at once. Default: one per core.", min=1)]
 RecordSize = Annotated[
     int,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,8 +19,6 @@ from streamload.pack.sources.source import SourceOptions
 from streamload.pack.tasks import Target
 from streamload.storage.storages import Storages
 from streamload.write.destination import destination_in
-
-DEFAULT_QUALITY = 90
 
 Source = Annotated[
     str,
@@ -143,14 +140,22 @@ def shardify(
       shardify photos shards --ray auto                      on all nodes of a Ray cluster
     """
     del version
-    _refuse_pairs(resize=resize, quality=quality, shuffle=shuffle, split=split, seed=seed)
+    if quality is not None and resize is None:
+        raise UsageError("--quality is the quality of the JPEG files that --resize writes; give --resize too")
+    if seed and not shuffle and split is None:
+        raise UsageError("--seed has no effect with --no-shuffle and without --split; leave one of them out")
+    try:
+        shard_bytes = parse_bytes("--max-bytes", max_bytes)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    storages = Storages(dict(storage_option or ()))
     report = source_to_shards(
         source,
         SourceOptions(
             labels=labels,
             stems=stems,
             follow_symlinks=follow_symlinks,
-            classes=None if classes is None else _classes(classes, storage_option),
+            classes=None if classes is None else _classes(classes, storages),
             label_column=label_column,
             labels_as_names=labels_as_names,
             path_column=tuple(path_column or ()),
@@ -159,9 +164,9 @@ def shardify(
             split_column=split_column,
         ),
         Target(
-            _folder(source, dest, storage_option),
-            Storages(dict(storage_option or ())),
-            max_bytes=_max_bytes(max_bytes),
+            _folder(source, dest, storages, has_options=bool(storage_option)),
+            storages,
+            max_bytes=shard_bytes,
             max_count=max_count,
             skip_bad=skip_bad,
             resume=resume,
@@ -172,24 +177,15 @@ def shardify(
         shuffle=shuffle,
         seed=seed,
         fractions=None if split is None else parse_split(split),
-        resizing=None if resize is None else Resizing(resize, quality or DEFAULT_QUALITY),
+        resizing=None if resize is None else Resizing(resize, quality or 90),
     )
     if as_document:
         print_document(report)
-    for line in () if as_document or report is None else as_lines(report):
-        print_line(line)
+    elif report is not None:
+        print_line("\n".join(as_lines(report)))
 
 
-def _refuse_pairs(*, resize: int | None, quality: int | None, shuffle: bool, split: str | None, seed: int) -> None:
-    """Refuse options that have no effect without another."""
-    if quality is not None and resize is None:
-        raise UsageError("--quality is the quality of the JPEG files that --resize writes; give --resize too")
-    if seed and not shuffle and split is None:
-        raise UsageError("--seed has no effect with --no-shuffle and without --split; leave one of them out")
-
-
-def _classes(path: str, storage_options: Sequence[Any] | None) -> tuple[str, ...]:
-    storages = Storages(dict(storage_options or ()))
+def _classes(path: str, storages: Storages) -> tuple[str, ...]:
     try:
         content = storages.for_url(path).read_bytes(path, most_bytes=MOST_CLASSES_BYTES)
     except ShardNotFoundError as exc:
@@ -197,17 +193,17 @@ def _classes(path: str, storage_options: Sequence[Any] | None) -> tuple[str, ...
     return parse_class_names(content, path)
 
 
-def _folder(source: str, dest: str, storage_options: Sequence[Any] | None) -> str:
+def _folder(source: str, dest: str, storages: Storages, *, has_options: bool) -> str:
     """Return the destination without a slash at the end. Raise UsageError if nothing can be written there."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     try:
-        folder = destination_in(dest.rstrip("/") or "/", Storages(dict(storage_options or ())))
+        folder = destination_in(dest.rstrip("/") or "/", storages)
     except (ValueError, StorageError) as exc:
         raise UsageError(f"DEST: {exc}") from exc
     if folder.path is None:
         return folder.folder
-    if storage_options:
+    if has_options:
         raise UsageError("--storage-option is for a remote DEST, and this one is a local folder")
     real_source, real_dest = os.path.realpath(source), os.path.realpath(folder.path)
     if os.path.isdir(source) and os.path.commonpath([real_source, real_dest]) == real_source:
@@ -215,13 +211,6 @@ def _folder(source: str, dest: str, storage_options: Sequence[Any] | None) -> st
             f"DEST {folder.path!r} lies in SOURCE {source!r}, where the shards would look like a class; choose another"
         )
     return folder.path
-
-
-def _max_bytes(text: str) -> int:
-    try:
-        return parse_bytes("--max-bytes", text)
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
 
 
 if __name__ == "__main__":

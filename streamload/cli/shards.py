@@ -24,7 +24,7 @@ from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, 
 from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, unpack_columns
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard, pack_table
 from streamload.index.index_writer import IndexFolder, update_index
-from streamload.index.listing import IndexLookup, Listing, find_shards, list_shards
+from streamload.index.listing import IndexLookup, Listing, Shard, find_shards, list_shards
 from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
@@ -44,7 +44,6 @@ from streamload.workers.launchers import available_processors
 _DECODED_TOGETHER = 64
 _READ_TOGETHER = 512
 _LONGEST_STRING = 256
-_DTYPES: Mapping[type, type] = {bool: np.bool_, int: np.int64, float: np.float64}
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -68,31 +67,30 @@ def each(
 
     Leaving the context stops all calls. An empty label shows no progress.
     """
+    stopped, counting = Event(), Lock()
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:
-        advance: Report = (lambda *_: None) if progress is None else progress.advance
-        if pool is not None:
-            yield _advancing(pool(partial(function, item, lambda *_: None) for item in items), advance)
-            return
-        stopped, counting = Event(), Lock()
 
         def report(shards: int, count_bytes: int) -> None:
             if stopped.is_set():
                 raise _StoppedError
-            with counting:
-                advance(shards, count_bytes)
+            if progress is not None:
+                with counting:
+                    progress.advance(shards, count_bytes)
 
+        def advancing(results: Iterator[_Result]) -> Iterator[_Result]:
+            for result in results:
+                report(1, 0)
+                yield result
+
+        if pool is not None:
+            yield advancing(pool(partial(function, item, lambda *_: None) for item in items))
+            return
         with ThreadPoolExecutor(workers or available_processors(), "streamload-reading") as threads:
             try:
                 yield threads.map(function, items, [report] * len(items))
             finally:
                 stopped.set()
                 threads.shutdown(cancel_futures=True)
-
-
-def _advancing(results: Iterator[_Result], advance: Report) -> Iterator[_Result]:
-    for result in results:
-        advance(1, 0)
-        yield result
 
 
 def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) -> ReadShard:
@@ -139,8 +137,7 @@ def tables(
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from None
 
-    def read(number: int, report: Report) -> tuple[int, ShardTable]:
-        shard = listing.shards[number]
+    def read(shard: Shard, report: Report) -> tuple[int, ShardTable]:
         table = None if shard.index_folder is None else lookup.table_of(shard.folder, shard.name)
         if table is None:
             result = read_whole(shard.url, report, storages=storages, every_byte=labels)
@@ -148,16 +145,15 @@ def tables(
         report(1, 0)
         return shard.bytes, table
 
-    with each(read, range(len(listing.shards)), workers, label=label) as results:
-        yield results if selected is None else _only(selected, results)
+    def only(kept: NDArray[np.bool_], results: Iterator[tuple[int, ShardTable]]) -> Iterator[tuple[int, ShardTable]]:
+        end = 0
+        for _, table in results:
+            start, end = end, end + len(table)
+            chosen = table.only(np.flatnonzero(kept[start:end]))
+            yield int(chosen.member_size.sum()), chosen
 
-
-def _only(selected: NDArray[np.bool_], results: Iterator[tuple[int, ShardTable]]) -> Iterator[tuple[int, ShardTable]]:
-    end = 0
-    for _, table in results:
-        start, end = end, end + len(table)
-        chosen = table.only(np.flatnonzero(selected[start:end]))
-        yield int(chosen.member_size.sum()), chosen
+    with each(read, listing.shards, workers, label=label) as results:
+        yield results if selected is None else only(selected, results)
 
 
 def ls_command(
@@ -321,7 +317,7 @@ def _write_columns(
         more = f"{counted(len(others), 'shard')} more, such as {others[0]!r}"
         raise UsageError(f"--columns: the index has {more}; name them too")
     fields = list(dict.fromkeys(field for field, _ in sources))
-    rows = []
+    values: dict[str, list[Any]] = {name: [] for _, name in sources}
     with streamload.StreamLoader(
         [urls[shard.name] for shard in index.shards],
         _READ_TOGETHER,
@@ -334,19 +330,16 @@ def _write_columns(
     ) as loader:
         for batch in loader:
             for sample in batch:
-                values = dict(zip(fields, sample, strict=True))
-                rows.append([_at(values[field], name) for field, name in sources])
+                decoded = dict(zip(fields, sample, strict=True))
+                for field, name in sources:
+                    value = decoded[field]
+                    for part in name.split("."):
+                        value = value.get(part) if isinstance(value, Mapping) else None
+                    values[name].append(value)
     columns = unpack_columns(place.read(COLUMNS_FILE), index)
-    for number, (_, name) in enumerate(sources):
-        columns[name] = _column(name, [row[number] for row in rows])
+    columns |= {name: _column(name, found) for name, found in values.items()}
     with place.writing():
         place.write(COLUMNS_FILE, pack_columns(index, columns))
-
-
-def _at(value: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
@@ -363,11 +356,10 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
     if not kinds <= {bool, int, float}:
         shown = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise UsageError(f"--columns: the column {name!r} has values of {shown}; a column has numbers, or strings")
-    kind = kinds.pop() if None not in values and len(kinds) == 1 else float
-    try:
-        return np.array([np.nan if value is None else value for value in values], _DTYPES[kind])
-    except OverflowError:
-        raise UsageError(f"--columns: the column {name!r} has integers beyond 64 bits") from None
+    numbers = np.array([np.nan if value is None else value for value in values])
+    if numbers.dtype.kind not in "bif":
+        raise UsageError(f"--columns: the column {name!r} has integers beyond 64 bits")
+    return numbers
 
 
 def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, str]]:
@@ -461,7 +453,7 @@ def verify_command(
             with Progress("decoding", counts["samples"], "samples") as progress:
                 report_faults(decoding(whole, progress.advance, workers or available_processors()))
         elif decode:
-            with each(partial(_undecodable_here, decoding), whole, pool=pool, label="decoding") as undecodable:
+            with each(decoding, [[url] for url in whole], pool=pool, label="decoding") as undecodable:
                 report_faults(chain.from_iterable(undecodable))
     shards, unchecked = counted(len(urls), "shard"), counts["unchecked"]
     if as_document:
@@ -501,9 +493,15 @@ def _faults(url: str, read: ReadShard, lookup: IndexLookup) -> list[StreamloadEr
 
 
 def _undecodable(
-    urls: Sequence[str], advance: Report, num_workers: int, *, index: str | None, storage_options: dict[str, Any] | None
-) -> Iterator[SampleError]:
-    """Decode every field of every sample; yield the errors of samples that cannot be decoded."""
+    urls: Sequence[str],
+    advance: Report,
+    num_workers: int = 0,
+    *,
+    index: str | None,
+    storage_options: dict[str, Any] | None,
+) -> list[SampleError]:
+    """Decode every field of every sample; return the errors of samples that cannot be decoded."""
+    errors: list[SampleError] = []
     with streamload.StreamLoader(
         urls,
         _DECODED_TOGETHER,
@@ -521,15 +519,10 @@ def _undecodable(
                 advance(len(batch), 0)
         except SampleError as error:
             if error.__cause__ not in loader.skipped:  # it is, where every sample was left out
-                yield error
-        skipped, errors = loader.statistics().skipped_samples, loader.skipped
+                errors.append(error)
+        skipped = loader.statistics().skipped_samples
         advance(skipped, 0)
-        yield from errors
-        if skipped > len(errors):
-            yield SampleError(f"{counted(skipped - len(errors), 'more sample')} cannot be decoded; repair these first")
-
-
-def _undecodable_here(decoding: Callable[..., Iterator[SampleError]], url: str, report: Report) -> list[SampleError]:
-    errors = list(decoding([url], lambda *_: None, 0))
-    report(1, 0)
+        errors += loader.skipped
+        if more := skipped - len(loader.skipped):
+            errors.append(SampleError(f"{counted(more, 'more sample')} cannot be decoded; repair these first"))
     return errors

@@ -61,12 +61,8 @@ def show_command(
       streamload show s3://bucket/train --output boxes.webp --samples 8 --columns 4 --fields jpg,json
     """
     kind = _FORMATS.get(os.path.splitext(output)[1])
-    if "://" in output:
-        raise UsageError(f"--output {without_secrets(output)!r} is a url; name a file on a local disk")
     if kind is None:
         raise UsageError(f"--output {output!r} must end in .png, .jpg or .webp")
-    if not os.path.isdir(folder := os.path.dirname(os.path.abspath(output))):
-        raise UsageError(f"--output: there is no folder {folder!r}; make it first")
     names = None if fields is None else (*fields.split(","), "__key__", "__url__")
     with streamload.StreamLoader(
         urls,
@@ -94,29 +90,23 @@ def show_command(
     if names is not None:
         stored = [name.removesuffix("?") for name in names]
         batch = [dict(zip(stored, sample, strict=True)) for sample in batch]
-    cells = [_cell(sample, classes) for sample in batch]
-    number = counted(len(batch), "sample")
-    which = f"the first {number}" if seed is None else f"{number} at random by seed {seed}"
-    sheet = _sheet([f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", which], cells, columns)
-    replace_file(output, lambda file: sheet.save(file, format=kind), durable=False)
-    print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
-
-
-def _sheet(titles: Sequence[str], cells: Sequence[Image.Image], columns: int) -> Image.Image:
-    """Return the cells in rows below the titles."""
     from PIL import Image
 
+    number = counted(len(batch), "sample")
+    which = f"the first {number}" if seed is None else f"{number} at random by seed {seed}"
+    cells = [_cell(sample, classes) for sample in batch]
     columns = min(columns, len(cells))
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    y = 2 * _MARGIN + _LINE * len(titles)
-    height = y + sum(max(cell.height for cell in row) + _MARGIN for row in rows)
-    sheet = Image.new("RGB", (_MARGIN + columns * (_CELL + _MARGIN), height), _PAPER)
-    _write(sheet, _MARGIN, _MARGIN, titles)
-    for row in rows:
+    heights = [max(cell.height for cell in row) + _MARGIN for row in rows]
+    y = 2 * _MARGIN + _LINE * 2
+    sheet = Image.new("RGB", (_MARGIN + columns * (_CELL + _MARGIN), y + sum(heights)), _PAPER)
+    _write(sheet, _MARGIN, _MARGIN, [f"{without_secrets(urls[0])}{' and others' if len(urls) > 1 else ''}", which])
+    for row, height in zip(rows, heights, strict=True):
         for column, cell in enumerate(row):
             sheet.paste(cell, (_MARGIN + column * (_CELL + _MARGIN), y))
-        y += max(cell.height for cell in row) + _MARGIN
-    return sheet
+        y += height
+    replace_file(output, lambda file: sheet.save(file, format=kind), durable=False)
+    print_line(f"{output}: {which}, {sheet.width} x {sheet.height} pixels")
 
 
 def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
@@ -133,7 +123,7 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
 
     images: list[Image.Image] = []
     boxes: list[tuple[Sequence[float], str]] = []
-    lines = _wrapped(sample["__key__"], 2)
+    texts = [sample["__key__"]]
     for name, data in sorted(sample.items(), key=lambda item: item[0].count(".")):
         if name.startswith("__") or data is None:
             continue
@@ -151,8 +141,9 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
             images.append(image)
             continue
         boxes += own_boxes
-        lines += _wrapped(f"{name}: {counted(len(own_boxes), 'box') if own_boxes else _text(name, value, classes)}", 4)
+        texts.append(f"{name}: {counted(len(own_boxes), 'box') if own_boxes else _text(name, value, classes)}")
     pictures = [_drawn(image, () if number else boxes) for number, image in enumerate(images)]
+    lines = [line for text in texts for line in textwrap.wrap(text, _CELL // 7, max_lines=4, placeholder="...")]
     cell = Image.new("RGB", (_CELL, sum(each.height + _GAP for each in pictures) + _LINE * len(lines)), _PAPER)
     y = 0
     for picture in pictures:
@@ -160,10 +151,6 @@ def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
         y += picture.height + _GAP
     _write(cell, 0, y, lines)
     return cell
-
-
-def _wrapped(text: str, most_lines: int) -> list[str]:
-    return textwrap.wrap(text, _CELL // 7, max_lines=most_lines, placeholder="...")
 
 
 def _decoded(name: str, data: bytes) -> Any:

@@ -73,7 +73,20 @@ def grey(data: bytes) -> NDArray[np.uint8]:
 def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
     bits = channel_bits(image)
     if 8 < bits < 32:
-        return _wide_numbers(image, data, bits)
+        # Pillow would halve 16 bits of several channels, or scale them.
+        is_grey_with_alpha = any("LA;16" in str(tile.args) for tile in image.tile)
+        cv2, pixels = opencv(), None
+        if bits == 16:
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        if pixels is None or pixels.dtype != np.uint16 or pixels.shape[:2] != (image.height, image.width):
+            raise ValueError(
+                f"the {image.format} image of {bits} bits a channel is damaged, cut off or of an unusual kind; write "
+                "the sample again, or store its values as npy"
+            )
+        if pixels.ndim == 2:
+            return pixels  # type: ignore[no-any-return]
+        order = [0, 3] if is_grey_with_alpha else [2, 1, 0, *range(3, pixels.shape[2])]  # from blue, green, red
+        return np.ascontiguousarray(pixels[:, :, order])
     arguments = [tile.args for tile in image.tile]
     if image.format == "PPM":
         most = next((int(each[-1]) for each in arguments if isinstance(each, tuple)), 255)
@@ -84,19 +97,3 @@ def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:
     if numbers.dtype == np.bool_:
         return numbers.astype(np.uint8)
     return numbers if most == 255 else np.rint(numbers * (most / 255)).astype(np.uint8)
-
-
-def _wide_numbers(image: ImageFile, data: memoryview, bits: int) -> NDArray[np.uint16]:
-    """Decode 16 bits a channel, which Pillow would halve (of several channels) or scale."""
-    is_grey_with_alpha = any("LA;16" in str(tile.args) for tile in image.tile)
-    pixels = opencv().imdecode(np.frombuffer(data, np.uint8), opencv().IMREAD_UNCHANGED) if bits == 16 else None
-    if pixels is None or pixels.dtype != np.uint16 or pixels.shape[:2] != (image.height, image.width):
-        raise ValueError(
-            f"the {image.format} image of {bits} bits a channel is damaged, cut off or of an unusual kind; write the "
-            "sample again, or store its values as npy"
-        )
-    if pixels.ndim == 2:
-        return pixels  # type: ignore[no-any-return]
-    if is_grey_with_alpha:
-        return np.ascontiguousarray(pixels[:, :, [0, 3]])
-    return np.ascontiguousarray(pixels[:, :, [2, 1, 0, *range(3, pixels.shape[2])]])  # from blue, green, red

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.images.jpeg import JpegHeader, decode_jpeg, is_jpeg, jpeg_header
+from streamload.images.jpeg import JpegHeader, decode_jpeg, jpeg_header
 from streamload.images.placing import placed, writable_in_order
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def image_size(data: memoryview) -> tuple[int, int]:
     Raises:
         ValueError: the bytes do not begin as an image of a known format.
     """
-    header = jpeg_header(data) if is_jpeg(data) else None
+    header = jpeg_header(data)
     if header is not None:
         return header.height, header.width
     with _open(data) as image:
@@ -110,7 +110,7 @@ def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
     Raises:
         ValueError: the image has too many pixels, or scans.
     """
-    header = jpeg_header(data) if is_jpeg(data) else None
+    header = jpeg_header(data)
     if header is None:
         return None
     _check_pixels(header.height, header.width)

@@ -109,7 +109,14 @@ class Joint:
 
     def _items(self, values: Any) -> list[Item]:
         if isinstance(values, dict) and isinstance(self.fields, Mapping):
-            return [(_present(names, values), kind) for names, kind in self.fields.items()]
+            items = []
+            for names, kind in self.fields.items():
+                name = next((name for name in alternatives(names) if name in values), None)
+                if name is None:
+                    has = ", ".join(map(repr, values))
+                    raise TypeError(f"Joint: the sample has no field {names!r}; it has {has}")
+                items.append((name, kind))
+            return items
         if isinstance(values, list) and not isinstance(self.fields, Mapping):
             if len(values) == len(self.fields):
                 return [(number, kind) for number, kind in enumerate(self.fields) if kind is not None]
@@ -118,14 +125,6 @@ class Joint:
             "Joint: fields is a mapping for samples that are dicts, and a sequence for tuples; it is "
             f"{self.fields!r}, and the sample is of type {type(values).__name__}"
         )
-
-
-def _present(names: str, values: Mapping[str, Any]) -> str:
-    """Return the first of some alternatives that a sample has."""
-    name = next((name for name in alternatives(names) if name in values), None)
-    if name is None:
-        raise TypeError(f"Joint: the sample has no field {names!r}; it has {', '.join(map(repr, values))}")
-    return name
 
 
 def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:

@@ -58,9 +58,11 @@ def is_jpeg(data: memoryview) -> bool:
 
 
 def jpeg_header(data: memoryview) -> JpegHeader | None:
-    """Return the header of a JPEG, or None if only Pillow may be able to read it."""
+    """Return the header of a JPEG, or None if the bytes are none, or one that only Pillow may be able to read."""
     import simplejpeg
 
+    if not is_jpeg(data):
+        return None
     try:
         height, width, colour_space, _ = simplejpeg.decode_jpeg_header(data)
     except (ValueError, LookupError):  # LookupError: it has no name for the subsampling, such as that of 4:4:1
@@ -127,7 +129,12 @@ def decode_jpeg(
     Raises:
         ValueError: the file is damaged or cut off.
     """
-    declared = header.height if rows is None else _rows_to_declare(header, eighths, rows)
+    declared, blocks = header.height, header.block_rows
+    if rows is not None and blocks:
+        # Colours are interpolated with the next row of colours. More than a block, scaled, makes the scale certain.
+        needed = rows + (blocks // _BLOCK if eighths == 8 else blocks)
+        if -(-needed // blocks) < -(-header.height // blocks):
+            declared = needed
     if declared < header.height:
         shortened = bytearray(data)
         shortened[header.height_at : header.height_at + 2] = declared.to_bytes(2, "big")
@@ -177,12 +184,3 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
                 mended[spectrum : spectrum + 3] = _WHOLE_SPECTRUM
             position += 2 + (mended[position + 2] << 8 | mended[position + 3])
     return None if mended == data else memoryview(mended)
-
-
-def _rows_to_declare(header: JpegHeader, eighths: int, rows: int) -> int:
-    """Return how many rows the header has to declare for `rows` to be right; all if nothing would be saved."""
-    if not header.block_rows:
-        return header.height
-    # Colours are interpolated with the next row of colours. More than a block, scaled, leaves no doubt of the scale.
-    declared = rows + (header.block_rows // _BLOCK if eighths == 8 else header.block_rows)
-    return declared if -(-declared // header.block_rows) < -(-header.height // header.block_rows) else header.height

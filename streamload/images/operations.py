@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,6 @@ def _fitted_filter(steps: int) -> NDArray[np.float32]:
 
 
 Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
-_INTERPOLATIONS = ("nearest", "box", "bilinear", "bicubic", "lanczos")
 # Beside uint8; each value of these is a float32 too, as which Pillow resamples it.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
 _TRIES = 10
@@ -180,8 +179,8 @@ def check_range(operation: str, name: str, value: tuple[float, float], limit: fl
 
 def _check_interpolation(operation: str, interpolation: str) -> None:
     """Raise a ValueError for the name of an unknown filter."""
-    if interpolation not in _INTERPOLATIONS:
-        raise ValueError(f"{operation}: interpolation must be one of {_INTERPOLATIONS}, not {interpolation!r}")
+    if interpolation not in get_args(Interpolation):
+        raise ValueError(f"{operation}: interpolation must be one of {get_args(Interpolation)}, not {interpolation!r}")
 
 
 def cut(

@@ -65,10 +65,9 @@ def target_of(shape: tuple[int, ...], dtype: DTypeLike, out: Image | None) -> Im
 
 def copied(part: Image, out: Image | None) -> Image:
     """Copy a view of an argument into `out` if that fits, else into a new array."""
-    if not fits(out, part.shape, part.dtype):
-        return part.copy()
-    out[...] = part
-    return out
+    target = target_of(part.shape, part.dtype, out)
+    target[...] = part
+    return target
 
 
 def check_image(operation: str, image: Any) -> None:
