@@ -70,6 +70,14 @@ def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> Non
     assert len(packed_samples(tmp_path / "without")) == 7
 
 
+def test_a_folder_of_links_alone_is_told_how_to_follow_them(tmp_path: Path) -> None:
+    source = image_folder(tmp_path / "source", "cat/1.jpg")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "cat").symlink_to(source / "cat")
+    assert "holds no class folder; " in (err := refusal(tmp_path / "links", tmp_path / "dest"))
+    assert "skipped folders that are links: 'cat'; --follow-symlinks follows them" in err
+
+
 def test_keys_are_safe_and_unlike_each_other(tmp_path: Path) -> None:
     names = ["c/a.jpg", "c/a.png", "c/a-2.jpg", "c/v1.2.jpg", "c/v1_2.jpg", "c/__x.jpg", "c.d/e.f/g.jpg", "c/n\n.jpg"]
     source = image_folder(tmp_path / "source", *names)

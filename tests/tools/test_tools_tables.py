@@ -23,6 +23,8 @@ ROWS = [
     {"image": "deep/c.jpeg", "mask": None, "caption": "three", "kind": "x", "by": "Bob"},
 ]
 
+TEXTS = [f"translation {n}" for n in range(21)]
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -85,7 +87,7 @@ def test_one_label_that_is_no_whole_number_is_named(data: Path, tmp_path: Path, 
     assert packed_samples(tmp_path / "dest")["b"]["cls"] == b"%d" % sorted(["11", odd, "2"]).index(odd)
 
 
-@pytest.mark.parametrize("values", [[0.5, 1.25, 3.0], [[1, 2], [3], []], [True, False, True]])
+@pytest.mark.parametrize("values", [[0.5, 1.25, 3.0], [[1, 2], [3], []], [True, False, True], TEXTS])
 def test_a_column_with_the_name_of_labels_that_holds_other_things_is_kept(tmp_path: Path, values: list[Any]) -> None:
     source = table(tmp_path / "t.jsonl", [{"x": n, "target": value} for n, value in enumerate(values)])
     assert "so it is no label; --label-column makes it one" in packs(source, tmp_path / "dest")[1]

@@ -173,11 +173,13 @@ def _choose(
     has_paths = any(isinstance(table.first(name), str) for name in files)
     free = [name for name in free if name not in files]
     if label is None and (usual := _usual([name for name in free if name not in stored], _LABEL_NAMES)):
-        if 2 * sum(map(_is_label, table.columns[usual])) >= len(table.columns[usual]):
+        if _are_labels(table.columns[usual]):
             label = usual
             free.remove(usual)
         else:
-            notes.append(f"column {usual!r} holds other values, so it is no label; --label-column makes it one")
+            notes.append(
+                f"column {usual!r} holds no classes or whole numbers, so it is no label; --label-column makes it one"
+            )
     rest = []
     if options.keep_columns or not has_paths or not (label or texts or len(files) > 1):
         files += [name for name in stored if name in free]
@@ -217,8 +219,11 @@ def _is_path(table: Table, name: str) -> bool:
     return name.lower() not in ("name", "id") or os.path.isfile(os.path.join(os.path.dirname(table.path), value))
 
 
-def _is_label(value: object) -> bool:
-    return whole_number(value) is not None or (isinstance(value, str) and not is_number(value))
+def _are_labels(values: Sequence[object]) -> bool:
+    """Return True if half of some values are whole numbers or texts, and most rows have no text of their own."""
+    texts = [value for value in values if isinstance(value, str) and not is_number(value)]
+    labels = len(texts) + sum(whole_number(value) is not None for value in values)
+    return 2 * labels >= len(values) and (len(values) <= 20 or 2 * len(set(texts)) <= len(values))
 
 
 def _is_stored(value: Any) -> bool:
