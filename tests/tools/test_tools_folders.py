@@ -144,6 +144,7 @@ def test_folders_named_as_splits_are_packed_as_splits_with_one_numbering(tmp_pat
     out, err = packs(source, tmp_path / "shards")
     assert f"{train}, {val} are packed as splits of one dataset" in err
     assert f"shards/{train}" in out
+    assert f"'{val}/' has no folder for 1 class" in err
     assert labels_in(tmp_path / "shards" / train) == {"bee/1": 0, "cat/1": 1, "dog/1": 2}
     assert labels_in(tmp_path / "shards" / val) == {"cat/2": 1, "dog/2": 2}
     assert classes_in(tmp_path / "shards" / train) == classes_in(tmp_path / "shards" / val) == ["bee", "cat", "dog"]

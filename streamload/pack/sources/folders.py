@@ -242,6 +242,8 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
     filled = {sample.label for sample in samples}
     if empty := [name for name in names if numbers[name] not in filled]:
         notes.append(f"{counted(len(empty), 'class folder')} without a file, each with its number: {listed(empty)}")
+    if lacking := len(classes) - len(names):
+        notes.append(f"{where} has no folder for {counted(lacking, 'class')}")
     if loose:
         notes.append(f"skipped {counted(len(loose), 'file')} outside of the class folders, such as {loose[0]!r}")
     if len(names) == 1 and len(tree.inside(f"{split}{names[0]}/")[0]) > 1:
