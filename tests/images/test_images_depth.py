@@ -23,8 +23,7 @@ def by_opencv(extension: str, pixels: NDArray[Any], *options: int) -> bytes:
     return bytes(data)
 
 
-UNCOMPRESSED, LZW, DEFLATE = 1, 5, 8
-TIFF_COMPRESSION = int(cv2.IMWRITE_TIFF_COMPRESSION)
+UNCOMPRESSED = int(cv2.IMWRITE_TIFF_COMPRESSION), 1
 
 TOO_DEEP = {
     "png grey": by_opencv(".png", WIDE[..., 0]),
@@ -34,14 +33,11 @@ TOO_DEEP = {
     "png grey with alpha": png_file(
         9, 11, 16, 4, b"".join(b"\0" + row.astype(">u2").tobytes() for row in WIDE[..., :2])
     ),
-    "tiff grey": by_opencv(".tiff", WIDE[..., 0], TIFF_COMPRESSION, UNCOMPRESSED),
+    "tiff grey": by_opencv(".tiff", WIDE[..., 0], *UNCOMPRESSED),
     "tiff grey by pillow": encoded(WIDE[..., 0], "TIFF"),
-    "tiff rgb": by_opencv(".tiff", WIDE[..., :3], TIFF_COMPRESSION, UNCOMPRESSED),
-    "tiff rgb lzw": by_opencv(".tiff", WIDE[..., :3], TIFF_COMPRESSION, LZW),
-    "tiff rgb deflate": by_opencv(".tiff", WIDE[..., :3], TIFF_COMPRESSION, DEFLATE),
+    "tiff rgb": by_opencv(".tiff", WIDE[..., :3], *UNCOMPRESSED),
     "pgm": by_opencv(".pgm", WIDE[..., 0]),
     "ppm": by_opencv(".ppm", WIDE[..., :3]),
-    "pgm in plain text": b"P2 2 1 1000\n3 1000\n",
     "ppm in plain text": b"P3 1 1 256\n3 0 256\n",
     "pgm of 12 bits": b"P5 1 1 4095\n\x0f\xff",
     "ppm of 12 bits": b"P6 1 1 4095\n\x0f\xff\x01\x02\x03\x04",
@@ -85,18 +81,11 @@ def test_portable_pixmaps_are_read(data: bytes, grey: list[int]) -> None:
     [
         b"P5\n3 1\n255\n\x00\x07",
         b"P5 3 1 3\n\x00\x01",
-        b"P2\n3 1\n255\n0 7",
-        b"P1\n3 1\n1 0",
         b"P5\n0 1\n255\n",
-        b"P5\n3",
-        b"P5\nx 1\n255\n\x00",
         b"P5 3 1 70000\n" + bytes(6),
-        b"P2\n1 1\n255\n300\n",
         b"P6\n99999999 99999999\n255\n",
         b"P7\nWIDTH 1\n",
-        b"P5",
         b"Pf\n1 1\n-1.0\n\0\0\0\0",
-        b"PyP\n1 1\n255\n\0",
     ],
 )
 def test_damaged_and_other_pixmaps_are_refused(data: bytes) -> None:

@@ -14,7 +14,6 @@ from photo import encoded, png_file
 from PIL import Image
 
 from streamload.images.files import decode_image, image_size
-from streamload.images.jpeg import decode_jpeg, jpeg_header, smallest_scale
 
 ROWS, COLUMNS = np.mgrid[0:37, 0:53]
 PICTURE = np.stack([ROWS * 6, COLUMNS * 4, (ROWS * COLUMNS) % 256], axis=2).astype(np.uint8)
@@ -242,28 +241,3 @@ def test_a_progressive_jpeg_of_absurdly_many_scans_is_refused(monkeypatch: pytes
     one_scan = encoded(TEXTURE, "JPEG", comment=b"\xff\xda" * 50)  # in a comment the mark of a scan means nothing
     for sound in (data, one_scan):
         assert decode(sound).shape == (40, 48, 3)
-
-
-@pytest.mark.parametrize(
-    ("minimum", "shape"),
-    [
-        ((1, 1), (32, 48)),
-        ((32, 48), (32, 48)),
-        ((33, 49), (48, 72)),
-        ((64, 96), (64, 96)),
-        ((65, 0), (128, 192)),
-        ((500, 500), (128, 192)),
-    ],
-)
-def test_a_jpeg_is_decoded_at_the_smallest_scale_that_is_large_enough(
-    minimum: tuple[int, int], shape: tuple[int, int]
-) -> None:
-    smooth = np.asarray(Image.fromarray(PICTURE).resize((192, 128), Image.Resampling.BICUBIC))
-    jpeg = encoded(smooth, "JPEG", quality=95)
-    header = jpeg_header(memoryview(jpeg))
-    assert header is not None
-    got = decode_jpeg(memoryview(jpeg), header, eighths=smallest_scale(header, *minimum))
-    assert got is not None
-    assert got.shape == (*shape, 3)
-    expected = np.asarray(Image.fromarray(decode(jpeg)).resize(shape[::-1], Image.Resampling.BOX))
-    assert np.abs(got.astype(int) - expected).mean() < 6

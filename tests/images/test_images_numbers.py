@@ -187,11 +187,10 @@ def pgm_of(numbers: NDArray[np.uint8], most: int) -> bytes:
         ("png grey with alpha", WIDE[..., :2]),
         ("tiff grey", WIDE[..., 0]),
         ("tiff grey by pillow", WIDE[..., 0]),
-        ("tiff rgb lzw", WIDE[..., 2::-1]),
+        ("tiff rgb", WIDE[..., 2::-1]),
         ("pgm", WIDE[..., 0]),
         ("ppm", WIDE[..., 2::-1]),
         ("pgm of 12 bits", [[4095]]),
-        ("pgm in plain text", [[3, 1000]]),
         ("ppm in plain text", [[[3, 0, 256]]]),
     ],
 )

@@ -131,15 +131,11 @@ def test_crops_are_spread_over_place_area_and_ratio() -> None:
     assert (boxes[:, 1] + boxes[:, 3]).max() == 300
     corners = {draw_crop(6, 7, (4 / 42, 4 / 42), (1.0, 1.0), generator)[:2] for _ in range(2000)}
     assert corners == {(top, left) for top in range(5) for left in range(6)}
-    small = draw_many_areas(0.1, 0.4)
-    assert abs(np.mean(small) - 0.25) < 0.01  # uniform in the area
+    small = rng(6)
+    areas = [math.prod(draw_crop(500, 500, (0.1, 0.4), (0.8, 1.25), small)[2:]) / 250_000 for _ in range(4000)]
+    assert abs(np.mean(areas) - 0.25) < 0.01  # uniform in the area
     log_ratio = np.log(boxes[:, 3] / boxes[:, 2])
     assert abs(log_ratio.mean()) < 0.03  # uniform in the logarithm, so wide as often as high
-
-
-def draw_many_areas(low: float, high: float) -> list[float]:
-    generator = rng(6)
-    return [math.prod(draw_crop(500, 500, (low, high), (0.8, 1.25), generator)[2:]) / 250_000 for _ in range(4000)]
 
 
 @pytest.mark.parametrize(

@@ -64,12 +64,3 @@ def test_a_damaged_shard_is_not_decoded_and_the_others_are(folder: Path) -> None
         file.write(b"x")
     status, out, _ = run(main.app, "verify", folder, "--decode", "--workers", 1)
     assert (status, "s1" in out, "s4" in out) == (1, False, True)
-
-
-def test_a_mistyped_path_is_no_damage(folder: Path) -> None:
-    status, out, err = run(main.app, "verify", folder / "shard-000009.tar")
-    assert status == 1
-    assert "shard-000009.tar" in out
-    assert err.splitlines()[-1] == "error: nothing was verified, because no shard of these names exists; check the path"
-    status, _, err = run(main.app, "verify", folder / "shard-000000.tar", folder / "shard-000009.tar")
-    assert (status, err.splitlines()[-1]) == (1, "error: 1 fault in 2 shards")
