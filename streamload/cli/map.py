@@ -78,18 +78,13 @@ def map_command(
 
 
 def _loaded(named: str) -> Callable[[Any], Any]:
-    module_name, colon, name = named.partition(":")
-    if not (module_name and colon and name):
-        raise UsageError(f"{named!r}: write MODULE:FUNCTION, such as filters:large_enough for a function in filters.py")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    module_name, _, name = named.partition(":")
+    sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
+        function: Callable[[Any], Any] = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as exc:
         raise UsageError(
-            f"{module_name!r} cannot be imported ({exc}); name a module that lies here or is installed"
+            f"{named!r} cannot be imported ({exc}); write MODULE:FUNCTION, such as filters:large_enough for a function "
+            "in filters.py, of a module that lies here or is installed"
         ) from exc
-    function: Callable[[Any], Any] | None = getattr(module, name, None)
-    if not callable(function):
-        raise UsageError(f"the module {module_name!r} has no function {name!r}")
     return function

@@ -64,8 +64,7 @@ def stats_command(
         raise UsageError(f"--output {without_secrets(output)!r} must end in .json")
     if pixels and output is None:
         if len(folders) > 1 or protocol_of(folders[0]) in WEB:
-            why = "lie in several folders" if len(folders) > 1 else "lie on a web server"
-            raise UsageError(f"the shards {why}; give --output FILE.json for the result of --pixels")
+            raise UsageError("shards of several folders, or on a web server, need --output FILE.json for --pixels")
         output = f"{folders[0].rstrip('/')}/{STATISTICS_NAME}"
     with tables(listing, index, storages, workers, labels=True, where=where, label="reading") as shards:
         result = _counts(shards)

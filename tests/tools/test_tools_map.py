@@ -249,7 +249,7 @@ def test_the_command(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for function, message in (
         ("filters_here", "write MODULE:FUNCTION"),
         ("nowhere:first", "cannot be imported"),
-        ("filters_here:second", "has no function 'second'"),
+        ("filters_here:second", "has no attribute 'second'"),
     ):
         wrong = CliRunner().invoke(app, ["map", function, str(source), "other"])
         assert wrong.exit_code == 2

@@ -137,7 +137,7 @@ def test_wrong_usage_is_one_message(dataset: Path, arguments: list[str], said: s
 
 
 def test_shards_of_several_folders_need_a_place_for_the_result(photos: Path, dataset: Path) -> None:
-    assert "lie in several folders; give --output FILE.json" in refused(photos, dataset, "--pixels")
+    assert "shards of several folders, or on a web server, need --output" in refused(photos, dataset, "--pixels")
 
 
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
