@@ -47,14 +47,10 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
-MOST_LINES_OF_CODE = 23_150
+MOST_LINES_OF_CODE = 21_900
 """Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""
-CHANGES_MORE = {
-    "SlidingShuffle": 10,
-}
-"""Classes that do not keep this rule yet, and how many they have at most."""
 KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
 SINGLE_PROTOCOLS_YET = 4
@@ -288,7 +284,7 @@ def too_much_state(tree: Tree) -> list[str]:
         for node in _nodes(module.tree):
             if isinstance(node, ast.ClassDef):
                 changing = len(_changing(node))
-                if changing > CHANGES_MORE.get(node.name, MOST_CHANGING_ATTRIBUTES):
+                if changing > MOST_CHANGING_ATTRIBUTES:
                     found.append(f"{module.at(node.lineno)} {node.name} changes {changing} attributes")
     return found
 
