@@ -87,4 +87,6 @@ def _loaded(named: str) -> Callable[[Any], Any]:
             f"{named!r} cannot be imported ({exc}); write MODULE:FUNCTION, such as filters:large_enough for a function "
             "in filters.py, of a module that lies here or is installed"
         ) from exc
+    if not callable(function):
+        raise UsageError(f"{named!r} is not a function; write MODULE:FUNCTION")
     return function

@@ -113,22 +113,19 @@ def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
     header = jpeg_header(data)
     if header is None:
         return None
-    _check_pixels(header.height, header.width)
-    if header.progressive:
-        _check_scans(data, header.height, header.width)
+    _check_size(data, header.height, header.width, progressive=header.progressive)
     return None if header.colour_space in ("CMYK", "YCCK") else header
 
 
-def _check_pixels(height: int, width: int, pixel_limit: int = PIXEL_LIMIT) -> None:
+def _check_size(
+    data: memoryview, height: int, width: int, *, progressive: bool, pixel_limit: int = PIXEL_LIMIT
+) -> None:
     if height * width > pixel_limit:
         raise ValueError(
             f"the image has {height} x {width} pixels, more than the limit of {pixel_limit}; "
             "if it is no decompression bomb, hand over a decoder for this field with decode={...}"
         )
-
-
-def _check_scans(data: memoryview, height: int, width: int) -> None:
-    scans = bytes(data).count(b"\xff\xda")
+    scans = bytes(data).count(b"\xff\xda") if progressive else 0
     if scans * height * width > _WHOLE_SCANS_LIMIT * PIXEL_LIMIT:
         raise ValueError(
             f"the JPEG has about {scans} scans over {height} x {width} pixels, which would take absurdly long; "
@@ -180,9 +177,8 @@ def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_lim
         ValueError: not a known format, too large, damaged or cut off.
     """
     with _open(data) as image:
-        _check_pixels(image.height, image.width, pixel_limit)
-        if image.info.get("progressive"):  # a JPEG whose header simplejpeg cannot read
-            _check_scans(data, image.height, image.width)
+        progressive = bool(image.info.get("progressive"))  # of a JPEG whose header simplejpeg cannot read
+        _check_size(data, image.height, image.width, progressive=progressive, pixel_limit=pixel_limit)
         try:
             with _damage_is_error(image.format):
                 return read(image)

@@ -261,8 +261,12 @@ def _resample(
 def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
     """Resize a box of whole pixels that are not bytes: by index, or channel by channel as floats by Pillow."""
     if interpolation == "nearest":
-        rows, columns = (_nearest(*lengths) for lengths in zip(part.shape, size, strict=False))
-        return part.take(rows, axis=0).take(columns, axis=1)
+        for axis, (length, wanted) in enumerate(zip(part.shape, size, strict=False)):
+            positions = np.full(wanted, length / wanted)
+            positions[0] /= 2
+            # Added up step by step, as Pillow's are.
+            part = part.take(np.cumsum(positions).astype(np.int64).clip(max=length - 1), axis)
+        return part
     if part.dtype not in _RESAMPLED_DTYPES:
         raise TypeError(
             f"{interpolation!r} averages pixels, and those of {part.dtype} are taken for numbers of classes or "
@@ -280,14 +284,6 @@ def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interp
     if part.dtype != np.float32:
         resized = np.rint(resized).clip(0, np.iinfo(part.dtype).max)  # bicubic and lanczos overshoot
     return resized.astype(part.dtype, copy=False).reshape(*size, *part.shape[2:])
-
-
-def _nearest(length: int, wanted: int) -> NDArray[np.int64]:
-    """Return the index among `length` pixels of each `wanted` one; added up step by step, as Pillow's are."""
-    step = length / wanted
-    positions = np.full(wanted, step)
-    positions[0] = step / 2
-    return np.cumsum(positions).astype(np.int64).clip(max=length - 1)
 
 
 def decode_resampled(
