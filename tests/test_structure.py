@@ -62,7 +62,7 @@ TORCH_AT_TOP = {"streamload.trainer.device", "streamload.tar_dataset"}
 TORCH_IN_FUNCTIONS = {
     "streamload.decode.collate",
     "streamload.decode.decoders",
-    "streamload.images.floats",
+    "streamload.images.operations",
     "streamload.pack.sources.arrays",
     "streamload.write.encode",
 }
@@ -76,7 +76,7 @@ IMPORTS_LATE = {
     "streamload.feeder.start",
     "streamload.feeder.process",
     "streamload.workers.worker_start",
-    "streamload.images.floats",
+    "streamload.images.operations",
     "streamload.pack.ray_pool",
     "streamload.storage.storages",
 }

@@ -17,7 +17,7 @@ import streamload
 from streamload.cli import command
 from streamload.cli.shards import tables
 from streamload.errors import without_secrets
-from streamload.images.floats import STATISTICS_NAME
+from streamload.images.operations import STATISTICS_NAME
 from streamload.index.listing import list_shards
 from streamload.pack.output import Progress, UsageError, shown_bytes
 from streamload.storage.protocol import WEB, protocol_of

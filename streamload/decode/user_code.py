@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamload.decode.failure import SystemExitError
-from streamload.images.floats import ToTensor
-from streamload.images.operations import Compose, is_ours, steps_of
+from streamload.images.operations import Compose, ToTensor, is_ours, steps_of
 from streamload.images.placing import takes_out, takes_rng
 
 PROGRAM_ERRORS = (

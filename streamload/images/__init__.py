@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from streamload.images.decoders import grey, palette, unchanged
-from streamload.images.floats import Normalize, ToFloat, ToTensor
+from streamload.images.files import grey, palette, unchanged
 from streamload.images.joint import Joint
 from streamload.images.operations import (
     CenterCrop,
     Compose,
+    Normalize,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    ToFloat,
+    ToTensor,
 )
 
 __all__ = [
