@@ -105,7 +105,10 @@ class TransientStorageError(StorageError):
 
     Attributes:
         throttled: whether the storage asked for fewer requests (429, 503, SlowDown).
+        retry_after_s: after how many seconds it asked for the next one, if it said so (`Retry-After`).
     """
+
+    retry_after_s: float | None = None
 
     def __init__(self, message: str, *, throttled: bool = False, **place: Any) -> None:
         super().__init__(message, **place)

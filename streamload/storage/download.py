@@ -27,6 +27,9 @@ _TRIES: dict[type[StorageError], int] = {NoConnectionError: 3, WholeAnswerError:
 # a large bucket is.
 _LEAST_TRIES = 2
 
+# The longest `Retry-After` that is obeyed.
+_MOST_RETRY_AFTER_S = 60.0
+
 # Not the global generator: where everything runs in the caller's process, that one is the user's.
 _JITTER = random.SystemRandom()
 
@@ -120,7 +123,7 @@ class Attempts:
         """Return how long to wait before the next try, or None to give up.
 
         The longest wait doubles with each failure. The wait is between half of it and all of it, so that clients that
-        were refused together come back apart.
+        were refused together come back apart. A `Retry-After` of up to a minute is added.
         """
         self.failures.append(error)
         count = len(self.failures)
@@ -134,7 +137,8 @@ class Attempts:
             return None
         self.warn_of_silence()
         longest_s = min(self._policy.most_backoff_s, self._policy.first_backoff_s * 2.0 ** min(count - 1, 60))
-        return min(max(0.0, self.left_s()), longest_s * (1.0 + _JITTER.random()) / 2.0)
+        asked_s = min(error.retry_after_s or 0.0, _MOST_RETRY_AFTER_S)
+        return min(max(0.0, self.left_s()), asked_s + longest_s * (1.0 + _JITTER.random()) / 2.0)
 
     def warn_of_silence(self) -> float:
         """Log a warning if the place has been silent for long, once until it answers again.

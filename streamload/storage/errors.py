@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 
 from streamload.errors import (
@@ -142,6 +144,18 @@ def answer_error(url: str, answer: _Answer | None, code: str | None = None) -> S
     )
 
 
+def parse_retry_after(value: object) -> float | None:
+    """Return the seconds of a `Retry-After` header, which is a number or a date; None if it is neither."""
+    if not isinstance(value, str):
+        return None
+    if value.strip().isdecimal():
+        return float(value)
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return None
+
+
 # -- what the libraries say ------------------------------------------------------------------------------------------
 
 _Rows = tuple[tuple[str, _Answer], ...]
@@ -206,9 +220,12 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
     """Make the error for an exception of a filesystem, whose text may hold keys or signatures."""
     causes = list(_causes(exc))
     for cause in causes:
-        status, code = _response_of(cause)
+        status, code, retry_after = _response_of(cause)
         if status is not None or code is not None:
-            return answer_error(url, status, code)
+            error = answer_error(url, status, code)
+            if isinstance(error, TransientStorageError):
+                error.retry_after_s = parse_retry_after(retry_after)
+            return error
     names = " ".join(kind.__name__ for cause in causes for kind in type(cause).__mro__)
     if (answer := _answer_in(_FSSPEC, names, " ".join([names, *map(str, causes)]))) is not None:
         return answer_error(url, answer)
@@ -228,18 +245,19 @@ def _causes(exc: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _response_of(exc: BaseException) -> tuple[int | None, str | None]:
-    """Return status and code of an answer of aiohttp, requests, httpx or botocore."""
+def _response_of(exc: BaseException) -> tuple[int | None, str | None, object]:
+    """Return status, code and `Retry-After` of an answer of aiohttp, requests, httpx or botocore."""
     response = getattr(exc, "response", None)
     if isinstance(response, Mapping):
         code = response.get("Error", {}).get("Code")
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return status, code if isinstance(code, str) and not code.isdigit() else None
+        code = code if isinstance(code, str) and not code.isdigit() else None
+        metadata = response.get("ResponseMetadata", {})
+        return metadata.get("HTTPStatusCode"), code, metadata.get("HTTPHeaders", {}).get("retry-after")
     for holder, name in ((exc, "status"), (response, "status_code")):
         status = getattr(holder, name, None)
         if isinstance(status, int) and 300 <= status < 600:
-            return status, None
-    return None, None
+            return status, None, (getattr(holder, "headers", None) or {}).get("Retry-After")
+    return None, None, None
 
 
 @contextmanager

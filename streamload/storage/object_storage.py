@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import math
 import os
+import ssl
 import threading
+import time
+import urllib.error
+import urllib.request
 import weakref
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -13,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -39,6 +45,7 @@ from streamload.storage.protocol import (
     ShardInfo,
     find_entries,
     one_piece,
+    place_of,
     protocol_of,
     quoted,
     same_etag,
@@ -324,6 +331,8 @@ class ObjectStorage:
         self._in_flight = InFlight()
         self._broken: set[str] = set()
         self._answers_200: set[str] = set()
+        self._pauses: dict[str, tuple[float, float]] = {}
+        self._pausing = threading.Lock()
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version by one HEAD."""
@@ -392,7 +401,7 @@ class ObjectStorage:
                 return await self._open_signed(url, start, end, etag)
             if type(error) is ShardChangedError or (isinstance(error, errors.WholeAnswerError) and start == 0):
                 return await self._empty_or_refused(url, start, etag, error)
-            raise self._noted(error) from None
+            raise await asyncio.to_thread(self._noted, url, error) from None
         total_bytes, now = result.meta["size"], _version(result.meta)
         if not same_etag(etag, now):
             raise errors.changed_error(url, etag, now)
@@ -445,7 +454,7 @@ class ObjectStorage:
             address = await self._in_flight.add(obstore.sign_async(self._store(root), "GET", key, timedelta(hours=1)))
             async with (
                 aiohttp.ClientSession(raise_for_status=True) as session,
-                session.get(address, headers=headers) as response,
+                session.get(address, headers=headers, ssl=self._trust()) as response,
             ):
                 content, now = await response.read(), quoted(response.headers.get("ETag"))
                 span, _, total = response.headers.get("Content-Range", "").rpartition("/")
@@ -458,6 +467,15 @@ class ObjectStorage:
         stop = int(total) if end is None else min(end, int(total))
         errors.check_length(url, content, stop - start, int(total))
         return RangeBody(int(total), now, one_piece(content))
+
+    def _trust(self) -> ssl.SSLContext:
+        """Return the settings of TLS that the options ask for, for requests that obstore does not make."""
+        client, trust = self._options.client, ssl.create_default_context()
+        if "root_certificate" in client:
+            trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))
+        if client.get("allow_invalid_certificates"):
+            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+        return trust
 
     def write(self, url: str, source: bytes | str) -> None:
         """Write by one PUT, or in parts if it is large."""
@@ -527,15 +545,44 @@ class ObjectStorage:
                 return act(store, key)
             except (BaseError, OSError, ValueError, TransientStorageError) as exc:
                 error = exc if isinstance(exc, StorageError) else errors.obstore_error(url, exc)
-                raise self._noted(error) from None
+                raise self._noted(url, error) from None
             finally:
                 del store  # an error that is kept would keep its connections
 
         return self._retries.repeat(url, once)
 
-    def _noted(self, error: StorageError) -> StorageError:
-        """Make the stores again after credentials have expired, so that they are read again."""
+    def _noted(self, url: str, error: StorageError) -> StorageError:
+        """Read expired credentials again by new stores, and ask a web server that throttles when to come back."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
+        if self._web and isinstance(error, TransientStorageError) and error.throttled:
+            error.retry_after_s = self._pause_s(url)
         return error
+
+    def _pause_s(self, url: str) -> float:
+        """Return the seconds until the time of a web server's `Retry-After`, which obstore does not show.
+
+        One HEAD asks for all requests that are refused together.
+        """
+        place = place_of(url)
+        with self._pausing:
+            asked_s, pause_s = self._pauses.get(place, (-math.inf, 0.0))
+            if time.monotonic() - asked_s > max(1.0, pause_s):
+                asked_s, pause_s = time.monotonic(), self._retry_after_s(url)
+                self._pauses[place] = asked_s, pause_s
+            return max(0.0, asked_s + pause_s - time.monotonic())
+
+    def _retry_after_s(self, url: str) -> float:
+        address, headers = _without_login(url, self._options.client.get("default_headers", {}))
+        request = urllib.request.Request(address, method="HEAD")  # noqa: S310  it is a web address
+        for name, value in headers.items():
+            request.add_unredirected_header(name, value)
+        try:
+            urllib.request.urlopen(request, timeout=5.0, context=self._trust()).close()  # noqa: S310
+        except urllib.error.HTTPError as exc:
+            exc.close()
+            return errors.parse_retry_after(exc.headers.get("Retry-After")) or 0.0
+        except (OSError, ValueError, HTTPException):
+            pass
+        return 0.0

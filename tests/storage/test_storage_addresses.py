@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from make_shards import write_numbers
 from servers.small_web_server import SmallWebServer
+from servers.threaded_server import Answer, ThreadedServer
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
@@ -78,6 +80,29 @@ def test_the_advice_for_a_certificate_that_is_not_trusted_helps(
             storage = Storages(options | {"client_kwargs": {"verify": verify}}).for_url(url)
             assert storage.info(url).bytes == len(files["/set/0.tar"])
             assert storage.read_bytes(url, most_bytes=1 << 20) == files["/set/0.tar"]
+
+
+class PartsAs200(ThreadedServer):
+    """Sends parts with status 200, as `rclone serve s3` does."""
+
+    def answer(self, method: str, address: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        return 200, {"ETag": '"v"', "Content-Range": "bytes 2-4/9"}, b"234"
+
+
+@pytest.mark.parametrize("verify", ["own", False, True])
+async def test_a_certificate_counts_for_parts_with_status_200(verify: str | bool, authority: tuple[Path, Path]) -> None:
+    own, certificate = authority
+    with PartsAs200(certificate=certificate) as server:
+        options: dict[str, Any] = {"key": "k", "secret": "s", "endpoint_url": f"https://{server.address}"}
+        client = {"verify": str(own) if verify == "own" else verify}
+        storage = Storages(options | {"client_kwargs": client}).for_url("s3://set/0.tar")
+        if verify is True:
+            with pytest.raises(StorageError, match="certificate is not trusted"):
+                await storage.open_range("s3://set/0.tar", 2, 5)
+        else:
+            body = await storage.open_range("s3://set/0.tar", 2, 5)
+            assert [piece async for piece in body.pieces] == [b"234"]
+        await storage.aclose()
 
 
 @pytest.mark.parametrize("path", ["/set/0.tar", "/set"])

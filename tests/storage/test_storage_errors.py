@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 from email.utils import formatdate
-from types import SimpleNamespace
 
 import pytest
 from matrix import exhaustive
@@ -25,7 +24,6 @@ from streamload.errors import (
 )
 from streamload.storage import filesystem_storage, object_storage
 from streamload.storage.download import Pin, Retries, download
-from streamload.storage.errors import fsspec_error
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.object_storage import locate, object_options
 from streamload.storage.storages import Storages
@@ -130,15 +128,6 @@ async def test_what_an_answer_means(fault: str, error: type[StorageError], words
     sent = pickle.loads(pickle.dumps(caught.value))
     if isinstance(sent, TransientStorageError):
         assert sent.throttled == ("fewer" in words)
-
-
-def test_a_status_is_found_in_what_a_filesystem_raises() -> None:
-    refused = OSError("told-secret")
-    refused.response = SimpleNamespace(status_code=429, headers={})  # type: ignore[attr-defined]
-    error = fsspec_error("hf://datasets/a/b", refused)
-    assert isinstance(error, TransientStorageError)
-    assert error.throttled
-    assert "told-secret" not in str(error)
 
 
 async def test_expired_credentials_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

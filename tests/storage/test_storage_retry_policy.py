@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from servers.faults import FaultServer
 from servers.rclone import free_port
+from servers.threaded_server import Answer, ThreadedServer
 from through_fsspec import through_fsspec as filesystem
 
 from streamload.errors import StorageError, TransientStorageError
 from streamload.storage import filesystem_storage
 from streamload.storage.download import Attempts, Pin, Retries, RetryPolicy, download
-from streamload.storage.errors import NoConnectionError
+from streamload.storage.errors import NoConnectionError, fsspec_error, parse_retry_after
 from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.storages import Storages
 
@@ -53,6 +58,84 @@ def test_what_may_pass_is_tried_for_two_minutes_with_growing_waits() -> None:
         longest_s = min(10.0, 0.1 * 2**number)
         assert longest_s / 2 <= wait_s <= longest_s
     assert sum(found) + last == pytest.approx(120.0)
+
+
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(None, 0.0), (0.0, 0.0), (7.0, 7.0), (3600.0, 60.0)])
+def test_the_wait_that_a_storage_asks_for_is_kept_to_up_to_a_minute(asked_s: float | None, waited_s: float) -> None:
+    busy = TransientStorageError("busy", throttled=True)
+    busy.retry_after_s = asked_s
+    found = waits(busy)
+    assert waited_s + 0.05 <= found[0] <= waited_s + 0.1
+    assert sum(found) == pytest.approx(120.0)
+
+
+class BusyServer(ThreadedServer):
+    """Refuses the first requests, and says when to come back."""
+
+    def __init__(self, refusals: int, retry_after: str) -> None:
+        super().__init__()
+        self.gets_s: list[float] = []
+        self.heads = 0
+        self._refusals = refusals
+        self._headers = {"Retry-After": retry_after}
+
+    def answer(self, method: str, address: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        if method == "GET":
+            self.gets_s.append(time.monotonic())
+        else:
+            self.heads += 1
+        if len(self.gets_s) <= self._refusals:
+            return 429, self._headers, b""
+        return 200, {"ETag": '"v"', "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}, b"content"
+
+
+def test_a_web_server_is_asked_again_when_it_says() -> None:
+    """Obstore does not show the header; one HEAD asks for it."""
+    with BusyServer(1, "1") as server:
+        url = f"http://{server.address}/index.json"
+        assert Storages(retries=SOON).for_url(url).read_bytes(url, most_bytes=10) == b"content"
+    before_s, after_s = server.gets_s
+    assert 0.8 <= after_s - before_s < 5.0
+
+
+async def test_requests_that_are_refused_together_share_one_question() -> None:
+    with BusyServer(100, "9") as server:
+        url = f"http://{server.address}/a.tar"
+        storage = Storages(retries=SOON).for_url(url)
+        for _ in range(3):
+            with pytest.raises(TransientStorageError) as caught:
+                await storage.open_range(url, 0, 9)
+            assert 8.0 < (caught.value.retry_after_s or 0.0) <= 9.0
+        await storage.aclose()
+        assert server.heads == 1
+
+
+def test_a_retry_after_is_seconds_or_a_date() -> None:
+    assert [parse_retry_after(value) for value in ("3", "soon", None)] == [3.0, None, None]
+    assert parse_retry_after(formatdate(time.time() + 100, usegmt=True)) == pytest.approx(99.0, abs=60.0)
+    assert parse_retry_after(formatdate(0, usegmt=True)) == 0.0
+
+
+BOTOCORE = {"ResponseMetadata": {"HTTPStatusCode": 503, "HTTPHeaders": {"retry-after": "9"}}}
+HEADERS = {"Retry-After": "9"}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"status": 429, "headers": HEADERS},
+        {"response": SimpleNamespace(status_code=429, headers=HEADERS)},
+        {"response": BOTOCORE},
+    ],
+    ids=["aiohttp", "requests", "botocore"],
+)
+def test_the_header_is_found_in_what_a_filesystem_raises(told: dict[str, object]) -> None:
+    refused = OSError("told-secret")
+    vars(refused).update(told)
+    error = fsspec_error("hf://datasets/a/b", refused)
+    assert isinstance(error, TransientStorageError)
+    assert (error.throttled, error.retry_after_s) == (True, 9.0)
+    assert "told-secret" not in str(error)
 
 
 def test_an_outage_is_reported_once_with_what_fails_and_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
