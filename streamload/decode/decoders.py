@@ -29,6 +29,7 @@ from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, last_e
 from streamload.text import counted
 
 _ZIP = b"PK\x03\x04"
+_BYTEARRAYS = (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")
 
 Encoded = memoryview | bytearray | bytes
 """The bytes of a field. The decoder may keep a `bytearray` or `bytes`; a memoryview is reused after the call."""
@@ -165,14 +166,17 @@ def _decode_json(data: memoryview) -> Any:
 def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
     import torch
 
-    content = bytes(data)
+    content = pickled = bytes(data)
     stored_bytes = len(content)
     try:
         if content.startswith(_ZIP):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 entries = archive.infolist()
+                pickled = b"".join(archive.read(entry) for entry in entries if entry.filename.endswith("data.pkl"))
             check_entries(entries, len(content), limit_bytes)
             stored_bytes = sum(entry.file_size for entry in entries if "/data/" in entry.filename)
+        if any(name in pickled for name in _BYTEARRAYS):  # torch makes one of any size that the file names
+            raise ValueError("it holds a bytearray; save bytes or a tensor of uint8 in its place")
         value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except ExpansionError:
         raise
@@ -207,7 +211,7 @@ def _tensors(value: Any) -> list[Any]:
             tensors.append(each)
         elif isinstance(each, Mapping):
             pending += each.values()
-        elif isinstance(each, list | tuple):
+        elif isinstance(each, list | tuple | set | frozenset):
             pending += each
     return tensors
 

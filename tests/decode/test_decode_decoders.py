@@ -211,6 +211,9 @@ def test_torch_files_load_and_never_execute(tmp_path: Any) -> None:
     for bad in (b"", b"nonsense", data[:-30]):
         with pytest.raises(ValueError, match="weights_only"):
             decode("pt", bad)
+    sized = written(lambda file: torch.save([bytearray(9)], file))
+    with pytest.raises(ValueError, match="it holds a bytearray"):
+        decode("pt", sized)
     unknown = written(lambda file: torch.save(defaultdict(dict, a=1), file))
     with pytest.raises(ValueError, match="collections.defaultdict"):  # in torch's words
         decode("pt", unknown)
@@ -266,7 +269,7 @@ def test_torch_files_of_every_kind_still_load() -> None:
         "scalar": torch.tensor(3),
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "narrow": [torch.ones(3, dtype=dtype) for dtype in (torch.bfloat16, torch.bool, torch.complex64)],
-        "plain": {"a": (1, 2.5, None, True, 1j, "text", b"bytes", bytearray(b"more")), "size": torch.Size([2, 3])},
+        "plain": {"a": (1, 2.5, None, True, 1j, "text", b"bytes"), "size": torch.Size([2, 3])},
         "large number": 1 << 40,
         "set": {1, 2},
         "ordered": OrderedDict(a=torch.ones(1)),
