@@ -211,6 +211,8 @@ def keys_of(samples: list[tuple[str, bytes]]) -> list[list[str]]:
         ({"where": "label.__class__ == 1"}, DatasetIndexError, "there is no column 'label.__class__'"),
         ({"where": "label"}, TypeError, "`label` is no condition, since it has numbers or strings; compare it"),
         ({"where": "label == 'three'"}, TypeError, "strings and numbers are compared"),
+        ({"where": "1 < 'a' and label > 0"}, TypeError, "strings and numbers are compared"),
+        ({"where": "1 < 'a' and 'cls'"}, TypeError, "strings and numbers are compared"),
         ({"where": "label in key"}, ValueError, "is no list"),
         ({"where": "label > 50"}, ValueError, "selects none of 500 samples"),
         ({"where": "class_name == 'cat'"}, ValueError, "there is no classes.json"),

@@ -68,7 +68,8 @@ class Expression:
         try:
             self._evaluate(recorder)  # on no rows, which checks the grammar
         except TypeError:
-            if recorder:
+            # Of a condition without any column, that is the fault to tell.
+            if any(isinstance(node, ast.BoolOp | ast.Name) for node in ast.walk(tree)):
                 raise
         self.names = list(recorder)
         if not self.names:
