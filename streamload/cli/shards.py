@@ -140,7 +140,7 @@ def tables(
     def read(shard: Shard, report: Report) -> tuple[int, ShardTable]:
         table = None if shard.index_folder is None else lookup.table_of(shard.folder, shard.name)
         if table is None:
-            result = read_whole(shard.url, report, storages=storages, every_byte=labels)
+            result = read_whole(shard.url, report, storages=storages, labels=labels)
             return result.bytes, result.table
         report(1, 0)
         return shard.bytes, table

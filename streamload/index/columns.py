@@ -129,7 +129,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
             async with room:
                 table = await dataset.load(shard)
                 if table is None:
-                    read = await read_shard(dataset.storages.for_url(url), url, every_byte=LABEL in names)
+                    read = await read_shard(dataset.storages.for_url(url), url, labels=LABEL in names)
                     table = read.table
                     if read.mtime_ns is not None and (read.bytes, read.mtime_ns) != (known.bytes, known.mtime_ns):
                         raise ShardChangedError(

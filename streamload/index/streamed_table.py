@@ -39,11 +39,11 @@ class ReadShard(NamedTuple):
 
 
 def scan_local(
-    storage: Storage, url: str, *, every_byte: bool = False, record_bytes: int = RECORD_BYTES
+    storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False, record_bytes: int = RECORD_BYTES
 ) -> ReadShard | None:
     """Scan a local uncompressed shard on the calling thread; None for any other shard.
 
-    Only headers are read, unless `every_byte` is set. Takes the arguments of `read_shard`.
+    Only headers and, with `labels`, labels are read, unless `every_byte` is set. Takes the arguments of `read_shard`.
 
     Raises:
         StorageError: it cannot be read.
@@ -53,8 +53,8 @@ def scan_local(
         return None
     try:
         with open(storage.open(url), "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            table = scan_file(file.fileno(), status.st_size, url, record_bytes=record_bytes, every_byte=every_byte)
+            status, options = os.fstat(file.fileno()), {"crc32": every_byte, "labels": labels or every_byte}
+            table = scan_file(file.fileno(), status.st_size, url, record_bytes=record_bytes, **options)
     except OSError as exc:
         raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
     return ReadShard(status.st_size, status.st_mtime_ns, None, table)
@@ -65,15 +65,17 @@ async def read_shard(
     url: str,
     *,
     every_byte: bool = False,
+    labels: bool = False,
     record_bytes: int = RECORD_BYTES,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly, and hold some megabytes or its largest sample at once.
+    """Read a shard strictly, and hold some megabytes of it, or the largest sample of a remote or compressed one.
 
     Args:
         storage: the shard's.
         url: the shard.
         every_byte: compute the crc32 of each member and read the labels.
+        labels: read the labels.
         record_bytes: as for `scan_shard`.
         on_bytes: called with the number of bytes as they arrive; an exception ends the reading.
 
@@ -83,13 +85,13 @@ async def read_shard(
     """
     compression, mtime_ns = compression_of(url), None
     if isinstance(storage, LocalStorage):
-        scan = partial(scan_local, storage, url, every_byte=every_byte, record_bytes=record_bytes)
+        scan = partial(scan_local, storage, url, every_byte=every_byte, labels=labels, record_bytes=record_bytes)
         if (local := await asyncio.to_thread(scan)) is not None:
             return local
         mtime_ns = storage.info(url).mtime_ns
     pin = Pin()
     decompressor = None if compression is None else Decompressor(compression, url)
-    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte)
+    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte or labels)
 
     def receive(_: int, piece: bytes) -> None:
         on_bytes(len(piece))

@@ -7,9 +7,11 @@ next piece, which begins at the sample's first header. Pieces share nothing, so 
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -88,33 +90,47 @@ def scan_shard(
 
 
 def scan_file(
-    descriptor: int, shard_bytes: int, url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False
+    descriptor: int,
+    shard_bytes: int,
+    url: str,
+    *,
+    record_bytes: int = RECORD_BYTES,
+    crc32: bool = False,
+    labels: bool = False,
 ) -> ShardTable:
     """Scan an open file as `scan_shard`, without mapping it, so that it may be truncated meanwhile.
 
-    Unless `every_byte` is set, payloads are not read if headers are far apart.
+    At most a window of it is held, whatever a member's size. If headers are far apart, only `crc32` reads payloads.
 
     Raises:
         ShardFormatError: as for `scan_shard`.
         ShardChangedError: the file has become shorter.
         OSError: it cannot be read.
     """
+    shorter = ShardChangedError(
+        f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards that are "
+        "in use, and fetch or pack it again",
+        url=url,
+    )
 
     def read(start: int, end: int) -> NDArray[np.uint8]:
         data = np.empty(max(0, min(shard_bytes, end) - start), np.uint8)
         if read_fully(descriptor, memoryview(data.data), start) < len(data):
-            raise ShardChangedError(
-                f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards "
-                "that are in use, and fetch or pack it again",
-                url=url,
-            )
+            raise shorter
         return data
 
-    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte)
-    if every_byte:
-        for start in range(0, shard_bytes, _WINDOW_BYTES):
-            scanner.feed(read(start, start + _WINDOW_BYTES).data)
-        return scanner.finish()
+    def payload(start: int, end: int) -> bytes:
+        data = os.pread(descriptor, end - start, start)  # for small members, faster than `read`
+        if len(data) < end - start:
+            raise shorter
+        return data
+
+    def checksum(start: int, end: int) -> int:
+        value = 0
+        for position in range(start, end, _WINDOW_BYTES):
+            value = zlib.crc32(payload(position, min(end, position + _WINDOW_BYTES)), value)
+        return value
+
     chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
     ahead_bytes, read_before = _WINDOW_BYTES, 0
     while chain.needs is not None:
@@ -122,8 +138,12 @@ def scan_file(
         chain.read(read(start, max(chain.needs, start + ahead_bytes)))
         far_apart = chain.reached - start > _FAR_APART_BYTES * max(1, len(chain.names) - read_before)
         ahead_bytes, read_before = BLOCK_BYTES if far_apart else _WINDOW_BYTES, len(chain.names)
+    scanner = Scanner(url)
     scanner.add(_grouped(chain, 0))
-    return scanner.table()
+    table = scanner.table()
+    if crc32:
+        table = replace(table, member_crc32=np.array([checksum(*each) for each in _edges(table)], np.uint32))
+    return replace(table, labels=_labels_of(table, payload)) if labels and len(table) else table
 
 
 def scan_piece(
@@ -219,11 +239,13 @@ class Scanner:
         piece = scan_piece(octets, self._url, start=start, total=total, record_bytes=self._record_bytes)
         if self._every_byte:
             table, view = piece.table, octets.data
-            starts = table.member_offset - start
-            edges = list(zip(starts.tolist(), (starts + table.member_size).tolist(), strict=True))
-            crc32s = np.array([zlib.crc32(view[first:end]) for first, end in edges], np.uint32)
+
+            def payload(first: int, end: int) -> memoryview:
+                return view[first - start : end - start]
+
+            crc32s = np.array([zlib.crc32(payload(*each)) for each in _edges(table)], np.uint32)
             if len(table):
-                self._labels.append(_labels_of(table, view, edges))
+                self._labels.append(_labels_of(table, payload))
             piece = replace(piece, table=replace(table, member_crc32=crc32s))
         self.add(piece)
 
@@ -289,14 +311,23 @@ def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
     return table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
 
 
-def _labels_of(table: ShardTable, view: memoryview, edges: list[tuple[int, int]]) -> NDArray[np.int64] | None:
-    """Return the label of each sample, or None unless every sample has one; `edges` are those of members in `view`."""
+def _edges(table: ShardTable) -> list[tuple[int, int]]:
+    """Return where each member's payload begins and ends."""
+    return list(zip(table.member_offset.tolist(), (table.member_offset + table.member_size).tolist(), strict=True))
+
+
+def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryview]) -> NDArray[np.int64] | None:
+    """Return the label of each sample, or None unless every sample has one; `payload` gives the bytes at (start, end).
+
+    Only bytes of labels are asked for.
+    """
+    chosen = table.column((LABEL_FIELD,))
+    offset, size = table.member_offset[chosen], table.member_size[chosen]
+    if (chosen == MISSING).any() or (size > _MOST_LABEL_BYTES).any():
+        return None
     labels: list[int] = []
-    for member in table.column((LABEL_FIELD,)).tolist():
-        start, end = edges[member]
-        if member == MISSING or end - start > _MOST_LABEL_BYTES:
-            return None
-        match = _INTEGER.fullmatch(view, start, end)
+    for start, end in zip(offset.tolist(), (offset + size).tolist(), strict=True):
+        match = _INTEGER.fullmatch(payload(start, end))
         if match is None or not -(1 << 63) <= int(match[1]) < 1 << 63:
             return None
         labels.append(int(match[1]))
