@@ -1,7 +1,7 @@
 """One run into a destination: mark it, do the tasks that are not done yet, and write the index last.
 
-Readers refuse a marked folder. Until a run is complete, `run.json` beside the shards names the folders of its splits,
-and each finished task has a record. All shards in these folders are the run's own, since it began without any other.
+Readers refuse a marked folder. Until a run is complete, `run.json` beside the shards names all shards that may be
+there, and each finished task has a record.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from streamload.workers.launchers import available_processors
 _MOST_BYTES = 1 << 30
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
+_FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|partial)")
 
 
@@ -106,6 +107,7 @@ class _Run:
         self._storage, self._path = self._root.storage, self._root.path
         self._packing = f"{self._root.folder}/{PACKING_FOLDER}"
         self._folders = {split: target.folder(split) for split in ("", *splits)}  # and those of an unfinished run
+        self._names: dict[str, set[str]] = {}  # of all shards that may be in the way, by split
         self._is_begun = False
         self.records: dict[str, Record] = {}
 
@@ -137,8 +139,8 @@ class _Run:
     def may_begin(self) -> bool:
         """Return False if a run that is to be resumed is complete already.
 
-        Raises UsageError for shards or an unfinished run without an option for them, and for shards that no index
-        names.
+        Raises UsageError for shards or an unfinished run without an option for them, and for shards without an entry
+        in an index or a run.
         """
         target = self._target
         unfinished = self._read_run_file()
@@ -149,31 +151,35 @@ class _Run:
                 f"{target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
                 f"{_OVERWRITE}"
             )
+        self._names = unfinished or {}
+        self._folders |= {split: target.folder(split) for split in self._names}
         for split in self._splits:
             folder = self._folders[split]
-            existing = folder.existing(target.naming) if split not in (unfinished or ()) else ()
-            state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
-            if existing and target.overwrite:
-                index = IndexLookup(None, target.storages).of_folder(folder.folder)
-                named = set() if index is None else {shard.name for shard in index.shards}
-                if foreign := [name for name in existing if name not in named]:
-                    raise UsageError(
-                        f"{folder.folder!r} holds {foreign[0]!r}, which no index names; move it away, or choose "
-                        "another destination"
-                    )
-            elif existing and target.resume and unfinished is None:
-                say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
-                return False
-            elif existing:
-                raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
-        self._folders |= {split: target.folder(split) for split in unfinished or ()}
-        if unfinished is not None:
-            return True
-        if "" not in self._splits:
+            existing = folder.existing(target.naming)
+            if existing and unfinished is None:
+                state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
+                if target.overwrite:
+                    index = IndexLookup(None, target.storages).of_folder(folder.folder)
+                    self._names[split] = set() if index is None else {shard.name for shard in index.shards}
+                elif target.resume:
+                    say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
+                    return False
+                else:
+                    raise UsageError(f"{state}; replace them with {_OVERWRITE}, or choose another destination")
+            if foreign := [name for name in existing if not self._is_ours(split, name)]:
+                raise UsageError(
+                    f"{folder.folder!r} holds {foreign[0]!r}, which no index and no run of packing names; move it "
+                    "away, or choose another destination"
+                )
+        if unfinished is None and "" not in self._splits:
             self._refuse_other_splits()
-        if target.resume:
+        if unfinished is None and target.resume:
             say("note: there is no unfinished run to resume; packing from the start")
         return True
+
+    def _is_ours(self, split: str, name: str) -> bool:
+        """Return True if an index or a run names a shard, or the first shard of its task."""
+        return not {name, _FURTHER.sub("", name)}.isdisjoint(self._names.get(split, ()))
 
     def _refuse_other_splits(self) -> None:
         naming = self._target.naming
@@ -190,16 +196,19 @@ class _Run:
         """Mark the destination, and remove everything but the shards of finished tasks."""
         naming = self._target.naming
         self.records = self._finished(tasks)
+        replaced = set(self._names)
+        for task in tasks:
+            self._names.setdefault(task.split, set()).add(task.name)
         self._is_begun = True
-        self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(list(self._folders)).encode("ascii"))
+        content = {split: sorted(names) for split, names in self._names.items()}
+        self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
         for folder in self._folders.values():  # all before a shard is removed, or a glob takes the rest for all
             folder.mark(naming, SHARDIFY)
             folder.remove(naming, ())
         self._remove_half_written()
         self._remove_shards({(record.split, each.name) for record in self.records.values() for each in record.shards})
-        if self._target.resume or self._target.overwrite:
-            for folder in self._folders.values():
-                self._storage.delete(f"{folder.folder}/{CLASSES_FILE}")
+        for split in replaced:
+            self._storage.delete(f"{self._folders[split].folder}/{CLASSES_FILE}")
         self._remove_records(keep=self.records.keys())
         if self.records:
             say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are done already")
@@ -218,7 +227,9 @@ class _Run:
         """Remove index entries and shards of this or an earlier run, except those that are kept."""
         naming = self._target.naming
         for split, folder in self._folders.items():
-            folder.remove(naming, [name for name in folder.existing(naming) if (split, name) not in kept])
+            existing = folder.existing(naming) if self._names.get(split) else []
+            ours = [name for name in existing if self._is_ours(split, name) and (split, name) not in kept]
+            folder.remove(naming, ours)
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
         """Return the records of tasks whose shards are unchanged."""
@@ -293,18 +304,18 @@ class _Run:
             f"what is finished is kept: run the same again with {_RESUME} to go on, or {_OVERWRITE} to start over"
         )
 
-    def _read_run_file(self) -> list[str] | None:
-        """Return the splits of an unfinished run."""
+    def _read_run_file(self) -> dict[str, set[str]] | None:
+        """Return the names of all shards that an unfinished run may have left, by split."""
         path = f"{self._packing}/{_RUN_FILE}"
         try:
-            splits = json.loads(self._storage.read_bytes(path, most_bytes=_MOST_BYTES))
+            content = self._storage.read_bytes(path, most_bytes=_MOST_BYTES)
         except ShardNotFoundError:
             return None
-        except ValueError:
-            splits = None
-        if not isinstance(splits, list) or not all(split == "" or is_plain_name(split) for split in splits):
-            raise UsageError(f"{without_secrets(path)!r} was not made by a run, or is damaged; remove it")
-        return splits
+        with suppress(ValueError, TypeError, AttributeError):
+            names = {str(split): set(map(str, shards)) for split, shards in json.loads(content).items()}
+            if all(map(is_plain_name, names.keys() - {""})):
+                return names
+        raise UsageError(f"{without_secrets(path)!r} was not made by a run, or is damaged; remove it")
 
 
 def _is_same(one: ShardInfo, other: ShardInfo) -> bool:

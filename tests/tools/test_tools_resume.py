@@ -121,8 +121,15 @@ def test_two_runs_do_not_meet_in_one_folder(tmp_path: Path) -> None:
     assert [row["cls"] for row in TarDataset(str(dest))] == [2, 2]
 
 
-def test_a_shard_that_no_index_names_is_never_removed(tmp_path: Path) -> None:
-    source, dest = images(tmp_path), tmp_path / "dest"
-    assert pack(source, dest)[0] == 0
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_shard_that_nobody_names_is_never_removed(tmp_path: Path, unfinished: bool) -> None:
+    if unfinished:
+        source, dest = stopped(tmp_path)
+    else:
+        source, dest = images(tmp_path), tmp_path / "dest"
+        assert pack(source, dest)[0] == 0
     (dest / "shard-mine.tar").write_text("mine")
-    assert "holds 'shard-mine.tar', which no index names" in refusal(source, dest, "--overwrite")
+    message = "holds 'shard-mine.tar', which no index and no run of packing names"
+    for how in ("--overwrite", "--resume") if unfinished else ("--overwrite",):
+        assert message in refusal(source, dest, *OPTIONS, how)
+    assert (dest / "shard-mine.tar").read_text() == "mine"
