@@ -44,7 +44,7 @@ from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.tar.scan import scan_file
 from streamload.text import counted
-from streamload.trainer.checks import warn_of_unused_decoders
+from streamload.trainer.checks import warn_of_separate_crops, warn_of_unused_decoders
 from streamload.trainer.connection import with_another_feeder
 from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
 from streamload.trainer.skipped_members import SkippedMembers
@@ -452,6 +452,7 @@ def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
         skipped_members.explain_emptiness()
     options.check_fields_exist(access.fields())
     warn_of_unused_decoders(options, access.fields())
+    warn_of_separate_crops(options.transform)
     return counts
 
 

@@ -147,7 +147,7 @@ async def test_leaving_the_loop_ends_the_pass(source: str) -> None:
         assert isinstance(batches, EpochIterator)
         await batches.aclose()
         await batches.aclose()
-        with pytest.raises(LoaderClosedError, match="it was closed"):
+        with pytest.raises(StopAsyncIteration):
             await anext(batches)
         with pytest.raises(ZeroDivisionError):
             async for _ in loader:

@@ -64,7 +64,7 @@ def test_an_iterator_is_closed_as_a_generator_is(source: str, epochs: list[list[
         with contextlib.closing(iter(loader)) as batches:
             assert next(batches)[0].tolist() == epochs[1][:10]
         for _ in range(2):
-            with pytest.raises(LoaderClosedError, match="it was closed"):
+            with pytest.raises(StopIteration):
                 next(batches)
             batches.close()
         assert loader.state_dict()["position"] == 10

@@ -445,3 +445,14 @@ def test_a_module_that_exits_when_it_is_imported_is_named(source: str, make_modu
     with pytest.raises(WorkerError, match=r"user_exits\.py exits in line 5 \(SystemExit: start train\.py\)"):
         with loader_of(source, function, **others) as loader:
             next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_replaced_in_its_mapping_is_used_by_the_next_pass(tmp_path: Path, workers: int) -> None:
+    transform = {"cls": lambda label: label + 1}
+    with StreamLoader(
+        write_numbers(tmp_path, [4]), 4, fields=("cls",), transform=transform, num_workers=workers
+    ) as loader:
+        assert [labels.tolist() for (labels,) in loader] == [[1, 2, 3, 4]]
+        transform["cls"] = lambda label: label + 2
+        assert [labels.tolist() for (labels,) in loader] == [[2, 3, 4, 5]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,9 @@ from streamload.tar.extensions import KIND_OF, applies_to
 from streamload.tar.scan import LABEL_FIELD
 from streamload.text import counted, listed
 from streamload.warn_at_caller import warn_at_caller
+
+_MASKS = {"mask", "masks", "seg", "segm", "segmentation", "semantic", "instance", "panoptic", "depth", "disparity"}
+_DRAW = {"RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop"}
 
 
 @contextmanager
@@ -123,3 +127,21 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
         alike = difflib.get_close_matches(name, read, 1)
         hint = f"; did you mean {alike[0]!r}?" if alike else ""
         warn_at_caller(f"decode has a function for {name!r}, which no field is read by: they are {listed(read)}{hint}")
+
+
+def warn_of_separate_crops(transform: object) -> None:
+    """Warn of an image and a mask that are cropped or flipped at random by separate operations of ours."""
+    if not isinstance(transform, Mapping):
+        return
+    drawn = [
+        name
+        for name, function in transform.items()
+        if not _DRAW.isdisjoint(type(each).__name__ for each in (function, *getattr(function, "operations", ())))
+    ]
+    masks = [name for name in drawn if not _MASKS.isdisjoint(re.split("[._;-]", name.lower()))]
+    if masks and len(drawn) > 1:
+        other = next(name for name in drawn if name != masks[0])
+        warn_at_caller(
+            f"transform crops or flips {other!r} and {masks[0]!r} at random, each in a way of its own, so they do not "
+            "fit each other any more; streamload.images.Joint, as a transform of the whole sample, draws once for both"
+        )

@@ -86,6 +86,7 @@ class _Times:
     log_due_s: float = 0.0
 
 
+_CLOSED = "it was closed"
 _FINISHED = ""
 """The pass has been given to its end."""
 
@@ -347,7 +348,9 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
 
     def close(self) -> None:
         """End the pass before its end, as leaving the loop does, for `contextlib.closing`. Idempotent."""
-        self.end("it was closed")
+        self.end(_CLOSED)
+        if self._ended == _CLOSED and not self._turning.locked() and not self._awaited.locked():
+            self._ended = _FINISHED  # as a generator's, its loop ends
 
     def end(self, why: str) -> None:
         """End the pass where it stands, without waiting for a sample: for another one, or because it was dropped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,13 @@ from streamload.order.share import EpochStart
 from streamload.sampling.arguments import SamplingOptions
 from streamload.sampling.mixture import Portion
 from streamload.storage.protocol import UNKNOWN_BYTES
-from streamload.trainer.checks import check_fields, check_window_fits, naming_dataset, warn_of_unused_decoders
+from streamload.trainer.checks import (
+    check_fields,
+    check_window_fits,
+    naming_dataset,
+    warn_of_separate_crops,
+    warn_of_unused_decoders,
+)
 from streamload.trainer.connection import Connection, with_another_feeder
 from streamload.trainer.device import Cuda
 from streamload.trainer.feeder_client import FeederClient, named_places
@@ -73,6 +80,7 @@ class FeederLink:
         # What the feeder was told, and if this process makes the rows, their job.
         self._configured: tuple[Configure, Job | None] | None = None
         self._configured_for: Options | None = None
+        self._had_functions: list[object] = []
         workers = options.workers if start_elsewhere is None else 0
         places = named_places(portions.values())
         self._client = FeederClient(options.storages, places, workers=workers, cuda=cuda if options.workers else None)
@@ -97,7 +105,8 @@ class FeederLink:
             known = all(listing.counts is not None for listing in self._listings)
             names = [name for listing in self._listings for name in listing.fields]
             warn_of_unused_decoders(options, names if known else [])
-        except Exception:
+            warn_of_separate_crops(options.transform)
+        except BaseException:  # after Ctrl-C too, whose traceback keeps this object
             self.close()
             raise
 
@@ -155,6 +164,9 @@ class FeederLink:
             if self._connection is None or self._connection.death is None:
                 self._configure()  # else what has changed since is for the next pass
             connection = self._connection = self._start()
+            if self._closed:  # by another thread meanwhile
+                connection.close()
+                raise LoaderClosedError("the loader was closed; make a new one")
         return connection
 
     def change_transform(self, transform: Transform | None) -> None:
@@ -173,7 +185,7 @@ class FeederLink:
         """
         if self._living() is None or self._configured is None:
             self._connection = None
-        elif self.options is not self._configured_for:
+        elif self.options is not self._configured_for or not self._has_same_functions():
             self.disconnect()
         elif before := self._configured[0].job:  # else the functions are the user's own objects
             job = self._pickled_job()
@@ -183,6 +195,15 @@ class FeederLink:
                     "since the last pass. If no transform needs these values, keep them out of its objects and modules"
                 )
                 self.disconnect()
+
+    def _has_same_functions(self) -> bool:
+        """Return True if no function of a mapping was replaced since the feeder was configured."""
+        functions = self._functions()
+        return len(functions) == len(self._had_functions) and all(map(operator.is_, functions, self._had_functions))
+
+    def _functions(self) -> list[object]:
+        given = (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms))
+        return [one for each in given for one in (each.values() if isinstance(each, Mapping) else (each,))]
 
     def _pickled_job(self) -> bytes:
         return self.options.pickled_job(self._own_transforms, self._existing())
@@ -251,7 +272,7 @@ class FeederLink:
             descriptors=0 if options.workers else descriptor_limit(),
         )
         self._configured = message, None if options.workers else options.job(self._own_transforms, existing)
-        self._configured_for = options
+        self._configured_for, self._had_functions = options, self._functions()
 
     def _start(self) -> Connection:
         """Configure a feeder, which is started if there is none."""
