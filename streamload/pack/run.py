@@ -33,7 +33,7 @@ _MOST_BYTES = 1 << 30
 _RUN_FILE = "run.json"
 _RESUME, _OVERWRITE = "--resume (resume=True)", "--overwrite (overwrite=True)"
 _FURTHER = re.compile(r"_\d{6}(?=\.tar\Z)")
-_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|partial)")
+_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def pack_into(
@@ -217,7 +217,9 @@ class _Run:
         """Remove the hidden files of killed processes; a bucket has none."""
         if self._path is None:
             return
-        folders = [folder.folder for folder in self._folders.values()]
+        for each in self._folders.values():
+            each.remove_abandoned(self._target.naming)
+        folders = [each.folder for each in self._folders.values()]
         for folder in [self._packing, *folders, *(f"{each}/{INDEX_FOLDER}" for each in folders)]:
             for name in os.listdir(folder) if os.path.isdir(folder) else ():
                 if _HALF_WRITTEN.fullmatch(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import tempfile
@@ -61,7 +62,9 @@ class Destination:
         for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
             found = _HIDDEN.fullmatch(hidden)
             if found is not None and names.matches(found[1]):
-                with suppress(OSError):  # it is gone by now, or another user's
+                # It may be gone by now, or another user's, or locked by a writer that lives.
+                with suppress(OSError), open(f"{self.path}/{hidden}", "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.unlink(f"{self.path}/{hidden}")
 
     def create(self, name: str) -> GrowingShard:

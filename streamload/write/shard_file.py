@@ -6,6 +6,7 @@ Its table is built while members are appended, so the index needs no second pass
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import secrets
@@ -108,7 +109,7 @@ class GrowingShard:
 class ShardFile(GrowingShard):
     """A shard in a local folder, at `<folder>/.<name>.<random>.partial` until `publish()`.
 
-    No listing takes the hidden name for a shard.
+    No listing takes the hidden name for a shard. Its lock is released by the kernel when the writer dies.
     """
 
     def __init__(self, path: str, *, durable: bool = True) -> None:
@@ -121,6 +122,8 @@ class ShardFile(GrowingShard):
         self._durable = durable
         self._hidden = os.path.join(self._folder, f".{name}.{secrets.token_hex(8)}.partial")
         descriptor = os.open(self._hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         super().__init__(name, descriptor)
 
     def publish(self, *, replace: bool) -> ShardTable:

@@ -182,6 +182,15 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_of_its_names(tmp_path:
     assert not left.exists()
 
 
+def test_what_a_living_writer_has_open_is_not_removed(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path) as alive:
+        alive.write({"__key__": "a", "txt": "a"})
+        with pytest.raises(KeyError), ShardWriter(tmp_path) as writer:
+            writer.write({"__key__": "b", "txt": "b"})
+            raise KeyError
+    assert [key for key, _ in read_back(alive.shards)] == ["a"]
+
+
 def test_a_writer_that_fails_before_its_first_shard_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
