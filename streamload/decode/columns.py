@@ -22,6 +22,8 @@ _ROW_BY_ROW_BYTES = 1024
 # Smaller values of functions are copied to their batch together, which takes less time for each.
 _COPIED_TOGETHER_BYTES = 4 << 10
 
+_set_item = list.__setitem__  # found sooner than by its name, which is asked for with each value
+
 
 def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
     """View every run of bytes as long as an item of `dtype`, by where it begins."""
@@ -159,7 +161,7 @@ class PlacedBlocks(list[Any]):
         if not self._are_apart and type(value) is np.ndarray:
             self._are_apart = self._previous is not None and not np.may_share_memory(self._previous, value)
             self._previous, value = value, value if self._are_apart else value.copy()
-        list.__setitem__(self, row, value)
+        _set_item(self, row, value)
         if row in self._first_rows:
             start = self._first_rows[row]
             values, block = self[start : row + 1], self._blocks[start]
