@@ -146,7 +146,7 @@ def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, reading:
     """Decode all images once and measure their channels, for values from 0 to 1."""
     images = image_fields(fields)
     if not images:
-        raise UsageError(f"no field holds images; there are {listed(fields)}")
+        raise UsageError(f"no field holds images; the fields are: {listed(fields) or 'none'}")
     total = _NO_PIXELS.astype(object)  # Python's integers, which do not overflow
     with (
         streamload.StreamLoader(

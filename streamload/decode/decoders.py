@@ -151,7 +151,7 @@ def decode_integer(data: memoryview) -> int:
 
 def _decode_text(data: memoryview) -> str:
     try:
-        return str(data, "utf-8")
+        return str(data, "utf-8").removeprefix("\ufeff")  # a byte order mark
     except UnicodeDecodeError as exc:
         raise ValueError(f"not text in utf-8 ({exc}); decode={{...}} takes a decoder of yours, such as bytes") from exc
 

@@ -5,8 +5,8 @@ Rules of the conversion to RGB:
 
 * grey, palette and two-level images: each pixel's colour; CMYK and YCCK: Pillow's conversion;
 * alpha (RGBA, LA, palettes with transparency) is dropped, nothing is blended;
-* more than 8 bits a channel are refused, since depth maps and labels would lose most of their information;
-  so are floating-point and 32-bit pixels, whose range is not stated;
+* more than 8 bits a channel are refused, since depth maps and labels would lose most of their information (but AVIF is
+  scaled to 8 bits by Pillow); so are floating-point and 32-bit pixels, whose range is not stated;
 * animations and multi-page files: the first picture.
 
 An EXIF orientation is not applied, as in torchvision's default loader. A file that is cut off is an error, never
@@ -42,7 +42,8 @@ PIXEL_LIMIT = 178_956_970
 _WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file of thousands of scans would decode for hours
 _WARNING_FORMATS = ("TIFF", "GIF")
 _TIFF_BITS_PER_SAMPLE = 258
-# By Pillow's plugins, the first bytes of files.
+_PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+# By Pillow's plugins, the first bytes of files; of AVIF those after the length of the first box.
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "Jpeg": (b"\xff\xd8\xff",),
     "Png": (b"\x89PNG\r\n\x1a\n",),
@@ -50,6 +51,7 @@ _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "Gif": (b"GIF87a", b"GIF89a"),
     "Tiff": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
     "Bmp": (b"BM",),
+    "Avif": (b"ftypavif", b"ftypavis"),
     "Ppm": tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\n\v\f\r"),
 }
 # The largest number in the pixels of PNG with fewer than 8 bits, which Pillow scales to 255.
@@ -144,15 +146,26 @@ def _open(data: memoryview) -> ImageFile:
     from PIL.Image import DecompressionBombError
 
     head = bytes(data[:32])
-    kind = next((kind for kind, signatures in _SIGNATURES.items() if head.startswith(signatures)), None)
+    kind = next((kind for kind, starts in _SIGNATURES.items() if head[4 * (kind == "Avif") :].startswith(starts)), None)
     if kind is None or (kind == "WebP" and head[8:12] != b"WEBP"):
         raise ValueError(f"not an image of a known format: it begins with {head[:8]!r}")
     plugin: type[ImageFile] = getattr(import_module(f"PIL.{kind}ImagePlugin"), f"{kind}ImageFile")
     try:
         with _damage_is_error(plugin.format):
-            return plugin(io.BytesIO(data))
+            return plugin(io.BytesIO(_without_metadata(data) if kind == "Png" else data))
     except (*_PILLOW_ERRORS, ValueError, DecompressionBombError) as exc:
         raise ValueError(f"the header of the {plugin.format} image cannot be read: {exc}") from exc
+
+
+def _without_metadata(png: memoryview) -> bytes:
+    """Drop texts and the colour profile, which Pillow refuses if they are large."""
+    chunks, start = [png[:8]], 8
+    while start < len(png):
+        end = start + 12 + int.from_bytes(png[start : start + 4])
+        if png[start + 4 : start + 8] not in _PNG_METADATA:
+            chunks.append(png[start:end])
+        start = end
+    return b"".join(chunks)
 
 
 @contextmanager

@@ -79,6 +79,10 @@ def check_image(operation: str, image: Any) -> None:
         TypeError, ValueError: of another dtype or shape.
     """
     takes = f"{operation} takes a uint8 or uint16 array (height, width, channels), or an array (height, width)"
+    if isinstance(image, bytes):
+        raise TypeError(
+            f"{takes}, got bytes; give a decoder for the field with decode={{...}}, or store it as jpg or png"
+        )
     if not isinstance(image, np.ndarray):
         raise TypeError(f"{takes}, got {type(image).__name__}")
     if image.dtype.kind not in "buif" or (image.ndim > 2 and image.dtype not in _CHANNEL_DTYPES):

@@ -265,6 +265,8 @@ def _storage_error(path: str, exc: OSError) -> StorageError:
     if isinstance(exc, FileNotFoundError | NotADirectoryError):
         what = "shard" if "." in os.path.basename(path) else "shard or folder"
         folder, name = os.path.split(path)
+        if os.path.islink(path):
+            return ShardNotFoundError(f"the link leads to {os.readlink(path)!r}, which does not exist", url=path)
         try:
             advice = close_matches(name, os.listdir(folder), folder)
         except (FileNotFoundError, NotADirectoryError):

@@ -45,6 +45,7 @@ IMAGE_FORMATS = {
     "webp": "WEBP",
     "bmp": "BMP",
     "gif": "GIF",
+    "avif": "AVIF",
 }
 """Images, and the name that Pillow has for the format. When they are read, the first bytes decide, not the name."""
 

@@ -226,7 +226,7 @@ def _check_record(keyword: bytes, value: bytes, url: str, offset: int) -> None:
     if keyword.startswith(b"GNU.sparse."):
         raise ShardFormatError(
             f"a sparse file (pax record {keyword.decode('ascii', 'replace')}) cannot be read in place; "
-            "re-pack the shard without `tar --sparse`",
+            "re-pack it without `tar --sparse` (`bsdtar --no-read-sparse`)",
             url=url,
             offset=offset,
         )

@@ -56,7 +56,7 @@ _REGULAR = b"0\x007"
 _NO_PAYLOAD = {b"1": LINK, b"2": LINK, b"3": "special", b"4": "special", b"5": "directory", b"6": "special"}
 _SKIPPED = {b"V": "volume label", b"D": "directory"}
 _REFUSED = {
-    b"S": "a sparse file, which cannot be read in place; re-pack the shard without `tar --sparse`",
+    b"S": "a sparse file, which cannot be read in place; re-pack it without `tar --sparse` (`bsdtar --no-read-sparse`)",
     b"M": "a file continued from another volume; put the volumes together and re-pack the shard",
     b"N": "an old GNU list of long names; re-pack the shard with a current tar",
 }

@@ -177,6 +177,7 @@ def test_what_is_no_integer_is_refused(text: bytes) -> None:
 
 def test_text_and_json() -> None:
     assert decode("txt", "zażółć".encode()) == decode("transcript", "zażółć".encode()) == "zażółć"
+    assert decode("txt", b"\xef\xbb\xbfcat") == "cat"
     assert decode("json", b'{"a": [1, null]}') == {"a": [1, None]}
     with pytest.raises(ValueError, match="utf-8"):
         decode("text", b"\xff\xfe")

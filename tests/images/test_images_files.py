@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from photo import encoded, png_file
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from streamload.images.files import decode_image, image_size
 
@@ -58,6 +59,7 @@ def test_lossless_formats_give_the_pixels_back(file_format: str, options: dict[s
         ("JPEG", "L", {}),
         ("JPEG", "CMYK", {}),
         ("WEBP", "RGB", {}),
+        ("AVIF", "RGB", {}),
         ("WEBP", "RGBA", {}),
         ("GIF", "P", {}),
         ("PNG", "1", {}),
@@ -93,6 +95,14 @@ def test_of_an_animation_the_first_picture() -> None:
     file = io.BytesIO()
     first.save(file, "PNG", save_all=True, append_images=[second])
     np.testing.assert_array_equal(decode(file.getvalue()), PICTURE)
+
+
+def test_large_texts_and_profiles_of_png_are_ignored() -> None:
+    """Pillow refuses them, though they have no part in the pixels."""
+    texts = PngInfo()
+    texts.add_itxt("history", "x" * 2_000_000, zip=True)
+    data = encoded(PICTURE, "PNG", pnginfo=texts, icc_profile=bytes(1_500_000))
+    np.testing.assert_array_equal(decode(data), PICTURE)
 
 
 def test_exif_orientation_is_not_applied() -> None:

@@ -126,7 +126,7 @@ def test_pixels_in_a_bucket(rclone_s3: S3Server, photos: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--pixels"], "no field holds images; there are "),
+        (["--pixels"], "no field holds images; the fields are: "),
         (["--pixels", "--output", "found.txt"], "must end in .json"),
         (["--output", "found.json"], "give --pixels too"),
     ],

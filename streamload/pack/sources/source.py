@@ -15,7 +15,7 @@ from streamload.pack.output import UsageError
 from streamload.text import counted
 
 IMAGE_FIELDS = dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpg") | {
-    name: name for name in ("png", "webp", "bmp", "gif", "tif", "tiff")
+    name: name for name in ("png", "webp", "bmp", "gif", "tif", "tiff", "avif")
 }
 """Extensions of images, and the fields that they are stored as."""
 
