@@ -36,7 +36,7 @@ from streamload.pack.tasks import Target
 from streamload.storage.protocol import escaped
 from streamload.storage.storages import Storages
 from streamload.text import counted
-from streamload.write.destination import destination_in
+from streamload.write.destination import Destination
 
 Source = Annotated[
     str,
@@ -218,7 +218,7 @@ def _folder(source: str, dest: str, storages: Storages, *, has_options: bool) ->
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     try:
-        folder = destination_in(dest.rstrip("/") or "/", storages)
+        folder = Destination(dest.rstrip("/") or "/", storages)
     except (ValueError, StorageError) as exc:
         raise UsageError(f"DEST: {exc}") from exc
     if folder.path is None:

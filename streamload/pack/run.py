@@ -17,9 +17,10 @@ from functools import partial
 
 from streamload.errors import ShardNotFoundError, StorageError, StreamloadError, without_secrets
 from streamload.index.columns import CLASSES_FILE
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, is_plain_name
+from streamload.index.dataset_index import INDEX_FOLDER, is_plain_name
+from streamload.index.index_writer import update_with_tables
 from streamload.index.listing import IndexLookup
-from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY
+from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, UnfinishedSet, mark_finished, mark_unfinished
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
 from streamload.pack.processes import Pool, processes
@@ -28,6 +29,7 @@ from streamload.pack.tasks import Record, Target, Task, do, read_record
 from streamload.storage.protocol import ShardInfo, escaped, same_etag
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
+from streamload.write.destination import indexed
 
 _MOST_BYTES = 1 << 30
 _RUN_FILE = "run.json"
@@ -203,7 +205,7 @@ class _Run:
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
         for folder in self._folders.values():  # all before a shard is removed, or a glob takes the rest for all
-            folder.mark(naming, SHARDIFY)
+            mark_unfinished(self._storage, folder.folder, UnfinishedSet(naming, SHARDIFY))
             folder.remove(naming, ())
         self._remove_half_written()
         self._remove_shards({(record.split, each.name) for record in self.records.values() for each in record.shards})
@@ -277,9 +279,7 @@ class _Run:
             if not shards:
                 continue
             folder = self._folders[split]
-            folder.write_index(
-                [(IndexedShard(name, info.bytes, len(table), None, info.etag), table) for name, info, table in shards]
-            )
+            update_with_tables(folder.index, indexed(shards))
             if classes is not None:
                 numbers = {name: number for number, name in enumerate(classes)}
                 content = json.dumps({"classes": list(classes), "class_to_idx": numbers}, indent=1) + "\n"
@@ -288,7 +288,7 @@ class _Run:
 
     def _unmark(self) -> None:
         for folder in self._folders.values():
-            folder.finish(self._target.naming)
+            mark_finished(self._storage, folder.folder, self._target.naming)
         self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from here on nothing is unfinished
         self._remove_records()
 

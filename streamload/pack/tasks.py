@@ -16,8 +16,8 @@ from streamload.index.dataset_index import pack_table, unpack_table
 from streamload.index.shard_names import PACKING_FOLDER, ShardNaming
 from streamload.storage.protocol import ShardInfo
 from streamload.storage.storages import Storages
-from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard, destination_in, size_of
-from streamload.write.shard_file import Member
+from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard
+from streamload.write.shard_file import Member, size_of
 
 NUMBERED = ShardNaming("shard-", None, ".tar")
 """Shards as `shard_name` names them."""
@@ -61,7 +61,7 @@ class Target:
 
     def folder(self, split: str) -> Destination:
         """Return the folder of a split; "" is the destination itself."""
-        return destination_in(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
+        return Destination(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
 
     def record_url(self, digest: str) -> str:
         """Return where the record of a task is stored."""

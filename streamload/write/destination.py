@@ -6,20 +6,20 @@ import fcntl
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from streamload.errors import StorageError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
-from streamload.index.index_writer import IndexFolder, remove_entries, update_with_tables
-from streamload.index.shard_names import ShardNaming, UnfinishedSet, mark_finished, mark_unfinished
+from streamload.index.index_writer import IndexFolder, remove_entries
+from streamload.index.shard_names import ShardNaming
 from streamload.storage.local_files import LocalStorage, local_path
-from streamload.storage.protocol import WEB, ShardInfo, Storage, escaped, protocol_of
+from streamload.storage.protocol import WEB, ShardInfo, escaped, protocol_of
 from streamload.storage.storages import Storages
-from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes
+from streamload.tar.header_writer import END_OF_ARCHIVE
 from streamload.tar.table import ShardTable
-from streamload.write.shard_file import GrowingShard, Member, ShardFile
+from streamload.write.shard_file import GrowingShard, Member, size_of
 
 _HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
@@ -31,15 +31,32 @@ class Destination:
         folder: its path or url, without a slash at the end.
         path: its path; None if it is remote.
         storage: its storage.
+        index: the folder of its index.
     """
 
-    def __init__(self, folder: str, storage: Storage, *, durable: bool) -> None:
-        """Write nothing yet; `durable` flushes local shards to the disk."""
+    def __init__(self, folder: str, storages: Storages, *, durable: bool = True) -> None:
+        """Write nothing yet; `durable` flushes local files to the disk.
+
+        Raises:
+            ValueError: the url names no folder.
+            StorageError: it names a web server, or a file.
+        """
+        if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
+            raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
+        if protocol_of(folder) in WEB:
+            url = without_secrets(folder)
+            raise StorageError("a web server cannot be written to; name a bucket or a folder", url=url)
+        self.storage = storages.for_url(folder.rstrip("/") or "/")
+        self.path = None
+        if isinstance(self.storage, LocalStorage):
+            folder = local_path(folder) if folder.startswith("file:") else folder
+            if os.path.isfile(folder):
+                raise StorageError("this is a file; name a folder", url=folder)
+            self.storage = LocalStorage(durable=durable)
+            self.path = folder.rstrip("/") or "/"
         self.folder = folder.rstrip("/") or "/"
-        self.path = self.folder if isinstance(storage, LocalStorage) else None
-        self.storage = storage
+        self.index = IndexFolder(self.storage, f"{self.folder}/{INDEX_FOLDER}")
         self._durable = durable
-        self._index = IndexFolder(storage, f"{self.folder}/{INDEX_FOLDER}")
         self._created: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
@@ -47,21 +64,17 @@ class Destination:
         listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
         return sorted(filter(names.matches, listed))
 
-    def mark(self, names: ShardNaming, writer: str) -> None:
-        """Mark the folder as unfinished, before anything is changed in it."""
-        mark_unfinished(self.storage, self.folder, UnfinishedSet(names, writer))
-
     def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
         """Remove the index entries of all shards with such names, then some shards."""
-        remove_entries(self._index, names.matches)
+        remove_entries(self.index, names.matches)
         for shard in shards:
             self.storage.delete(f"{self.folder}/{shard}")
 
     def remove_abandoned(self, names: ShardNaming) -> None:
         """Remove the hidden files that killed writers left of shards with such names; a bucket has none."""
         for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
-            found = _HIDDEN.fullmatch(hidden)
-            if found is not None and names.matches(found[1]):
+            match = _HIDDEN.fullmatch(hidden)
+            if match is not None and names.matches(match[1]):
                 # It may be gone by now, or another user's, or locked by a writer that lives.
                 with suppress(OSError), open(f"{self.path}/{hidden}", "r+b") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,22 +82,13 @@ class Destination:
 
     def create(self, name: str) -> GrowingShard:
         """Start a shard; a missing local folder is created."""
-        if self.path is None:
-            return _UploadedShard(name, self.storage, f"{self.folder}/{name}")
-        missing = os.path.abspath(self.path)
-        while not os.path.isdir(missing):
-            self._created.append(missing)
-            missing = os.path.dirname(missing)
-        os.makedirs(self.path, exist_ok=True)
-        return ShardFile(os.path.join(self.path, name), durable=self._durable)
-
-    def write_index(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> None:
-        """Add published shards to the index, after the last of them."""
-        update_with_tables(self._index, entries)
-
-    def finish(self, names: ShardNaming) -> None:
-        """Remove the mark: all shards with such names are there."""
-        mark_finished(self.storage, self.folder, names)
+        if self.path is not None:
+            missing = os.path.abspath(self.path)
+            while not os.path.isdir(missing):
+                self._created.append(missing)
+                missing = os.path.dirname(missing)
+            os.makedirs(self.path, exist_ok=True)
+        return GrowingShard(name, self.path, durable=self._durable)
 
     def close(self) -> None:
         """Remove the created folders that are empty. Idempotent."""
@@ -92,67 +96,6 @@ class Destination:
         with suppress(OSError):  # not empty
             for folder in created:
                 os.rmdir(folder)
-
-
-class _UploadedShard(GrowingShard):
-    """A shard that grows in an unnamed file (a hidden one on systems that cannot reopen an unnamed file)."""
-
-    def __init__(self, name: str, storage: Storage, url: str) -> None:
-        self._storage, self._url = storage, url
-        local = tempfile.TemporaryFile if os.path.isdir("/proc/self/fd") else tempfile.NamedTemporaryFile
-        self._opened = local(prefix=".streamload-", buffering=0)
-        super().__init__(name, os.dup(self._opened.fileno()))
-
-    def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
-        """Append a sample; raises StorageError instead of OSError."""
-        with _local_room():
-            super().append(key, members, label)
-
-    def publish(self, *, replace: bool) -> ShardTable:
-        """Upload the shard completely or not at all. Raises StorageError."""
-        del replace  # existing shards have been refused or removed
-        with _local_room():
-            self._end()
-        name = self._opened.name
-        self._storage.write(self._url, name if isinstance(name, str) else f"/proc/self/fd/{self._opened.fileno()}")
-        self.discard()
-        return self._table()
-
-    def discard(self) -> None:
-        """Close the local file, which deletes it."""
-        super().discard()
-        self._opened.close()
-
-
-@contextmanager
-def _local_room() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise StorageError(
-            f"the shard cannot be written to the folder for temporary files, {tempfile.gettempdir()!r} "
-            f"({exc.strerror}); make room there, name another one with TMPDIR, or make shards smaller with max_bytes"
-        ) from exc
-
-
-def destination_in(folder: str, storages: Storages, *, durable: bool = True) -> Destination:
-    """Return the folder to write to; `durable` flushes local files to the disk.
-
-    Raises:
-        ValueError: the url names no folder.
-        StorageError: it names a web server, or a file.
-    """
-    if folder.endswith(":") or ("://" in folder and not folder.rstrip("/").partition("://")[2]):
-        raise ValueError(f"{folder!r} names no bucket or folder; give one, as in s3://bucket/train")
-    if protocol_of(folder) in WEB:
-        raise StorageError("a web server cannot be written to; name a bucket or a folder", url=without_secrets(folder))
-    storage = storages.for_url(folder.rstrip("/") or "/")
-    if isinstance(storage, LocalStorage):
-        folder = local_path(folder) if folder.startswith("file:") else folder
-        if os.path.isfile(folder):
-            raise StorageError("this is a file; name a folder", url=folder)
-        storage = LocalStorage(durable=durable)
-    return Destination(folder, storage, durable=durable)
 
 
 class PublishedShard(NamedTuple):
@@ -163,10 +106,16 @@ class PublishedShard(NamedTuple):
     table: ShardTable
 
 
+def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardTable]]:
+    """Return the index entries and tables of shards, without times, which would change the index from run to run."""
+    return [(IndexedShard(name, info.bytes, len(table), None, info.etag), table) for name, info, table in shards]
+
+
 class ConsecutiveShards:
     """Cuts samples into shards, each as full as allowed.
 
     Attributes:
+        growing: the unpublished shard, if there is one.
         published: the complete shards in order.
     """
 
@@ -193,13 +142,8 @@ class ConsecutiveShards:
         self._folder, self._name = folder, name
         self._max_bytes, self._max_count = max_bytes, max_count
         self._replace, self._before_first = replace, before_first
-        self._shard: GrowingShard | None = None
+        self.growing: GrowingShard | None = None
         self.published: list[PublishedShard] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Return True if there is an unpublished shard."""
-        return self._shard is not None
 
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
         """Append a sample, to a further shard if this one is full.
@@ -211,29 +155,29 @@ class ConsecutiveShards:
         if limit is not None and size + len(END_OF_ARCHIVE) > limit:
             raise too_large(key, size, limit)
         with self._writing():
-            shard = self._shard
+            shard = self.growing
             if shard is not None and (
-                (limit is not None and shard.bytes + size > limit) or len(shard) == self._max_count
+                (limit is not None and shard.bytes + size > limit) or len(shard.keys) == self._max_count
             ):
                 self._publish(shard)
                 shard = None
             if shard is None:
-                shard = self._shard = self._folder.create(self._name(len(self.published)))
-            if key in shard:
+                shard = self.growing = self._folder.create(self._name(len(self.published)))
+            if key in shard.keys:
                 raise ValueError(f"two samples have the key {key!r}; give each one of its own")
             shard.append(key, members, label)
 
     def finish(self, *, may_be_empty: bool = False) -> None:
         """Publish the last shard; without any sample an empty one if `may_be_empty`."""
         with self._writing():
-            if self._shard is None and may_be_empty and not self.published:
-                self._shard = self._folder.create(self._name(0))
-            if self._shard is not None:
-                self._publish(self._shard)
+            if self.growing is None and may_be_empty and not self.published:
+                self.growing = self._folder.create(self._name(0))
+            if self.growing is not None:
+                self._publish(self.growing)
 
     def close(self) -> None:
         """Discard the unpublished shard. Idempotent."""
-        shard, self._shard = self._shard, None
+        shard, self.growing = self.growing, None
         if shard is not None:
             shard.discard()
         self._folder.close()
@@ -241,12 +185,12 @@ class ConsecutiveShards:
     def _publish(self, shard: GrowingShard) -> None:
         if not self.published:
             self._before_first()
-        table = shard.publish(replace=self._replace)
-        self._shard = None
-        url = f"{self._folder.folder}/{shard.name}"
-        info = self._folder.storage.info(url)
+        url, storage = f"{self._folder.folder}/{shard.name}", self._folder.storage
+        table = shard.publish(storage, url, replace=self._replace)
+        self.growing = None
+        info = storage.info(url)
         if info.bytes != table.shard_bytes:
-            self._folder.storage.delete(url)
+            storage.delete(url)
             raise StorageError(
                 f"the shard has {info.bytes:,} bytes after the upload instead of {table.shard_bytes:,}; write it again",
                 url=without_secrets(url),
@@ -258,16 +202,16 @@ class ConsecutiveShards:
         try:
             yield
         except OSError as exc:
-            raise StorageError(
-                f"cannot write shards to {without_secrets(self._folder.folder)!r}: {exc.strerror or exc}; make room, "
-                "or check its rights",
-                url=exc.filename if isinstance(exc.filename, str) else None,
-            ) from exc
-
-
-def size_of(members: Sequence[Member]) -> int:
-    """Return the bytes of a sample in a shard."""
-    return sum(member_bytes(header, len(payload)) for _, header, payload in members)
+            folder, url = self._folder, exc.filename if isinstance(exc.filename, str) else None
+            reason = exc.strerror or exc
+            if folder.path is None:
+                raise StorageError(
+                    f"the shard cannot be written to the folder for temporary files, {tempfile.tempdir!r} ({reason}); "
+                    "make room there, name another one with TMPDIR, or make shards smaller with max_bytes",
+                    url=url,
+                ) from exc
+            message = f"cannot write shards to {folder.folder!r}: {reason}; make room, or check its rights"
+            raise StorageError(message, url=url) from exc
 
 
 def too_large(key: str, size: int, max_bytes: int) -> ValueError:

@@ -8,9 +8,9 @@ import json
 import operator
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -54,9 +54,8 @@ def encode_field(field: str, value: object) -> bytes:
     except TypeError as exc:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         detail = f": {exc}" if str(exc) else ""
-        raise TypeError(
-            f"field {field!r} got a value of type {kind}, but .{extension} takes {accepted}{detail}"
-        ) from None
+        message = f"field {field!r} got a value of type {kind}, but .{extension} takes {accepted}{detail}"
+        raise TypeError(message) from None
     except ImportError as exc:
         raise ImportError(
             f"field {field!r} needs a package that is not installed ({exc}); pip install 'streamload[codecs]'"
@@ -120,8 +119,8 @@ def _image(form: str, value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _array(value: object) -> np.ndarray[Any, np.dtype[Any]]:
-    if type(value).__module__ == "torch" and hasattr(value, "detach"):
+def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    if _is_tensor(value):
         value = value.detach().cpu().numpy()
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"{type(value).__name__} is not an array")
@@ -157,12 +156,10 @@ def _is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: Any) -> bool:
     """Return True if `torch.load(weights_only=True)` restores the value."""
-    if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, cast("Iterable[object]", value)))
+    if type(value) in (dict, list, tuple):
+        return all(map(_is_plain, value)) and (type(value) is not dict or all(map(_is_plain, value.values())))
     return value is None or type(value) in (bool, int, float, complex, str, bytes) or _is_tensor(value)
 
 
@@ -226,6 +223,5 @@ _ENCODERS: dict[str, tuple[Callable[[Any], bytes], str]] = {
     **{name: (partial(_image, form), _PIXELS) for name, form in IMAGE_FORMATS.items() if form in _PILLOW_MODES},
     "txt": (_txt, "a str, an int or bytes"),
 }
-
+# The extensions that take other values than bytes.
 ENCODED_EXTENSIONS = frozenset(name for name, (encode, _) in _ENCODERS.items() if encode is not _refuse)
-"""The extensions that take other values than bytes."""

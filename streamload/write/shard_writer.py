@@ -10,19 +10,26 @@ from functools import partial
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamload.arguments import advises, parse_bytes
+from streamload.arguments import advises, check_int, parse_bytes
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.shard_names import SHARD_WRITER, ShardNaming, destination_of
+from streamload.index.index_writer import update_with_tables
+from streamload.index.shard_names import (
+    SHARD_WRITER,
+    ShardNaming,
+    UnfinishedSet,
+    destination_of,
+    mark_finished,
+    mark_unfinished,
+)
 from streamload.storage.storages import Storages
 from streamload.tar.header_writer import member_header
 from streamload.tar.scan import LABEL_FIELD
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 from streamload.warn_at_caller import warn_at_caller
-from streamload.write.destination import ConsecutiveShards, Destination, destination_in
+from streamload.write.destination import ConsecutiveShards, Destination, indexed
 from streamload.write.encode import encode_field
 from streamload.write.shard_file import Member
 
@@ -83,7 +90,7 @@ class ShardWriter:
         check_counts(max_count=max_count)
         self._index = index
         self._closed = False
-        self._destination = destination_in(folder, Storages(storage_options, filesystem))
+        self._destination = Destination(folder, Storages(storage_options, filesystem))
         self._shards = ConsecutiveShards(
             self._destination,
             self._names.name,
@@ -116,11 +123,7 @@ class ShardWriter:
     @property
     def tables(self) -> tuple[tuple[IndexedShard, ShardTable], ...]:
         """The index entries and tables of the published shards, as `write_index` takes them."""
-        # Without a time of modification, which would make the bytes of the index differ from run to run.
-        return tuple(
-            (IndexedShard(name, table.shard_bytes, len(table), None, info.etag), table)
-            for name, info, table in self._shards.published
-        )
+        return tuple(indexed(self._shards.published))
 
     def write(self, sample: Mapping[str, object]) -> None:
         """Append a sample; its fields are stored in the mapping's order.
@@ -140,7 +143,7 @@ class ShardWriter:
         key = checked_key(sample)
         members = sample_members(key, sample)
         try:
-            if not self.samples and not self._shards.is_open:
+            if not self.samples and self._shards.growing is None:
                 self._destination.remove_abandoned(self._names)
             self._shards.append(key, members, label_of(members))
         except StreamloadError:
@@ -161,7 +164,19 @@ class ShardWriter:
                 written. Or a row cannot be stored, as by `write`; the rows before it were written.
             StorageError, DatasetIndexError: as by `write`.
         """
-        arrays = _checked_columns(columns)
+        arrays = {name: np.asarray(column) for name, column in columns.items()}
+        for name, array in arrays.items():
+            no_label = name == LABEL_FIELD and (array.ndim != 1 or array.dtype.kind not in "iu")
+            if no_label or array.ndim == 0 or array.dtype == object:
+                raise TypeError(
+                    f"column {name!r} is {array.dtype} of shape {array.shape}; it must be an array of numbers with one "
+                    f"row per sample, and the label {LABEL_FIELD!r} one integer per sample"
+                )
+        if len({len(array) for array in arrays.values()}) != 1 or len({*map(str.lower, arrays)}) < len(arrays):
+            rows = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
+            raise ValueError(
+                f"write_arrays needs arrays with the same number of rows, whose names differ not only in case ({rows})"
+            )
         fields = {name: name if name == LABEL_FIELD else f"{name.lower()}.npy" for name in arrays}
         for row in range(len(next(iter(arrays.values())))):
             sample: dict[str, object] = {"__key__": f"{self.samples:09d}"}
@@ -177,8 +192,8 @@ class ShardWriter:
             self._shards.finish()
             if self._shards.published:
                 if self._index:
-                    self._destination.write_index(self.tables)
-                self._destination.finish(self._names)
+                    update_with_tables(self._destination.index, self.tables)
+                mark_finished(self._destination.storage, self.folder, self._names)
             elif self._replaces:
                 warn_at_caller(
                     f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
@@ -198,7 +213,7 @@ class ShardWriter:
 
     def __del__(self) -> None:
         shards = getattr(self, "_shards", None)
-        if shards is not None and shards.is_open:
+        if shards is not None and shards.growing is not None:
             self._abandon()
             warnings.warn(
                 f"a ShardWriter for {without_secrets(self.folder)!r} was dropped without close(): its last shard is "
@@ -216,7 +231,7 @@ def _clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
 
     Entries of shards that were all deleted by hand are removed from the index.
     """
-    folder.mark(names, SHARD_WRITER)
+    mark_unfinished(folder.storage, folder.folder, UnfinishedSet(names, SHARD_WRITER))
     existing = folder.existing(names)
     if overwrite or not existing:
         folder.remove(names, existing)
@@ -225,28 +240,8 @@ def _clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
 def check_counts(**numbers: int | None) -> None:
     """Raise TypeError or ValueError for a number that is neither None nor an integer of at least 1."""
     for name, number in numbers.items():
-        message = f"{name}={number!r} must be an integer of at least 1, or None"
-        if isinstance(number, bool) or not isinstance(number, int | None):
-            raise TypeError(message)
-        if number is not None and number < 1:
-            raise ValueError(message)
-
-
-def _checked_columns(columns: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    arrays = {name: np.asarray(column) for name, column in columns.items()}
-    for name, array in arrays.items():
-        no_label = name == LABEL_FIELD and (array.ndim != 1 or array.dtype.kind not in "iu")
-        if no_label or array.ndim == 0 or array.dtype == object:
-            raise TypeError(
-                f"column {name!r} is {array.dtype} of shape {array.shape}; it must be an array of numbers with one row "
-                f"per sample, and the label {LABEL_FIELD!r} one integer per sample"
-            )
-    if len({len(array) for array in arrays.values()}) != 1 or len({*map(str.lower, arrays)}) < len(arrays):
-        rows = ", ".join(f"{name} {len(array):,}" for name, array in arrays.items())
-        raise ValueError(
-            f"write_arrays needs arrays with the same number of rows, and names that differ not only in case ({rows})"
-        )
-    return arrays
+        if number is not None:
+            check_int(name, number, 1, "or None")
 
 
 def checked_key(sample: Mapping[str, object]) -> str:
@@ -260,8 +255,8 @@ def checked_key(sample: Mapping[str, object]) -> str:
         raise TypeError(f"'__key__' must be a str, not {type(key).__name__}: {key!r}")
     components = key.split("/")
     first, last = components[0], components[-1]
-    is_plain = {"", ".", ".."}.isdisjoint(components) and "." not in last and not _UNSAFE.search(key)
-    if not is_plain or first.startswith("__") or last.startswith("__"):
+    is_special = first.startswith("__") or last.startswith("__")
+    if is_special or "." in last or not {"", ".", ".."}.isdisjoint(components) or _UNSAFE.search(key):
         raise ValueError(
             f"key {key!r} would be read back differently; a key is a plain relative path, without control characters, "
             "surrogates, a dot in its last component, or '__' at the beginning of the first or last one"
@@ -296,9 +291,7 @@ def sample_members(key: str, sample: Mapping[str, object]) -> list[Member]:
 
 def label_of(members: list[Member]) -> int | None:
     """Return the integer in the label's field, by the rules of `scan_shard`; or None."""
-    for field, _, payload in members:
-        if field == LABEL_FIELD:
-            match = _LABEL.fullmatch(payload) if len(payload) <= 64 else None
-            label = int(match[1]) if match else None
-            return label if label is not None and -(1 << 63) <= label < 1 << 63 else None
-    return None
+    payload = next((payload for field, _, payload in members if field == LABEL_FIELD), b"")
+    match = _LABEL.fullmatch(payload) if len(payload) <= 64 else None
+    label = int(match[1]) if match else None
+    return label if label is not None and -(1 << 63) <= label < 1 << 63 else None

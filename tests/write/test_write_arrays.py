@@ -34,7 +34,7 @@ def test_rows_come_back_with_shape_type_and_label(tmp_path: Path) -> None:
         ({"x": 1}, TypeError, "column 'x' is .* must be an array of numbers"),
         ({"x": [object()]}, TypeError, "column 'x' is .* must be an array of numbers"),
         ({"cls": X}, TypeError, "column 'cls' is .* one integer per sample"),
-        ({"x": X, "X": X}, ValueError, "names that differ not only in case"),
+        ({"x": X, "X": X}, ValueError, "whose names differ not only in case"),
     ],
 )
 def test_columns_that_do_not_fit_write_nothing(
