@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from streamload.errors import TransientStorageError
 from streamload.limits import MOST_REQUESTS
-from streamload.storage.download import Pin, Retries, Watch, download
+from streamload.storage.download import Pin, RequestCounts, Retries, download
 from streamload.storage.protocol import Storage
 from streamload.totals import TimeIntegral
 
@@ -33,30 +32,28 @@ class Source(NamedTuple):
 
 
 @dataclass(slots=True)
-class TransferCounts:
+class TransferCounts(RequestCounts):
     """What has happened since the start.
 
     Attributes:
-        requests: all that were sent, failed ones too.
-        throttled: those refused because there were too many.
-        broken: those that failed otherwise, also in the middle of a body.
         received_bytes: what arrived, with what arrived twice.
         cached_bytes: of shards that were in the disk cache when they were needed.
-        answered: requests whose answer has begun.
-        answer_s: seconds from these requests to the first bytes of their answers.
         connection_s: seconds in flight of all downloads together.
         ended: for a trace, each download's url, start, begin and end by the loop's clock, and bytes; or None.
     """
 
-    requests: int = 0
-    throttled: int = 0
-    broken: int = 0
     received_bytes: int = 0
     cached_bytes: int = 0
-    answered: int = 0
-    answer_s: float = 0.0
     connection_s: float = 0.0
     ended: list[tuple[str, int, float, float, int]] | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    started_s: float
+    url: str
+    start: int
+    received_bytes: int = 0
 
 
 class Transfers:
@@ -84,8 +81,7 @@ class Transfers:
         """Return the download that has been in flight for the longest time; None if there is none."""
         now_s = self._loop.time()
         found = [
-            Waiting(now_s - each.started_s, each.url, each.start, each.position - each.start)
-            for each in self.running.values()
+            Waiting(now_s - each.started_s, each.url, each.start, each.received_bytes) for each in self.running.values()
         ]
         return max(found, default=None)
 
@@ -104,14 +100,15 @@ class Transfers:
         if self._closed:
             raise RuntimeError("these transfers are closed")
         storage, url, pin = source
-        running = _Running(self._counts, url, start, self._loop.time())
+        running = _Running(self._loop.time(), url, start)
 
         def receive(offset: int, piece: bytes) -> None:
             self._counts.received_bytes += len(piece)
+            running.received_bytes += len(piece)
             write(offset, piece)
 
         task = asyncio.create_task(
-            download(storage, url, start, end, receive, pin=pin, retries=self._retries, watch=running)
+            download(storage, url, start, end, receive, pin=pin, retries=self._retries, counts=self._counts)
         )
         self.running[task] = running
         self._in_flight.set(len(self.running))
@@ -137,23 +134,3 @@ class Transfers:
         if self._counts.ended is not None:
             self._counts.ended.append((running.url, running.start, running.started_s, self._loop.time(), part_bytes))
         self._on_end()
-
-
-class _Running(Watch):
-    """A download in flight, which counts its requests."""
-
-    def __init__(self, counts: TransferCounts, url: str, start: int, started_s: float) -> None:
-        super().__init__(start)
-        self.url, self.start, self.started_s = url, start, started_s
-        self._counts = counts
-
-    def sent(self) -> None:
-        self._counts.requests += 1
-
-    def answered(self, after_s: float) -> None:
-        self._counts.answered += 1
-        self._counts.answer_s += after_s
-
-    def failed(self, failure: TransientStorageError) -> None:
-        self._counts.throttled += failure.throttled
-        self._counts.broken += not failure.throttled

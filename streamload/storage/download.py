@@ -37,15 +37,15 @@ _log = logging.getLogger("streamload")
 
 
 class RetryPolicy(NamedTuple):
-    """When requests are repeated; a request that is slow but progresses goes on.
+    """Limits of retries; a slow request that progresses goes on.
 
     Attributes:
-        stall_timeout_s: the time without a byte after which a request is repeated.
-        give_up_timeout_s: the same over all tries, after which a request has failed.
-        tries: the most requests in a row without a byte; None for any number.
-        first_backoff_s: the longest wait after the first failure; it doubles with each.
-        most_backoff_s: the longest wait of all.
-        warn_after_s: the time without a byte from a host or bucket after which a warning is logged.
+        stall_timeout_s: time without a byte until a request is repeated.
+        give_up_timeout_s: time without a byte over all tries until a request has failed.
+        tries: maximum requests in a row without a byte; None for any number.
+        first_backoff_s: longest wait after the first failure; it doubles with each.
+        most_backoff_s: longest wait of all.
+        warn_after_s: time without a byte from a host or bucket until a warning is logged.
     """
 
     stall_timeout_s: float = 30.0
@@ -66,20 +66,20 @@ class _Place:
 
 
 class Retries:
-    """The policy, and the state of each host or bucket, which is not pickled."""
+    """The policy, and the state of each host or bucket."""
 
     def __init__(self, policy: RetryPolicy | None = None) -> None:
         self.policy = policy or RetryPolicy()
         self._places: dict[str, _Place] = {}
 
     def begin(self, url: str, clock: Callable[[], float] = monotonic, *, reached: bool = False) -> Attempts:
-        """Return the attempts at a new request; `reached` says that its host or bucket has answered before."""
+        """Return the attempts at a new request; `reached`: its host or bucket has answered before."""
         place = self._places.setdefault(place_of(url), _Place())
         place.reached |= reached
         return Attempts(self.policy, place, url, clock)
 
     def repeat(self, url: str, act: Callable[[], _Result]) -> _Result:
-        """Call a function until it raises no StorageError, as often as the policy says, and return its result."""
+        """Call a function, and retry it after a StorageError as the policy says."""
         attempts = self.begin(url)
         while True:
             try:
@@ -93,16 +93,13 @@ class Retries:
                 return result
             sleep(wait_s)
 
-    def __reduce__(self) -> tuple[type[Retries], tuple[RetryPolicy]]:
-        return Retries, (self.policy,)
-
 
 class Attempts:
     """The attempts at one request; `failures` are those since the last byte."""
 
     def __init__(self, policy: RetryPolicy, place: _Place, url: str, clock: Callable[[], float]) -> None:
         self.failures: list[StorageError] = []
-        self._policy = policy
+        self.policy = policy
         self._place = place
         self._url = url
         self._clock = clock
@@ -110,7 +107,7 @@ class Attempts:
 
     def left_s(self) -> float:
         """Return the seconds left for retrying; may be negative."""
-        return self._policy.give_up_timeout_s - (self._clock() - self.progress_s)
+        return self.policy.give_up_timeout_s - (self._clock() - self.progress_s)
 
     def progressed(self) -> float:
         """Forget the failures, since bytes arrived; return the time."""
@@ -120,15 +117,15 @@ class Attempts:
         return self.progress_s
 
     def wait_s(self, error: StorageError) -> float | None:
-        """Return how long to wait before the next try, or None to give up.
+        """Return the seconds to wait before the next try, or None to give up.
 
-        The longest wait doubles with each failure. The wait is between half of it and all of it, so that clients that
-        were refused together come back apart. A `Retry-After` of up to a minute is added.
+        The longest wait doubles with each failure; a random half of it is left out, so that clients that were refused
+        together come back apart. A `Retry-After` of up to a minute is added.
         """
         self.failures.append(error)
         count = len(self.failures)
         self._place.reached |= not isinstance(error, NoConnectionError)
-        tries: float = self._policy.tries or math.inf
+        tries: float = self.policy.tries or math.inf
         is_of_one_kind = len({type(failure) for failure in self.failures}) == 1
         if is_of_one_kind and not (self._place.reached and isinstance(error, NoConnectionError)):
             tries = min(tries, _TRIES.get(type(error), math.inf))
@@ -136,7 +133,7 @@ class Attempts:
         if count >= tries or is_late or not isinstance(error, TransientStorageError):
             return None
         self.warn_of_silence()
-        longest_s = min(self._policy.most_backoff_s, self._policy.first_backoff_s * 2.0 ** min(count - 1, 60))
+        longest_s = min(self.policy.most_backoff_s, self.policy.first_backoff_s * 2.0 ** min(count - 1, 60))
         asked_s = min(error.retry_after_s or 0.0, _MOST_RETRY_AFTER_S)
         return min(max(0.0, self.left_s()), asked_s + longest_s * (1.0 + _JITTER.random()) / 2.0)
 
@@ -144,11 +141,11 @@ class Attempts:
         """Log a warning if the place has been silent for long, once until it answers again.
 
         Returns:
-            In how many seconds the warning is due; 0 if it was logged.
+            Seconds until the warning is due; 0 if it was logged.
         """
         silent_s = self._clock() - max(self._began_s, self._place.answered_s)
-        if silent_s < self._policy.warn_after_s:
-            return self._policy.warn_after_s - silent_s
+        if silent_s < self.policy.warn_after_s:
+            return self.policy.warn_after_s - silent_s
         if not self._place.is_warned_of:
             self._place.is_warned_of = True
             what = self.failures[-1].message if self.failures else "no answer"
@@ -159,9 +156,9 @@ class Attempts:
 
 @dataclass(slots=True)
 class Pin:
-    """Size and etag of the shard that is read, by the listing or the first answer; later answers must agree.
+    """Size and etag of a shard, by the listing or the first answer; later answers must agree.
 
-    `indexed` says that they come from an index, which may be older than the shard.
+    `indexed`: they come from an index, which may be older than the shard.
     """
 
     total_bytes: int | None = None
@@ -169,17 +166,11 @@ class Pin:
     indexed: bool = False
 
     def check(self, url: str, total_bytes: int, etag: str | None) -> None:
-        """Compare with an answer, and learn from it.
-
-        Raises:
-            ShardChangedError: the size or the etag differs.
-        """
-        if self.total_bytes not in (None, total_bytes) or not same_etag(self.etag, etag):
-            raise ShardChangedError(self._change(total_bytes, etag), url=url)
-        self.total_bytes = total_bytes
-        self.etag = self.etag if etag is None else etag
-
-    def _change(self, total_bytes: int, etag: str | None) -> str:
+        """Compare with an answer, and learn from it. Raises ShardChangedError if the size or the etag differs."""
+        if self.total_bytes in (None, total_bytes) and same_etag(self.etag, etag):
+            self.total_bytes = total_bytes
+            self.etag = self.etag if etag is None else etag
+            return
         versions = f"it had {_version(self.total_bytes, self.etag)} and has {_version(total_bytes, etag)} now"
         if not self.indexed:
             what, remedy = "while it was in use", "make a new loader"
@@ -188,23 +179,26 @@ class Pin:
             if self.total_bytes is not None and total_bytes < self.total_bytes:
                 remedy = f"if it was cut, fetch or pack it again; if it was rewritten, {remedy}"
         remedy += ", and give every version of a dataset a folder of its own"
-        return f"the shard was changed {what}: {versions}; {remedy}"
+        raise ShardChangedError(f"the shard was changed {what}: {versions}; {remedy}", url=url)
 
 
-class Watch:
-    """Observes a download, which has written everything up to `position`; its methods do nothing here."""
+@dataclass(slots=True)
+class RequestCounts:
+    """Counts of requests.
 
-    def __init__(self, start: int = 0) -> None:
-        self.position = start
+    Attributes:
+        requests: all requests, failed ones too.
+        throttled: requests refused because there were too many.
+        broken: requests that failed otherwise, also in the middle of a body.
+        answered: requests whose answer has begun.
+        answer_s: seconds from these requests to the first bytes of their answers.
+    """
 
-    def sent(self) -> None:
-        """Note that a request is sent."""
-
-    def answered(self, after_s: float) -> None:
-        """Note that the first byte of an answer has come, so many seconds after the request."""
-
-    def failed(self, failure: TransientStorageError) -> None:
-        """Note that a request has failed."""
+    requests: int = 0
+    throttled: int = 0
+    broken: int = 0
+    answered: int = 0
+    answer_s: float = 0.0
 
 
 async def download(
@@ -216,48 +210,50 @@ async def download(
     *,
     pin: Pin,
     retries: Retries | None = None,
-    watch: Watch | None = None,
+    counts: RequestCounts | None = None,
 ) -> int:
-    """Fetch the bytes `[start, end)` of a shard and hand each piece to `write(offset, piece)` as it arrives.
+    """Fetch the bytes `[start, end)` of a shard and pass each piece to `write(offset, piece)` as it arrives.
 
-    The pieces come in order, without gap or overlap, and never beyond the request. A broken body is continued, under
-    the pinned etag. Transient failures are retried. A cancelled download writes nothing more.
+    Pieces come in order, without gap or overlap. A broken body is continued under the pinned etag, and transient
+    failures are retried. A cancelled download writes nothing more.
 
     Args:
-        storage: makes one request; retrying is done here.
+        storage: makes single requests.
         url: the shard.
         start: the first byte; before the shard's end.
         end: exclusive; cut to the shard's end.
         write: called in the loop; an exception ends the download.
         pin: shared by all downloads of the shard.
         retries: how requests are retried.
-        watch: observes the download.
+        counts: updated with every request.
 
     Returns:
-        The end of what was written: `end`, or the shard's.
+        The end of the written bytes: `end`, or the shard's.
 
     Raises:
         ShardChangedError: an answer is of another version than the pinned one.
         ShardNotFoundError: there is no such shard.
-        StorageError: it cannot be read, or an answer holds more than was requested, or the shard ends before `start`.
+        StorageError: it cannot be read, an answer holds more than was requested, or the shard ends before `start`.
     """
-    watch, retries = watch or Watch(), retries or Retries()
-    watch.position = start
+    retries, counts = retries or Retries(), counts or RequestCounts()
     clock = asyncio.get_running_loop().time
     attempts = retries.begin(url, clock, reached=True)  # by the listing
+    request = _Request(storage, url, start, end, pin, attempts, counts)
     while True:
-        before = watch.position
-        stop = end if pin.total_bytes is None else min(end, pin.total_bytes)
-        if before >= stop:
+        before = request.position
+        if pin.total_bytes is not None:
+            request.stop = min(end, pin.total_bytes)
+        if before >= request.stop:
             if before == start > 0:
-                raise StorageError(f"bytes from {before} on were requested, and the shard has {stop}", url=url)
-            return stop
-        watch.sent()
+                raise StorageError(f"bytes from {before} on were requested, and the shard has {request.stop}", url=url)
+            return request.stop
+        counts.requests += 1
         try:
-            await _Request(storage, url, stop, pin, attempts, retries.policy).fetch(write, watch)
+            await request.fetch(write)
         except TransientStorageError as exc:
-            watch.failed(exc)
-            if watch.position == before:  # otherwise continue from here at once
+            counts.throttled += exc.throttled
+            counts.broken += not exc.throttled
+            if request.position == before:  # otherwise continue from here at once
                 wait_s = attempts.wait_s(exc)
                 if wait_s is None:
                     raise _given_up(url, before, attempts, clock() - attempts.progress_s) from exc
@@ -277,29 +273,30 @@ class _StalledError(TransientStorageError):
 
 @dataclass(slots=True)
 class _Request:
-    """One request of a download, for the bytes that are missing."""
+    """The requests of a download, one at a time, each for the bytes from `position` up to `stop`."""
 
     storage: Storage
     url: str
+    position: int
     stop: int
     pin: Pin
     attempts: Attempts
-    policy: RetryPolicy
+    counts: RequestCounts
     warning: asyncio.TimerHandle | None = None
 
-    async def fetch(self, write: Callable[[int, bytes], None], watch: Watch) -> None:
-        """Write the pieces as they arrive. Raises _StalledError if none comes in time."""
-        clock, stall_timeout_s = asyncio.get_running_loop().time, self.policy.stall_timeout_s
+    async def fetch(self, write: Callable[[int, bytes], None]) -> None:
+        """Write the pieces of one answer as they arrive. Raises _StalledError if none comes in time."""
+        clock, stall_timeout_s = asyncio.get_running_loop().time, self.attempts.policy.stall_timeout_s
         sent_s, body, answered = clock(), None, False
         deadline = asyncio.timeout(min(stall_timeout_s, self.attempts.left_s()))
         self._warn_when_silent()
         try:
             async with deadline:
-                body = await self._open(watch.position)
+                body = await self._open()
                 self.pin.check(self.url, body.total_bytes, body.etag)
                 self.stop = min(self.stop, body.total_bytes)
                 async for piece in body.pieces:
-                    if watch.position + len(piece) > self.stop:
+                    if self.position + len(piece) > self.stop:
                         raise StorageError(
                             f"the answer to a request for bytes up to {self.stop} holds more than that; the server, or "
                             "a proxy before it, does not keep to ranges",
@@ -311,11 +308,12 @@ class _Request:
                     now_s = self.attempts.progressed()
                     if not answered:
                         answered = True
-                        watch.answered(now_s - sent_s)
-                    write(watch.position, piece)
-                    watch.position += len(piece)
-                if watch.position < self.stop:
-                    early = counted(self.stop - watch.position, "byte")
+                        self.counts.answered += 1
+                        self.counts.answer_s += now_s - sent_s
+                    write(self.position, piece)
+                    self.position += len(piece)
+                if self.position < self.stop:
+                    early = counted(self.stop - self.position, "byte")
                     raise TransientStorageError(f"an answer ended {early} too early", url=self.url)
                 body = None  # read to its end, so its connection can be used again
         except TimeoutError:
@@ -328,9 +326,9 @@ class _Request:
             if body is not None:
                 await body.aclose()
 
-    async def _open(self, start: int) -> RangeBody:
+    async def _open(self) -> RangeBody:
         try:
-            return await self.storage.open_range(self.url, start, self.stop, etag=self.pin.etag)
+            return await self.storage.open_range(self.url, self.position, self.stop, etag=self.pin.etag)
         except ShardChangedError:
             # A refusal does not name the present size, and does not know of the index.
             with suppress(TransientStorageError):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -66,15 +65,13 @@ class RangeBody:
 
 
 class Storage(Protocol):
-    """A storage of shards. Every failure is a `StorageError` that names the url."""
+    """A storage of shards. Every failure is a `StorageError` with the url."""
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version of one shard. Raises ShardNotFoundError if there is none."""
-        ...
 
     def absolute(self, url: str) -> str:
         """Return the url that does not depend on the working directory."""
-        ...
 
     def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
         """Return the files (or the folders) that a glob of `*`, `?`, `[...]` matches, sorted by url.
@@ -82,15 +79,12 @@ class Storage(Protocol):
         `**` as a whole component matches any number of folders, also none. Only components that begin with a dot match
         names that do.
         """
-        ...
 
     def is_folder(self, url: str) -> bool:
         """Return True if something lies below the url."""
-        ...
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
         """Read a small file whole; one of more than `most_bytes` is an error."""
-        ...
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
         """Request the bytes from `start` to `end` (exclusive; None for the rest; cut at the object's end).
@@ -101,19 +95,15 @@ class Storage(Protocol):
             ShardChangedError: the object is not the version of `etag` (None takes any), or too short for `start`.
             TransientStorageError: the request may succeed if it is repeated.
         """
-        ...
 
     def write(self, url: str, source: bytes | str) -> None:
         """Write a file whole or not at all, from bytes or from a local file given by its path."""
-        ...
 
     def delete(self, url: str) -> None:
         """Delete a file; a missing file is no error."""
-        ...
 
     async def aclose(self) -> None:
         """Close the connections that the running loop has opened; later reads open new ones."""
-        ...
 
 
 # -- urls ----------------------------------------------------------------------------------------------------------
@@ -161,7 +151,7 @@ def quoted(etag: str | None) -> str | None:
 
 
 def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> str | None:
-    """Return an object's ETag, else a weak one made of its time and size; None if the time says nothing."""
+    """Return an object's ETag, or a weak one of its time and size; None if the time is unknown or too recent."""
     if etag is not None or changed is None:
         return quoted(etag)
     changed_s = changed.timestamp()
@@ -171,12 +161,9 @@ def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> 
 
 
 def same_etag(one: str | None, other: str | None) -> bool:
-    """Return True if two ETags may be of the same version; None may be of any."""
-    return one is None or other is None or _bare(one) == _bare(other)
-
-
-def _bare(etag: str) -> str:
-    return etag.removeprefix("W/").strip('"')
+    """Return True if two ETags may name the same version. None may name any; quotes and weakness do not count."""
+    bare = {etag.removeprefix("W/").strip('"') for etag in (one, other) if etag is not None}
+    return len(bare) <= 1
 
 
 # -- patterns ------------------------------------------------------------------------------------------------------
@@ -208,21 +195,15 @@ def escaped(url: str) -> str:
     return escape(url) if host is None else url[: host.end()] + escape(url[host.end() :])
 
 
-def matches(path: str, component: str) -> bool:
-    """Return True if the name at the end of a path matches a component of a pattern."""
+def _matches(path: str, component: str) -> bool:
     name = path.rstrip("/").rpartition("/")[2]
     if name.startswith(".") and not component.startswith("."):
         return False
-    return component == "*" or _compiled(component).match(name) is not None
-
-
-@lru_cache(64)
-def _compiled(component: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(component))
+    return fnmatchcase(name, component)
 
 
 def split_pattern(path: str) -> tuple[str, list[str]]:
-    """Split a pattern into the folder before the first glob, and the components from there on, at least one."""
+    """Split a pattern into the folder before the first glob and the remaining components, at least one."""
     components = path.split("/")
     first = next((number for number, each in enumerate(components) if is_pattern(each)), len(components) - 1)
     steps: list[str] = []
@@ -237,13 +218,9 @@ def split_pattern(path: str) -> tuple[str, list[str]]:
 def find_entries(
     folder: str, steps: Sequence[str], level: Callable[[str], Iterable[Entry]], *, folders: bool
 ) -> list[Entry]:
-    """Return the files (or the folders) that match steps (see `split_pattern`) from a folder on, each once.
+    """Return the files (or the folders) below a folder that match the steps of `split_pattern`, each once.
 
-    Args:
-        folder: where to begin.
-        steps: components of a pattern.
-        level: lists a folder; returns nothing if it is missing.
-        folders: return folders.
+    `level` lists a folder; it returns nothing for a missing one.
     """
     listed: dict[str, list[Entry]] = {}
 
@@ -263,13 +240,13 @@ def find_entries(
         if step == ANY_FOLDERS:
             yield from walk(folder, rest, depth)
             for entry in inside(folder):
-                if entry.is_folder and matches(entry.path, "*"):
+                if entry.is_folder and _matches(entry.path, "*"):
                     yield from walk(entry.path, steps, depth + 1)
         elif not rest:
-            yield from (entry for entry in inside(folder) if entry.is_folder == folders and matches(entry.path, step))
+            yield from (entry for entry in inside(folder) if entry.is_folder == folders and _matches(entry.path, step))
         elif is_pattern(step):
             for entry in inside(folder):
-                if entry.is_folder and matches(entry.path, step):
+                if entry.is_folder and _matches(entry.path, step):
                     yield from walk(entry.path, rest, depth)
         else:
             yield from walk(f"{folder}/{step}" if folder else step, rest, depth)

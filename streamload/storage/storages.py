@@ -120,11 +120,9 @@ class Storages:
         for storage in self._by_protocol.values():
             await storage.aclose()
 
-    def __getstate__(self) -> tuple[dict[str, Any], Any, Retries]:
-        return self._options, self._filesystem, self.retries
-
-    def __setstate__(self, state: tuple[dict[str, Any], Any, Retries]) -> None:
-        Storages.__init__(self, *state)
+    def __reduce__(self) -> tuple[type[Storages], tuple[dict[str, Any], Any, Retries]]:
+        # Times of answers are by the clock of this machine.
+        return Storages, (self._options, self._filesystem, Retries(self.retries.policy))
 
     def _make(self, protocol: str, url: str) -> Storage:
         if protocol in FAMILY:
