@@ -34,7 +34,7 @@ from streamload.index.listing import Listing, Shard
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
 from streamload.storage.download import Pin, read_range
-from streamload.storage.local_files import LocalStorage
+from streamload.storage.local_files import open_regular
 from streamload.storage.storages import Storages
 from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
@@ -369,7 +369,7 @@ class Dataset:
 def _read_range(url: str, start: int, end: int) -> bytes | None:
     """Read a range of a local file; None if there is no such file."""
     try:
-        with open(LocalStorage().open(url), "rb", buffering=0) as file:
+        with open(open_regular(url)[0], "rb", buffering=0) as file:
             return os.pread(file.fileno(), end - start, start)
     except ShardNotFoundError:
         return None

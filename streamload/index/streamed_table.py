@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 
 from streamload.errors import DatasetIndexError, ShardFormatError, StorageError, StreamloadError
 from streamload.storage.download import Pin, download
-from streamload.storage.local_files import LocalStorage
+from streamload.storage.local_files import LocalStorage, open_regular
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
 from streamload.tar.header_chain import RECORD_BYTES
@@ -52,8 +51,9 @@ def scan_local(
     if not isinstance(storage, LocalStorage) or compression_of(url) is not None:
         return None
     try:
-        with open(storage.open(url), "rb", buffering=0) as file:
-            status, options = os.fstat(file.fileno()), {"crc32": every_byte, "labels": labels or every_byte}
+        descriptor, status = open_regular(url)
+        with open(descriptor, "rb", buffering=0) as file:
+            options = {"crc32": every_byte, "labels": labels or every_byte}
             table = scan_file(file.fileno(), status.st_size, url, record_bytes=record_bytes, **options)
     except OSError as exc:
         raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from streamload.decode.decoders import decoder_for
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.pack.tasks import Append, Fault
-from streamload.storage.local_files import LocalStorage
+from streamload.storage.local_files import open_regular
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of, decompressed
 from streamload.tar.scan import scan_shard
@@ -122,7 +122,7 @@ def _archive(url: str, storages: Storages) -> bytes | mmap:
     if storages.costs_requests(url) or compression_of(url) is not None:
         content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
         return b"".join(decompressed(url, content))
-    with open(LocalStorage().open(url), "rb") as file:
+    with open(open_regular(url)[0], "rb") as file:
         return mmap(file.fileno(), 0, prot=PROT_READ) if os.fstat(file.fileno()).st_size else b""
 
 

@@ -189,6 +189,7 @@ _FSSPEC: _Rows = (
     (r"\bConnection\w*Error|\bReadError", "broken"),
     (r"FileNotFoundError|NotADirectoryError", 404),
 )
+_MOST_CAUSES = 10
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _CLOUD = re.compile(r"//169\.254\.169\.254|//metadata\.google\.internal|//metadata/computeMetadata")
@@ -218,7 +219,9 @@ def obstore_error(url: str, exc: Exception) -> StorageError:
 
 def fsspec_error(url: str, exc: Exception) -> StorageError:
     """Make the error for an exception of a filesystem, whose text may hold keys or signatures."""
-    causes = list(_causes(exc))
+    causes: list[BaseException] = [exc]
+    while (cause := causes[-1].__cause__) is not None and len(causes) < _MOST_CAUSES:
+        causes.append(cause)
     for cause in causes:
         status, code, retry_after = _response_of(cause)
         if status is not None or code is not None:
@@ -234,15 +237,6 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
     else:
         what = f"cannot be read ({type(exc).__name__}); check the url and storage_options"
     return StorageError(what, url=url)
-
-
-def _causes(exc: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = exc
-    for _ in range(10):
-        if cause is None:
-            return
-        yield cause
-        cause = cause.__cause__
 
 
 def _response_of(exc: BaseException) -> tuple[int | None, str | None, object]:

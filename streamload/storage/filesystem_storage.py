@@ -89,7 +89,7 @@ class FilesystemStorage:
         self._known: dict[str, tuple[ShardInfo, float]] = {}
 
     def info(self, url: str) -> ShardInfo:
-        """Return size and version of one file; see `Storage.info`."""
+        """Return size and version of one file."""
 
         def look(fs: Any, path: str) -> ShardInfo:
             try:
@@ -115,10 +115,13 @@ class FilesystemStorage:
         """Return the matches, by one `ls` of each folder; links count as their targets."""
 
         def matching(fs: Any, path: str) -> list[ShardInfo]:
-            to_url = _url_maker(pattern, path)
             folder, steps = split_pattern(path)
             entries = find_entries(folder, steps, partial(_level, fs), folders=folders)
-            return sorted(shard_info(to_url(entry.path), {} if folders else entry.known) for entry in entries)
+            bare, path = pattern.rstrip("/"), path.strip("/")
+            before = bare.removesuffix(path) if bare.endswith(path) else ""  # what urls have before the path
+            return sorted(
+                shard_info(before + entry.path.strip("/"), {} if folders else entry.known) for entry in entries
+            )
 
         return self._retried(pattern, matching)
 
@@ -127,7 +130,7 @@ class FilesystemStorage:
         return self._retried(url, lambda fs, path: bool(fs.isdir(path)))
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """Read a small file by `cat_file`; see `Storage.read_bytes`."""
+        """Read a small file by `cat_file`."""
 
         def read(fs: Any, path: str) -> bytes:
             size_bytes = shard_info(url, _call(fs, "info", path, timeout_s=INFO_TIMEOUT_S)).bytes
@@ -141,7 +144,7 @@ class FilesystemStorage:
         return self._retried(url, read)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
-        """Read a range whole by `cat_file`; see `Storage.open_range`.
+        """Read a range whole by `cat_file`.
 
         Size and version are requested before the first range of a file, and again after a while.
         """
@@ -170,36 +173,32 @@ class FilesystemStorage:
     def write(self, url: str, source: bytes | str) -> None:
         """Write by `pipe_file` or `put_file`, under another name if the file would appear while it is written."""
         protocols = {protocol_of(url)} if self._filesystem is None else protocols_of(self._filesystem)
-
-        def put(fs: Any, path: str) -> None:
-            if isinstance(source, bytes):
-                fs.pipe_file(path, source)
-            else:
-                fs.put_file(source, path)
-
+        renames = not _RENAMING.isdisjoint(protocols)
         name = secrets.token_hex(8)  # of all tries, so that a later one replaces what cannot be removed
 
-        def put_and_rename(fs: Any, path: str) -> None:
-            written = f"{path}.{name}.tmp"
+        def put(fs: Any, path: str) -> None:
+            written = f"{path}.{name}.tmp" if renames else path
             try:
-                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                put(fs, written)
-                fs.mv(written, path)
+                if renames:
+                    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                if isinstance(source, bytes):
+                    fs.pipe_file(written, source)
+                else:
+                    fs.put_file(source, written)
+                if renames:
+                    fs.mv(written, path)
             except BaseException:
-                with suppress(StorageError), errors.fsspec_errors(url):
-                    fs.rm_file(written)
+                if renames:
+                    with suppress(StorageError), errors.fsspec_errors(url):
+                        fs.rm_file(written)
                 raise
 
-        self._retried(url, put_and_rename if _RENAMING & protocols else put)
+        self._retried(url, put)
 
     def delete(self, url: str) -> None:
-        """Delete a file; see `Storage.delete`."""
-
-        def remove(fs: Any, path: str) -> None:
-            with suppress(FileNotFoundError):
-                fs.rm_file(path)
-
-        self._retried(url, remove)
+        """Delete a file."""
+        with suppress(ShardNotFoundError):
+            self._retried(url, lambda fs, path: fs.rm_file(path))
 
     async def aclose(self) -> None:
         """Drop the filesystems, which close their connections when nothing refers to them."""
@@ -304,10 +303,3 @@ async def _when_read(
         yield reading.result()
     finally:
         reading.cancel()
-
-
-def _url_maker(url: str, path: str) -> Callable[[str], str]:
-    """Return the function from a filesystem's paths to urls like one whose path is known."""
-    url, path = url.rstrip("/"), path.strip("/")
-    before = url[: len(url) - len(path)] if url.endswith(path) else ""
-    return lambda path: f"{before}{path.strip('/')}"

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -123,8 +124,9 @@ def local_path(url: str) -> str:
     return os.path.join(os.getcwd(), os.path.expanduser(url))
 
 
-def open_regular(path: str) -> tuple[int, os.stat_result]:
-    """Open a regular file; return its read-only descriptor and its status. Raises as `Storage.open`."""
+def open_regular(url: str) -> tuple[int, os.stat_result]:
+    """Open a regular file; return its read-only descriptor and its status. Raises StorageError."""
+    path = local_path(url)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
@@ -138,11 +140,11 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     return descriptor, status
 
 
+@dataclass(frozen=True, slots=True)
 class LocalStorage:
     """Files by path or by `file://` url; if `durable`, `write` waits until the bytes are on the disk."""
 
-    def __init__(self, *, durable: bool = True) -> None:
-        self._durable = durable
+    durable: bool = True
 
     def info(self, url: str) -> ShardInfo:
         """Return size and time of a file."""
@@ -171,24 +173,21 @@ class LocalStorage:
         """Return True if the path is a folder, or a link to one."""
         return os.path.isdir(local_path(url))
 
-    def open(self, url: str) -> int:
-        """Open a regular file and return its read-only descriptor."""
-        return open_regular(local_path(url))[0]
-
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """Read a small file whole; see `Storage.read_bytes`."""
+        """Read a small file whole."""
         path = local_path(url)
-        with open(self.open(path), "rb") as file:
+        descriptor, status = open_regular(path)
+        with open(descriptor, "rb") as file:
             try:
                 # Not simply `most_bytes`: a buffer of that size is allocated first.
-                content = file.read(min(most_bytes, os.fstat(file.fileno()).st_size) + 1)
+                content = file.read(min(most_bytes, status.st_size) + 1)
             except OSError as exc:
                 raise _storage_error(path, exc) from None
         check_small(path, len(content), most_bytes)
         return content
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
-        """Open a range of a file; see `Storage.open_range`."""
+        """Open a range of a file."""
         del etag  # local files have none
         path, total_bytes = local_path(url), self.info(url).bytes
         if start >= max(1, total_bytes):
@@ -197,7 +196,7 @@ class LocalStorage:
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             try:
-                with open(self.open(path), "rb", buffering=0) as file:
+                with open(open_regular(path)[0], "rb", buffering=0) as file:
                     for position in range(start, stop, _CHUNK_BYTES):
                         piece_bytes = min(_CHUNK_BYTES, stop - position)
                         piece = await asyncio.to_thread(os.pread, file.fileno(), piece_bytes, position)
@@ -209,19 +208,19 @@ class LocalStorage:
         return RangeBody(total_bytes, None, pieces())
 
     def write(self, url: str, source: bytes | str) -> None:
-        """Write a file and its folders; see `Storage.write`."""
+        """Write a file and its folders."""
         path = local_path(url)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as opened:
-                replace_file(path, partial(shutil.copyfileobj, opened, length=_CHUNK_BYTES), durable=self._durable)
+                replace_file(path, partial(shutil.copyfileobj, opened, length=_CHUNK_BYTES), durable=self.durable)
         except OSError as exc:
             raise StorageError(
                 f"cannot be written: {exc.strerror or exc}; check permissions and free space", url=path
             ) from exc
 
     def delete(self, url: str) -> None:
-        """Delete a file; see `Storage.delete`."""
+        """Delete a file."""
         path = local_path(url)
         try:
             os.unlink(path)

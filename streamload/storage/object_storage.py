@@ -50,7 +50,6 @@ from streamload.storage.protocol import (
     quoted,
     same_etag,
     split_pattern,
-    version_of,
 )
 from streamload.text import counted
 
@@ -140,24 +139,20 @@ def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
 def _own_name(protocol: str, family: str, name: str) -> str:
     """Return obstore's name of an option. Raises ValueError for an unknown one."""
     plain = name.lower().removeprefix("aws_") if family == "s3" else name
-    own = _ALIASES[family].get(plain, plain)
-    if plain in _ALIASES[family] or _is_of_obstore(family, own):
-        return own
-    known = ["client_kwargs", "client_options", "headers", *_ALIASES[family], *_ALIASES[family].values()]
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-    raise ValueError(
-        f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? Options of an "
-        "fsspec filesystem need one: filesystem=fsspec.filesystem(...)"
-    )
-
-
-def _is_of_obstore(family: str, name: str) -> bool:
+    aliases = _ALIASES[family]
     try:
-        return family in _STORES and bool(getattr(store, _STORES[family])("bucket", config={name: ""}))
-    except UnknownConfigurationKeyError:
-        return False
+        if plain not in aliases:
+            getattr(store, _STORES[family])("bucket", config={plain: ""})
+    except (KeyError, UnknownConfigurationKeyError):
+        known = ["client_kwargs", "client_options", "headers", *aliases, *aliases.values()]
+        close = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
+        raise ValueError(
+            f"storage_options names {name!r}, which {protocol}:// does not know; did you mean {close!r}? Options of an "
+            "fsspec filesystem need one: filesystem=fsspec.filesystem(...)"
+        ) from None
     except BaseError:  # more settings would be needed
-        return True
+        pass
+    return aliases.get(plain, plain)
 
 
 def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
@@ -254,58 +249,31 @@ def _aws_credentials(root: str, options: ObjectOptions) -> Any:
     return Boto3CredentialProvider(session, ttl=timedelta(minutes=5)) if session.get_credentials() else None
 
 
-_used_by: list[int] = []
-
-
-def _use_here(url: str) -> None:
-    """Raise StorageError in a fork of a process that has used obstore, since its threads are missing."""
-    process = os.getpid()
-    if not _used_by:
-        _used_by.append(process)
-    elif _used_by[0] != process:
-        raise StorageError(
-            "this process was forked from one that has used a storage, and would wait forever here; start it by spawn",
-            url=url,
-        )
-
-
-class InFlight:
-    """The answers that obstore's threads still hold; if the interpreter exits meanwhile, the process aborts.
-
-    An answer dies when its thread has released it, also a cancelled one.
-    """
-
-    def __init__(self) -> None:
-        self._answers: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
-
-    def add(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
-        """Register an answer, and return it."""
-        self._answers.add(answer)
-        return answer
-
-    async def wait_until_empty(self) -> None:
-        """Wait at most a second until obstore has released all answers, which it does at its next call."""
-        wait_s = 0.001
-        while self._answers and wait_s < 1.0:
-            store.MemoryStore()
-            if self._answers:
-                await asyncio.sleep(wait_s)
-                wait_s *= 2
-        self._answers.clear()
-
-
 # -- the storage -----------------------------------------------------------------------------------------------------
 
 # What obstore gathers of a body before it passes that on: each piece costs as much as copying 100 kB.
 _PIECE_BYTES = 512 << 10
-# A url that is signed has a store of its own.
+# An object changed more recently may change again within the same second, and some servers always answer "now".
+_RESOLVED_S = 60.0
+# A signed url has a store of its own.
 _MOST_STORES = 64
 _UNEXPLAINED = ("access is denied (401);", "access is denied (403);")
+_SIGNED_FOR = timedelta(hours=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# The process that has used obstore; its threads are missing in a fork.
+_used_by: set[int] = set()
 
 
 def _version(meta: Mapping[str, Any]) -> str | None:
-    return version_of(meta["e_tag"], meta["last_modified"], meta["size"])
+    """Return an object's ETag, or a weak one of its time and size; None if the time is unknown or too recent."""
+    etag, changed = meta["e_tag"], meta["last_modified"]
+    if etag is not None or changed is None:
+        return quoted(etag)
+    changed_s = changed.timestamp()
+    if changed_s <= 0 or time.time() - changed_s < _RESOLVED_S:
+        return None
+    return f'W/"{int(changed_s):x}-{meta["size"]:x}"'
 
 
 def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
@@ -325,10 +293,11 @@ class ObjectStorage:
         self._options = options
         self._retries = retries or Retries()
         self._web = options.family == "http"
-        self._signs = options.family == "s3" and "skip_signature" not in options.config
+        self._signs = not self._web and "skip_signature" not in options.config
         self._stores: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
-        self._in_flight = InFlight()
+        # Answers that obstore's threads still hold; if the interpreter exits meanwhile, the process aborts.
+        self._in_flight: weakref.WeakSet[Awaitable[object]] = weakref.WeakSet()
         self._broken: set[str] = set()
         self._answers_200: set[str] = set()
         self._pauses: dict[str, tuple[float, float]] = {}
@@ -340,7 +309,7 @@ class ObjectStorage:
         if not self._web and not key:
             raise ShardNotFoundError("this is a bucket, and a shard must be an object in it; check the path", url=url)
         try:
-            return _info(url, self._retried(url, self._head))
+            return _info(url, self._retried(url, _head))
         except StorageError as exc:
             if not self._web:
                 self._explain(url, root, key, exc)
@@ -372,7 +341,7 @@ class ObjectStorage:
         return not self._web and bool(self._level(root, key.rstrip("/")))
 
     def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """Read a small file by one GET; see `Storage.read_bytes`."""
+        """Read a small file by one GET."""
 
         def whole(store: Any, key: str) -> bytes:
             answer = obstore.get(store, key)
@@ -384,7 +353,7 @@ class ObjectStorage:
         return self._retried(url, whole)
 
     async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None = None) -> RangeBody:
-        """Request a range by one GET; see `Storage.open_range`."""
+        """Request a range by one GET."""
         root, key = locate(url)
         if root in self._answers_200:
             return await self._open_signed(url, start, end, etag)
@@ -393,13 +362,14 @@ class ObjectStorage:
             options["if_match"] = quoted(etag)
         try:
             # No local name for the store: an error that is kept would keep it, and its connections.
-            result = await self._in_flight.add(obstore.get_async(self._store(root), key, options=options))
+            result = await self._flying(obstore.get_async(self._store(root), key, options=options))
         except (BaseError, OSError, ValueError) as exc:
             error = errors.obstore_error(url, exc)
-            if isinstance(error, errors.WholeAnswerError) and self._signs:
+            is_whole = isinstance(error, errors.WholeAnswerError)
+            if is_whole and self._signs and self._options.family == "s3":
                 self._answers_200.add(root)
                 return await self._open_signed(url, start, end, etag)
-            if type(error) is ShardChangedError or (isinstance(error, errors.WholeAnswerError) and start == 0):
+            if type(error) is ShardChangedError or (is_whole and start == 0):
                 return await self._empty_or_refused(url, start, etag, error)
             raise await asyncio.to_thread(self._noted, url, error) from None
         total_bytes, now = result.meta["size"], _version(result.meta)
@@ -415,7 +385,7 @@ class ObjectStorage:
         del result
         try:
             while True:
-                piece = await self._in_flight.add(anext(stream))
+                piece = await self._flying(anext(stream))
                 left -= len(piece)
                 if left < 0:
                     raise TransientStorageError("the server sent more bytes than its headers say", url=url)
@@ -434,7 +404,7 @@ class ObjectStorage:
     async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
         """Return an empty body if an object is empty, which has no range; else raise why a range was refused."""
         try:
-            meta = await asyncio.to_thread(self._retried, url, self._head)
+            meta = await asyncio.to_thread(self._retried, url, _head)
         except StorageError:
             raise error from None
         now = _version(meta)
@@ -445,13 +415,13 @@ class ObjectStorage:
         raise errors.changed_error(url, etag, now) from None
 
     async def _open_signed(self, url: str, start: int, end: int | None, etag: str | None) -> RangeBody:
-        """Read a range whole from `rclone serve s3`, which sends parts with status 200, which obstore refuses."""
+        """Read a range whole from `rclone serve s3`, which sends parts with status 200; obstore refuses these."""
         import aiohttp
 
         root, key = locate(url)
         headers = {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
         with errors.fsspec_errors(url):
-            address = await self._in_flight.add(obstore.sign_async(self._store(root), "GET", key, timedelta(hours=1)))
+            address = await self._flying(obstore.sign_async(self._store(root), "GET", key, _SIGNED_FOR))
             async with (
                 aiohttp.ClientSession(raise_for_status=True) as session,
                 session.get(address, headers=headers, ssl=self._trust()) as response,
@@ -468,15 +438,6 @@ class ObjectStorage:
         errors.check_length(url, content, stop - start, int(total))
         return RangeBody(int(total), now, one_piece(content))
 
-    def _trust(self) -> ssl.SSLContext:
-        """Return the settings of TLS that the options ask for, for requests that obstore does not make."""
-        client, trust = self._options.client, ssl.create_default_context()
-        if "root_certificate" in client:
-            trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))
-        if client.get("allow_invalid_certificates"):
-            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-        return trust
-
     def write(self, url: str, source: bytes | str) -> None:
         """Write by one PUT, or in parts if it is large."""
         if self._web:
@@ -485,18 +446,28 @@ class ObjectStorage:
         self._retried(url, lambda store, key: obstore.put(store, key, content), writes=True)
 
     def delete(self, url: str) -> None:
-        """Delete an object; see `Storage.delete`."""
+        """Delete an object."""
         with suppress(ShardNotFoundError):
             self._retried(url, obstore.delete)
 
     async def aclose(self) -> None:
-        """Drop the stores and their connections, and wait for the answers in flight."""
+        """Drop the stores and their connections, and wait at most a second for the answers in flight."""
         with self._lock:
             self._stores.clear()
-        await self._in_flight.wait_until_empty()
+        wait_s = 0.001
+        while self._in_flight and wait_s < 1.0:
+            store.MemoryStore()  # a cancelled answer is released at the next call of obstore
+            if self._in_flight:
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+        self._in_flight.clear()
+
+    def _flying(self, answer: Awaitable[_Result]) -> Awaitable[_Result]:
+        self._in_flight.add(answer)
+        return answer
 
     def _explain(self, url: str, root: str, key: str, error: StorageError) -> None:
-        """Raise an error that says more, after a HEAD, which has no body: what a listing answers, or similar names."""
+        """Raise an error that says more than a HEAD's, which has no body: a listing's, or one with similar names."""
         is_missing = isinstance(error, ShardNotFoundError)
         if not is_missing and not error.message.startswith(_UNEXPLAINED):
             return
@@ -511,22 +482,21 @@ class ObjectStorage:
             advice = errors.close_matches(name, names, root + folder)
             raise ShardNotFoundError(f"no such shard: {advice}", url=url) from None
 
-    def _head(self, store: Any, key: str) -> Any:
-        try:
-            return obstore.head(store, key)
-        except BaseError:
-            if "?" not in str(getattr(store, "url", "")):
-                raise
-            return obstore.get(store, key, options={"range": (0, 1)}).meta  # signed for GET, as most signed urls are
-
     def _level(self, root: str, folder: str) -> Sequence[Entry]:
-        """List what lies directly in a folder."""
         listed: Any = self._retried(root + folder, lambda store, _: obstore.list_with_delimiter(store, folder or None))
         folders = [Entry(str(path), is_folder=True) for path in listed["common_prefixes"]]
         return [*folders, *(Entry(meta["path"], is_folder=False, known=meta) for meta in listed["objects"])]
 
     def _store(self, root: str, *, writes: bool = False) -> Any:
-        _use_here(root)
+        """Return the store of a root, made once. Raises StorageError in a fork of a process that has used obstore."""
+        process = os.getpid()
+        if _used_by - {process}:
+            raise StorageError(
+                "this process was forked from one that has used a storage, and would wait forever here; start it by "
+                "spawn",
+                url=root,
+            )
+        _used_by.add(process)
         with self._lock:
             store = self._stores.get((root, writes))
             if store is None:
@@ -552,37 +522,54 @@ class ObjectStorage:
         return self._retries.repeat(url, once)
 
     def _noted(self, url: str, error: StorageError) -> StorageError:
-        """Read expired credentials again by new stores, and ask a web server that throttles when to come back."""
+        """Read expired credentials again by new stores, and ask a storage that throttles when to come back."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
-        if self._web and isinstance(error, TransientStorageError) and error.throttled:
-            error.retry_after_s = self._pause_s(url)
+        if isinstance(error, TransientStorageError) and error.throttled:
+            place = place_of(url)
+            with self._pausing:  # one HEAD for all requests that are refused together
+                asked_s, pause_s = self._pauses.get(place, (-math.inf, 0.0))
+                if time.monotonic() - asked_s > max(1.0, pause_s):
+                    asked_s, pause_s = time.monotonic(), self._retry_after_s(url)
+                    self._pauses[place] = asked_s, pause_s
+            error.retry_after_s = max(0.0, asked_s + pause_s - time.monotonic())
         return error
 
-    def _pause_s(self, url: str) -> float:
-        """Return the seconds until the time of a web server's `Retry-After`, which obstore does not show.
-
-        One HEAD asks for all requests that are refused together.
-        """
-        place = place_of(url)
-        with self._pausing:
-            asked_s, pause_s = self._pauses.get(place, (-math.inf, 0.0))
-            if time.monotonic() - asked_s > max(1.0, pause_s):
-                asked_s, pause_s = time.monotonic(), self._retry_after_s(url)
-                self._pauses[place] = asked_s, pause_s
-            return max(0.0, asked_s + pause_s - time.monotonic())
-
     def _retry_after_s(self, url: str) -> float:
+        """Return the seconds of the answer's `Retry-After`, which obstore does not show, by one HEAD; 0 for none."""
         address, headers = _without_login(url, self._options.client.get("default_headers", {}))
-        request = urllib.request.Request(address, method="HEAD")  # noqa: S310  it is a web address
-        for name, value in headers.items():
-            request.add_unredirected_header(name, value)
         try:
+            if not self._web:
+                if not self._signs:
+                    return 0.0
+                root, key = locate(url)
+                address = obstore.sign(self._store(root), "HEAD", key, _SIGNED_FOR)
+            request = urllib.request.Request(address, method="HEAD")  # noqa: S310  it is a web address
+            for name, value in headers.items():
+                request.add_unredirected_header(name, value)
             urllib.request.urlopen(request, timeout=5.0, context=self._trust()).close()  # noqa: S310
         except urllib.error.HTTPError as exc:
             exc.close()
             return errors.parse_retry_after(exc.headers.get("Retry-After")) or 0.0
-        except (OSError, ValueError, HTTPException):
+        except (BaseError, OSError, ValueError, HTTPException):
             pass
         return 0.0
+
+    def _trust(self) -> ssl.SSLContext:
+        """Return the settings of TLS that the options ask for, for requests that obstore does not make."""
+        client, trust = self._options.client, ssl.create_default_context()
+        if "root_certificate" in client:
+            trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))
+        if client.get("allow_invalid_certificates"):
+            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+        return trust
+
+
+def _head(store: Any, key: str) -> Any:
+    try:
+        return obstore.head(store, key)
+    except BaseError:
+        if "?" not in str(getattr(store, "url", "")):
+            raise
+        return obstore.get(store, key, options={"range": (0, 1)}).meta  # signed for GET, as most signed urls are

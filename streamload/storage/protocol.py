@@ -1,23 +1,24 @@
-"""The operations of every storage, and the values and patterns that they share."""
+"""Urls, versions and patterns: the values that all storages share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from glob import escape
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from streamload.errors import StorageError
 
+if TYPE_CHECKING:
+    from streamload.storage.filesystem_storage import FilesystemStorage
+    from streamload.storage.local_files import LocalStorage
+    from streamload.storage.object_storage import ObjectStorage
+
 UNKNOWN_BYTES = -1
 """The size of a shard if only a request for that shard would tell."""
-
-# An object changed more recently may change again within the same second, and some servers always answer "now".
-_RESOLVED_S = 60.0
 
 _GLOB = re.compile(r"[*?\[]")
 _IPV6_HOST = re.compile(r"://(?:[^/]*@)?\[[^\[\]/]*\]")
@@ -64,46 +65,20 @@ class RangeBody:
         await self.pieces.aclose()
 
 
-class Storage(Protocol):
-    """A storage of shards. Every failure is a `StorageError` with the url."""
-
-    def info(self, url: str) -> ShardInfo:
-        """Return size and version of one shard. Raises ShardNotFoundError if there is none."""
-
-    def absolute(self, url: str) -> str:
-        """Return the url that does not depend on the working directory."""
-
-    def list(self, pattern: str, *, folders: bool = False) -> list[ShardInfo]:
-        """Return the files (or the folders) that a glob of `*`, `?`, `[...]` matches, sorted by url.
-
-        `**` as a whole component matches any number of folders, also none. Only components that begin with a dot match
-        names that do.
-        """
-
-    def is_folder(self, url: str) -> bool:
-        """Return True if something lies below the url."""
-
-    def read_bytes(self, url: str, *, most_bytes: int) -> bytes:
-        """Read a small file whole; one of more than `most_bytes` is an error."""
-
-    async def open_range(self, url: str, start: int, end: int | None, *, etag: str | None) -> RangeBody:
-        """Request the bytes from `start` to `end` (exclusive; None for the rest; cut at the object's end).
-
-        The object must have the first byte, unless that is 0 and the object is empty.
-
-        Raises:
-            ShardChangedError: the object is not the version of `etag` (None takes any), or too short for `start`.
-            TransientStorageError: the request may succeed if it is repeated.
-        """
-
-    def write(self, url: str, source: bytes | str) -> None:
-        """Write a file whole or not at all, from bytes or from a local file given by its path."""
-
-    def delete(self, url: str) -> None:
-        """Delete a file; a missing file is no error."""
-
-    async def aclose(self) -> None:
-        """Close the connections that the running loop has opened; later reads open new ones."""
+# Every storage has these methods; every failure is a StorageError with the url.
+# - info(url): size and version of a shard, or ShardNotFoundError.
+# - absolute(url): the url that does not depend on the working directory.
+# - list(pattern, folders=): files (or folders) by a glob of `*`, `?`, `[...]`, sorted by url. `**` as a whole component
+#   matches any number of folders, also none. Only components that begin with a dot match names that do.
+# - is_folder(url): True if something lies below the url.
+# - read_bytes(url, most_bytes=): a small file whole; a larger one is an error.
+# - open_range(url, start, end, etag=): the bytes from `start` to `end` (exclusive; None for the rest; cut at the
+#   object's end). ShardChangedError if the object is not the version of `etag` (None takes any), or too short for
+#   `start` (only an empty object has an empty range); TransientStorageError if a retry may succeed.
+# - write(url, source): a file whole or not at all, from bytes or from a local file given by its path.
+# - delete(url): a missing file is no error.
+# - aclose(): close the connections that the running loop has opened; later reads open new ones.
+Storage: TypeAlias = "LocalStorage | ObjectStorage | FilesystemStorage"
 
 
 # -- urls ----------------------------------------------------------------------------------------------------------
@@ -148,16 +123,6 @@ def protocols_of(filesystem: Any) -> frozenset[str]:
 def quoted(etag: str | None) -> str | None:
     """Return an ETag with its quotes, which some servers leave out."""
     return etag if etag is None or etag.startswith(('"', "W/")) else f'"{etag}"'
-
-
-def version_of(etag: str | None, changed: datetime | None, total_bytes: int) -> str | None:
-    """Return an object's ETag, or a weak one of its time and size; None if the time is unknown or too recent."""
-    if etag is not None or changed is None:
-        return quoted(etag)
-    changed_s = changed.timestamp()
-    if changed_s <= 0 or datetime.now(UTC).timestamp() - changed_s < _RESOLVED_S:
-        return None
-    return f'W/"{int(changed_s):x}-{total_bytes:x}"'
 
 
 def same_etag(one: str | None, other: str | None) -> bool:
@@ -242,13 +207,11 @@ def find_entries(
             for entry in inside(folder):
                 if entry.is_folder and _matches(entry.path, "*"):
                     yield from walk(entry.path, steps, depth + 1)
-        elif not rest:
-            yield from (entry for entry in inside(folder) if entry.is_folder == folders and _matches(entry.path, step))
-        elif is_pattern(step):
-            for entry in inside(folder):
-                if entry.is_folder and _matches(entry.path, step):
-                    yield from walk(entry.path, rest, depth)
-        else:
+        elif rest and not is_pattern(step):
             yield from walk(f"{folder}/{step}" if folder else step, rest, depth)
+        else:
+            for entry in inside(folder):
+                if entry.is_folder == (folders or bool(rest)) and _matches(entry.path, step):
+                    yield from walk(entry.path, rest, depth) if rest else [entry]
 
     return list({entry.path: entry for entry in walk(folder, steps, 0)}.values())

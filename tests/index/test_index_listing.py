@@ -13,7 +13,7 @@ from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.listing import Listing, find_shards, list_shards
 from streamload.index.shard_names import SHARDIFY, ShardNaming, UnfinishedSet, mark_unfinished
-from streamload.storage.local_files import LocalStorage, local_path
+from streamload.storage.local_files import LocalStorage, local_path, open_regular
 
 
 def touch(folder: Path, *names: str) -> list[str]:
@@ -68,7 +68,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         LocalStorage().info(str(tmp_path))
     with pytest.raises(StorageError, match="not a regular file"):
         LocalStorage().info(str(tmp_path / "pipe"))
-    for act in (LocalStorage().open, partial(LocalStorage().read_bytes, most_bytes=9)):
+    for act in (open_regular, partial(LocalStorage().read_bytes, most_bytes=9)):
         with pytest.raises(StorageError, match="not a regular file"):
             act(str(tmp_path / "pipe"))
 
