@@ -45,7 +45,7 @@ def begin(loader: StreamLoader, ready: int = 0) -> EpochIterator:
     while sum(len(message.batches) for message in messages) < ready:
         messages.append(begun.connection.receive(30))
     for message in reversed(messages):
-        begun.connection.put_back(message)
+        begun.connection.messages.appendleft(message)
     return begun
 
 

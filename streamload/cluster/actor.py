@@ -15,7 +15,7 @@ from streamload.fetch.budget import default_budget
 from streamload.log_records import set_log_levels
 from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart
-from streamload.trainer.connection import FeederProcess
+from streamload.trainer.connection import FeederConnection, start_feeder_process
 from streamload.workers.launchers import available_processors
 
 
@@ -39,7 +39,7 @@ class FeederActor:
     def __init__(self) -> None:
         # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
-        self._feeder: FeederProcess | None = None
+        self._feeder: FeederConnection | None = None
         self._pass = (-1, -1, -1)
         self._ended = True
 
@@ -59,7 +59,7 @@ class FeederActor:
             actors_of_node = max(1, available_processors() // num_cpus)
             budget_bytes = min(message.fetching.budget_bytes, default_budget(actors_of_node))
             message = message._replace(fetching=message.fetching._replace(budget_bytes=budget_bytes))
-        self._feeder = FeederProcess(message.workers, None)
+        self._feeder = start_feeder_process(message.workers, None)
         self._feeder.send(message)
 
     def begin(self, start: EpochStart) -> None:
@@ -85,7 +85,6 @@ class FeederActor:
             if not isinstance(message, Ready):
                 continue
             memory = [self._feeder.lease(batch.slot)[: batch.size_bytes] for batch in message.batches]
-            self._feeder.note_taken(len(memory))
             if message.start == self._pass:
                 self._ended = message.last
                 return message, memory

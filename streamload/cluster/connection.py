@@ -89,16 +89,16 @@ class RayConnection(Connection):
             self._closed = True
             for feeder in self._feeders:
                 self._end(feeder)
-            self._messages.clear()
+            self.messages.clear()
             self._memory.clear()
 
     # -- the trainer -----------------------------------------------------------------------------------------------
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, *, later: bool = False) -> None:  # noqa: ARG002
         """Begin a pass; the feeders need no other message."""
         if isinstance(message, EpochStart):
             self._start, self._turn, self._position = message, 0, message.position
-            self._messages.clear()
+            self.messages.clear()
             self._memory.clear()
             for feeder in self._feeders:
                 self._begin(feeder)
@@ -129,7 +129,7 @@ class RayConnection(Connection):
     def _needed(self) -> _Feeder | None:
         """The feeder that the next message waits for; None if it can be made."""
         feeder = self._feeders[self._turn % len(self._feeders)]
-        if self._messages or feeder.batches or feeder.failed is not None:
+        if self.messages or feeder.batches or feeder.failed is not None:
             return None
         if not feeder.ended:
             return feeder
@@ -138,8 +138,8 @@ class RayConnection(Connection):
 
     def _message(self) -> Any:
         """Make the next message, for which nothing is needed."""
-        if self._messages:
-            return self._messages.popleft()
+        if self.messages:
+            return self.messages.popleft()
         assert self._start is not None
         feeder = self._feeders[self._turn % len(self._feeders)]
         if feeder.batches:

@@ -55,7 +55,7 @@ from streamload.decode.tasks import (
     TaskCosts,
 )
 from streamload.memory.mapped import map_memory
-from streamload.memory.slots import HeapSlots, MappedSlots, SlotMemory
+from streamload.memory.slots import MappedSlots
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.scan import scan_file, scan_piece
 from streamload.tar.table import MISSING
@@ -189,20 +189,18 @@ class TaskRunner:
 
     Args:
         job: what the user wants of a sample and of a batch.
-        heap: where batches are written, if the worker shares its memory with the pool.
         in_callers_process: as for `RowMaker`; and no shard is mapped as a whole, see `OpenShards`.
 
     Attributes:
         rows: makes rows.
     """
 
-    def __init__(self, job: Job, heap: HeapSlots | None = None, *, in_callers_process: bool = False) -> None:
+    def __init__(self, job: Job, *, in_callers_process: bool = False) -> None:
         self.rows = RowMaker(job, in_callers_process=in_callers_process)
         self._job = job
         self._in_callers_process = in_callers_process
         self._failure_of = failure_here if in_callers_process else failure_of
-        self._opened_slots = MappedSlots()
-        self._slots: SlotMemory = self._opened_slots if heap is None else heap
+        self._slots = MappedSlots()
         self._shards = OpenShards(maps=not in_callers_process)
         self._last_layout: Layout | None = None
         self._layouts: dict[int, tuple[Layout, bytes]] = {}  # the last one by capacity, also pickled
@@ -245,17 +243,17 @@ class TaskRunner:
                 for opened in zip(*message, descriptors, strict=True):
                     self._shards.add(*opened)
             case SlotOpened():
-                self._opened_slots.add(message.slot, descriptors[0])
+                self._slots.add(message.slot, descriptors[0])
             case Forget():
                 self._shards.drop(message.shards)
                 for slot in message.slots:
-                    self._opened_slots.drop(slot)
+                    self._slots.drop(slot)
         return None
 
     def close(self) -> None:
         """Close all shards and slots. Idempotent."""
         self._shards.close()
-        self._opened_slots.close()
+        self._slots.close()
 
     def _make_batches(self, task: RowTask, progress: Progress, *, may_stay_stored: bool = True) -> RowsDone:
         placed = self._last_layout

@@ -42,15 +42,14 @@ from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
 from streamload.memory.channel import MAX_DESCRIPTORS
-from streamload.memory.slots import Slots
+from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import naming_the_limit
 from streamload.order.sampling import Sampled
 from streamload.order.share import EpochStart
 from streamload.text import counted
 from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event
-from streamload.workers.caller_pool import CallerPool
-from streamload.workers.protocol import Pool, WorkerActivity
+from streamload.workers.pool import Pool, PoolEvents, WorkerActivity
 
 # Totals go with batches, and a message with them takes a hundredth of a millisecond more.
 _SENT_EVERY_S = 0.02
@@ -152,7 +151,8 @@ class FeederMeter:
             return None
         self._sent_s = now_s
         totals["feeder_s"] = now_s - self._started_s
-        totals["worker_s"] = totals["feeder_s"] * self._pool.workers_with_tasks()[0]
+        totals["worker_s"] = totals["feeder_s"] * len(self._pool.workers)
+        totals["restarted_workers"] = self._pool.restarts
         if in_own_process:
             totals["feeder_processor_s"] = process_time()
         if self._fetcher is not None:
@@ -162,7 +162,7 @@ class FeederMeter:
         return totals
 
     def _reasons(self) -> Iterator[tuple[str, float]]:
-        workers, with_tasks = self._pool.workers_with_tasks()
+        workers, with_tasks = len(self._pool.workers), self._pool.n_with_tasks()
         if with_tasks:
             yield "awaited_s/work", with_tasks / workers
         if with_tasks == workers:
@@ -241,7 +241,7 @@ class Feeder:
         self,
         configure: Configure,
         listing: Listing,
-        slots: Slots,
+        slots: SlotPool,
         send: Send,
         start_pool: StartPool,
         *,
@@ -265,7 +265,8 @@ class Feeder:
         )
         self.fetcher = self._make_fetcher(configure.fetching, listing) if shards is None else None
         self.scans = Scans(self.tables, fetcher=self.fetcher)
-        self.pool = start_pool(self, ResidentShards(listing.numbered, self.fetcher) if shards is None else shards)
+        events = PoolEvents(self._is_wanted, self._on_dropped, self._on_done, self.pump, self._fail)
+        self.pool = start_pool(shards or ResidentShards(listing.numbered, self.fetcher), events)
         self._stream = BatchStream(
             self._settings,
             tables=self.tables,
@@ -295,8 +296,8 @@ class Feeder:
 
     def handle(self, message: Any) -> None:
         """Take a message from the trainer, and do what can be done now. Failures are sent, not raised."""
-        if isinstance(self.pool, CallerPool) and isinstance(message, RowsDone | ScanDone):
-            self.pool.on_done(message)
+        if isinstance(message, RowsDone | ScanDone):  # of a trainer that does the tasks itself
+            self.pool.end_task(message)
             return
         with self._failing():
             self._take(message)
@@ -361,7 +362,7 @@ class Feeder:
             opened = tuple(batch.slot for batch in part if self._slots.announce(batch.slot, batch.size_bytes))
             descriptors = [self._slots.descriptor(slot) for slot in opened]
             retired = tuple(self._slots.take_retired())
-            self.pool.forget_slots(retired)
+            self.pool.drop(slots=retired)
             ends = last and end >= len(batches)
             ready = Ready(
                 start.identity,
@@ -394,7 +395,7 @@ class Feeder:
 
     # -- events of the pool ----------------------------------------------------------------------------------------
 
-    def on_done(self, done: RowsDone | ScanDone) -> None:
+    def _on_done(self, done: RowsDone | ScanDone) -> None:
         """Take the result of a task."""
         with self._failing():
             self._meter.add(done)
@@ -405,25 +406,13 @@ class Feeder:
                 self._report_scans()
         self.pump()
 
-    def is_wanted(self, task: Task) -> bool:
+    def _is_wanted(self, task: Task) -> bool:
         """Return True if the result of a task is wanted; else what it needs may never come."""
         return isinstance(task, ScanTask) or self._stream.waits_for(task.number)
 
-    def on_dropped(self, task: Task) -> None:
+    def _on_dropped(self, task: Task) -> None:
         """Forget a task that is not in flight any more."""
         self._stream.end_task(task.number, None)
-
-    def on_room(self) -> None:
-        """Go on: the pool takes tasks again."""
-        self.pump()
-
-    def on_restarted(self) -> None:
-        """Count a worker that has died and was replaced."""
-        self._totals["restarted_workers"] += 1
-
-    def on_broken(self, error: Exception) -> None:
-        """Fail: the pool cannot go on."""
-        self._fail(error)
 
     # -- work ------------------------------------------------------------------------------------------------------
 
@@ -445,9 +434,7 @@ class Feeder:
         fetcher = self.fetcher
         if fetcher is None or not fetcher.stalled or self.scans.in_flight or self._stream.busy:
             return
-        if self._stream.has_abandoned:
-            self.pool.drop_unwanted()
-        if self._stream.has_abandoned or not fetcher.stalled:
+        if self._stream.has_abandoned:  # which the pool drops as soon as a worker is ready
             return
         counting = self._counting is not None
         if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
@@ -508,8 +495,8 @@ class Feeder:
         with self._failing():
             assert self.fetcher is not None
             self.fetcher.pump()
-            self.pool.drop_shards(self.fetcher.take_closed())
+            self.pool.drop(self.fetcher.take_closed())
         self.pump()
 
 
-StartPool = Callable[[Feeder, ResidentShards], Pool]
+StartPool = Callable[[ResidentShards, PoolEvents], Pool]

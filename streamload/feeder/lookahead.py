@@ -26,7 +26,7 @@ from streamload.order.sampling import Mixed
 from streamload.order.share import EpochStart
 from streamload.tar.table import ShardTable
 from streamload.totals import Totals
-from streamload.workers.protocol import Pool
+from streamload.workers.pool import Pool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -360,7 +360,7 @@ class Lookahead:
         finished, self._finished = self._finished, shards
         if finished:
             finished = self._tables.with_sidecars(finished)
-            self._pool.forget_shards(finished)
+            self._pool.finish_shards(finished)
             if self._fetcher is not None:
                 self._fetcher.finish(finished)
 

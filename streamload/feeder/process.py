@@ -17,7 +17,7 @@ from streamload.index.listing import Listing, list_shards
 from streamload.log_records import Logged, forward_records
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.unnamed import naming_the_limit
-from streamload.workers.launch import EarlyWorkers
+from streamload.workers.launch import Child, end_all
 
 if TYPE_CHECKING:
     from streamload.feeder.feeder import Feeder
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _GRACE_S = 0.3
 
 
-def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
+def run(sock: socket.socket, trainer: int, early: list[Child]) -> NoReturn:
     """Serve the trainer until it is gone, and end this process.
 
     Args:
@@ -43,7 +43,7 @@ def run(sock: socket.socket, trainer: int, early: EarlyWorkers) -> NoReturn:
     asyncio.run(serve_and_exit())
 
 
-async def serve(sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
+async def serve(sock: socket.socket, trainer: int, early: list[Child]) -> None:
     """Serve the trainer until it is gone, in a running event loop of any process."""
     process = _Process(sock, trainer, early)
     await process.ended.wait()
@@ -58,7 +58,7 @@ def _load() -> Callable[..., Feeder]:
 
 
 class _Process:
-    def __init__(self, sock: socket.socket, trainer: int, early: EarlyWorkers) -> None:
+    def __init__(self, sock: socket.socket, trainer: int, early: list[Child]) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_exception)
         self._early = early
@@ -82,7 +82,8 @@ class _Process:
             listing = message.listing or self._listing
             assert listing is not None, "it has listed none"
             with Attempt() as attempt:
-                self._feeder = _load()(message, listing, self._channel, self._early, self._indexes)
+                self._feeder = _load()(message, listing, self._send, self._early, indexes=self._indexes)
+                self._early = []
             if attempt.error is not None:
                 self._send(Failed(failure_of(naming_the_limit(attempt.error))))
         elif self._feeder is not None:
@@ -135,7 +136,7 @@ class _Process:
         await self._calls.aclose()
         if self._feeder is not None:
             await self._feeder.aclose()
-        self._early.end(_GRACE_S)
+        end_all(self._early, _GRACE_S)
 
 
 def _forward_log(send: Callable[[Logged], None]) -> None:

@@ -15,7 +15,7 @@ from streamload.fetch.parts import PART_BYTES, part_key
 from streamload.fetch.window import raise_first
 from streamload.index.dataset import Dataset
 from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
-from streamload.workers.protocol import Pool
+from streamload.workers.pool import Pool
 
 SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 """The most shards of one task, and their bytes: some milliseconds, so that all workers share what is waiting."""

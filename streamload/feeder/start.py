@@ -7,21 +7,21 @@ import signal
 import socket
 
 from streamload.memory.unnamed import raise_descriptor_limit
-from streamload.workers.launch import EarlyWorkers, write_stack_on_request
+from streamload.workers.launch import Child, start_workers, write_stack_on_request
 
 
-def main(socket_number: int, words_number: int, trainer: int, workers: int) -> None:
-    """Run a feeder on two descriptors, for the trainer's process, with so many workers."""
+def main(socket_number: int, words_number: int, _progress: int, trainer: int, workers: int) -> None:
+    """Run a feeder with so many workers for the trainer's process. The first three are descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
     write_stack_on_request(words_number)
     raise_descriptor_limit()
-    early = EarlyWorkers()
+    early: list[Child] = []
     if workers:
         from streamload.workers import worker
 
-        early.start(workers, worker.run)
+        early = start_workers(workers, worker.run)
     from streamload.feeder import process
 
     process.run(socket.socket(fileno=socket_number), trainer, early)

@@ -25,11 +25,11 @@ from streamload.feeder.scans import Scans
 from streamload.fetch.fetcher import Fetcher
 from streamload.index.dataset import Dataset
 from streamload.limits import SCHEDULED_SHARDS_SHARE
-from streamload.memory.slots import Slots
+from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
 from streamload.order.share import EpochStart
 from streamload.totals import Totals
-from streamload.workers.protocol import Pool
+from streamload.workers.pool import Pool
 
 # How often the trainer acknowledges, while it takes as many batches as may be outstanding.
 _MESSAGES_PER_WINDOW = 5
@@ -96,7 +96,7 @@ class BatchStream:
         tables: Dataset,
         scans: Scans,
         pool: Pool,
-        slots: Slots,
+        slots: SlotPool,
         totals: Totals,
         fetcher: Fetcher | None,
         send_ready: SendReady,

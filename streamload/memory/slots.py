@@ -170,64 +170,6 @@ class SlotPool:
         self._kept.clear()
 
 
-class HeapSlots:
-    """Slots on the heap of the only process, each used once."""
-
-    most_in_flight = 1 << 30
-
-    def __init__(self) -> None:
-        self._memory: dict[int, Bytes] = {}
-        self._numbers = itertools.count()
-
-    def take(self) -> int:
-        """Return a new slot without a size."""
-        slot = next(self._numbers)
-        self._memory[slot] = np.empty(0, np.uint8)
-        return slot
-
-    def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """Return a slot's memory, copied to a larger one if it is too small."""
-        memory = self._memory[slot]
-        if len(memory) < size_bytes:
-            self._memory[slot] = np.empty(size_bytes, np.uint8)
-            self._memory[slot][: len(memory)] = memory
-        return self._memory[slot]
-
-    def lease(self, slot: int) -> Bytes:
-        """Return a slot's memory, and forget it."""
-        return self._memory.pop(slot)
-
-    def discard(self, slot: int) -> None:
-        """Forget a slot."""
-        self._memory.pop(slot, None)
-
-    def announce(self, _slot: int, _size_bytes: int, /) -> bool:
-        """Return False: there is no descriptor to send."""
-        return False
-
-    def note_taken(self, batches: int) -> None:
-        """Do nothing."""
-
-    def note_released(self, slots: Sequence[int]) -> None:
-        """Do nothing: memory is freed with its last view."""
-
-    def take_retired(self) -> list[int]:
-        """Return none: there is no other process."""
-        return []
-
-    def descriptor(self, slot: int) -> int:
-        """Raise LookupError: there is none."""
-        raise LookupError(f"slot {slot} is heap memory")
-
-    def close(self) -> None:
-        """Release all memory."""
-        self._memory.clear()
-
-
-Slots = SlotPool | HeapSlots
-SlotMemory = MappedSlots | HeapSlots
-
-
 class SlotReader:
     """Leases the memory of announced slots, and notes when the last view of one has died.
 

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import Job, WorkerMessage
+from streamload.decode.tasks import WorkerMessage
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import (
     WHAT_HOLDS_UP,
@@ -39,7 +39,8 @@ from streamload.workers.launch import Child, launch
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch
-    from streamload.workers.caller_pool import CallerWorker
+    from streamload.trainer.in_process_feeder import InProcessChannel
+    from streamload.workers.caller_worker import CallerWorker
 
 _GRACE_S = 0.7
 # How long a feeder may take to say what holds it up.
@@ -86,11 +87,12 @@ class Connection(ABC):
 
     Attributes:
         death: how the feeder ended, if it has been found dead.
+        messages: those that have come, for `receive`.
     """
 
     def __init__(self) -> None:
         self.death: str | None = None
-        self._messages: deque[Any] = deque()
+        self.messages: deque[Any] = deque()
         self._answers: dict[int, Answer] = {}
         self._failed: Failed | None = None
         self._owner = os.getpid()
@@ -103,12 +105,12 @@ class Connection(ABC):
         return self._closed or os.getpid() != self._owner
 
     @abstractmethod
-    def send(self, message: Any) -> None:
-        """Send the feeder a message; if it is dead, the next `receive` says so."""
+    def send(self, message: Any, *, later: bool = False) -> None:
+        """Send the feeder a message; if it is dead, the next `receive` says so.
 
-    def send_later(self, message: Any) -> None:
-        """Queue a message: it is sent with the next one, or before this waits for the feeder."""
-        self.send(message)
+        With `later` the message goes with the next one, or before this waits: to wake the feeder takes time, and on a
+        busy machine our processor.
+        """
 
     def abandon(self, number: int) -> None:  # noqa: B027
         """Have the feeder do nothing more for a pass, if the next start does not do that.
@@ -130,9 +132,9 @@ class Connection(ABC):
             self._go_on(deadline_s)
         return message
 
+    @abstractmethod
     def receive_now(self) -> Any | None:
         """Return the feeder's next message if it is here already, else None, without any work."""
-        return self._messages.popleft() if self._messages else None
 
     @abstractmethod
     def _go_on(self, deadline_s: float | None) -> None:
@@ -157,24 +159,17 @@ class Connection(ABC):
             raise error_from(answer.failure)
         return answer.value
 
+    @abstractmethod
     def what_holds_up(self) -> str:
         """Say what the next batch waits for; empty if nothing shows."""
-        return ""
 
     def fileno(self) -> int | None:
-        """A descriptor that is readable when `receive_now` may have something; None if `receive` does all work."""
+        """Return a descriptor that is readable when something may have come; None if `receive` does all work."""
         return None
-
-    def put_back(self, message: Any) -> None:
-        """Have a message received again, before any other."""
-        self._messages.appendleft(message)
-
-    def note_taken(self, batches: int) -> None:  # noqa: B027
-        """Count batches that were taken; as many as the feeder wants are acknowledged together."""
 
     @abstractmethod
     def lease(self, slot: int) -> Bytes:
-        """Return the memory of a batch, or more of it; when its last view is gone, the slot may be used again."""
+        """Return the memory of the next batch, which counts as taken; when its last view is gone, the slot is free."""
 
     @abstractmethod
     def close(self) -> None:
@@ -189,22 +184,27 @@ class Connection(ABC):
                 counts = f"{message.scanned:,} of {message.shards:,}"
                 _log.warning("scanned %s shards without an index; `streamload index` saves that", counts)
         else:
-            self._messages.append(message)
+            self.messages.append(message)
         if isinstance(message, Failed):
             self._failed = message
 
 
-class FeederProcess(Connection):
-    """A feeder in a subprocess.
+class FeederConnection(Connection):
+    """A connection to a feeder of this machine: a subprocess, or an object of this process.
 
-    It ends with this object at the latest: when it is closed or garbage-collected, when the interpreter exits, and by
-    itself when the trainer is killed.
+    The process ends with this object at the latest: when it is closed or garbage-collected, when the interpreter exits,
+    and by itself when the trainer is killed.
+
+    Args:
+        channel: leads to the feeder.
+        child: the feeder's process, if it has one.
+        cuda: page-locks slots.
 
     Attributes:
         configured: whether it was sent a `Configure`.
     """
 
-    def __init__(self, workers: int, cuda: Cuda | None) -> None:
+    def __init__(self, channel: Channel | InProcessChannel, child: Child | None = None, cuda: Cuda | None = None):
         super().__init__()
         lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
         self._slots = SlotReader(lock, fence)
@@ -214,15 +214,13 @@ class FeederProcess(Connection):
         self._unacknowledged = 0
         self._acknowledge_after = 1
         self._worker: CallerWorker | None = None
-        self._child = child = launch("streamload.feeder.start", workers)
-        self._channel = Channel(child.socket)
-        self._end = weakref.finalize(self, _end, child, self._channel, self._slots, self._owner)
+        self._child = child
+        self._channel = channel
+        self._end = weakref.finalize(self, _end, child, channel, self._slots, self._owner)
 
-    def make_rows(self, job: Job) -> None:
+    def make_rows(self, worker: CallerWorker) -> None:
         """Do the tasks of a feeder without workers: `receive` does them, in its caller's thread."""
-        from streamload.workers.caller_pool import CallerWorker  # with the decoders
-
-        self._worker = worker = CallerWorker(job)
+        self._worker = worker
         weakref.finalize(self, worker.close)
 
     @property
@@ -230,17 +228,14 @@ class FeederProcess(Connection):
         """Whether it has been closed, or this is a fork of the process that it serves."""
         return not self._end.alive or os.getpid() != self._owner
 
-    def send(self, message: Any) -> None:
-        """Send the feeder a message; if it is dead, the next `receive` says so."""
+    def send(self, message: Any, *, later: bool = False) -> None:
+        """Send the feeder a message, now or `later`; if it is dead, the next `receive` says so."""
         self.configured = self.configured or isinstance(message, Configure)
-        self.send_later(message)
-        self._flush()
-
-    def send_later(self, message: Any) -> None:
-        """Queue a message: to wake the feeder takes time, and on a busy machine our processor."""
         if isinstance(message, EpochStart) and self._worker is not None:
             self._worker.begin(message.number)
         self._unsent.append(message)
+        if not later:
+            self._flush()
 
     def abandon(self, number: int) -> None:
         """Have the feeder do nothing more for a pass."""
@@ -251,7 +246,7 @@ class FeederProcess(Connection):
 
     def receive_now(self) -> Any | None:
         """Return the feeder's next message if it is here already."""
-        while not self._messages:
+        while not self.messages:
             try:
                 arrived = self._channel.receive_now()
             except (EOFError, OSError) as error:
@@ -261,7 +256,7 @@ class FeederProcess(Connection):
                     self._flush()
                 return None
             self._open(*arrived)
-        message = self._messages.popleft()
+        message = self.messages.popleft()
         if isinstance(message, Ready):
             self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
             self._acknowledge_after = message.acknowledge_after
@@ -286,8 +281,9 @@ class FeederProcess(Connection):
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             raise error  # it is this process that has too many open files, and the error says so
         if self.death is None:
-            status = self._child.wait(_GRACE_S)
-            ended = "has closed its connection" if status is None else self._child.how_it_ended(status)
+            assert self._child is not None
+            is_alive = self._child.wait(_GRACE_S) is None
+            ended = "has closed its connection" if is_alive else self._child.end(0.0)
             self.death = f"the feeder process {ended}"
         raise FeederDiedError(self.death) from error
 
@@ -310,6 +306,7 @@ class FeederProcess(Connection):
 
     def what_holds_up(self) -> str:
         """Say what the next batch waits for; empty if nothing shows."""
+        assert self._child is not None, "in this process there is nothing to wait for"
         try:
             return str(self.call(WHAT_HOLDS_UP, timeout_s=_ANSWER_S) or "")
         except TimeoutError:
@@ -320,13 +317,14 @@ class FeederProcess(Connection):
 
     def fileno(self) -> int | None:
         """Return the socket's descriptor, unless this process makes the rows."""
-        return self._channel.fileno() if self._worker is None else None
+        return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
 
-    def note_taken(self, batches: int) -> None:
-        """Count batches that were taken: a message for each would cost more than all the rest."""
-        self._unacknowledged += batches
-        if self._unacknowledged >= self._acknowledge_after:
+    def lease(self, slot: int) -> Bytes:
+        """Return the memory of the next batch; when its last view is gone, the feeder may use the slot again."""
+        self._unacknowledged += 1
+        if self._unacknowledged >= self._acknowledge_after:  # a message for each would cost more than all the rest
             self._flush()
+        return self._slots.lease(slot)
 
     def _flush(self) -> None:
         """Acknowledge the batches that were taken and the slots that are free, and send all queued messages."""
@@ -345,31 +343,33 @@ class FeederProcess(Connection):
             finally:
                 self._sending.release()
 
-    def lease(self, slot: int) -> Bytes:
-        """Return the memory of a batch; when the last view of it is gone, the feeder may use the slot again."""
-        return self._slots.lease(slot)
-
     def close(self) -> None:
         """End the feeder and wait for it: at once if it is idle, after a moment's grace if user code runs."""
         self._end()
-        self._messages.clear()
+        self.messages.clear()
         if self._worker is not None:
             self._worker.close()
 
     def __del__(self) -> None:
         started = getattr(self, "_end", None) is not None
-        if started and not self.closed and self.configured:
+        if started and self._child is not None and not self.closed and self.configured:
             message = "a StreamLoader was dropped without close() or `with`; its processes are ended now"
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
 
-def _end(child: Child, channel: Channel, slots: SlotReader, owner: int) -> None:
-    if os.getpid() == owner:
+def start_feeder_process(workers: int, cuda: Cuda | None) -> FeederConnection:
+    """Start a feeder in a subprocess with so many workers."""
+    child = launch("streamload.feeder.start", workers)
+    return FeederConnection(Channel(child.socket), child, cuda)
+
+
+def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotReader, owner: int) -> None:
+    is_owner = os.getpid() == owner
+    if is_owner and isinstance(channel, Channel):
         channel.end_sending()  # a fork of this process may keep the socket open
     channel.close()
     slots.close()
-    os.close(child.words)
-    if os.getpid() == owner:
-        child.end(_GRACE_S)
-    else:
-        child.disown()
+    if child is not None:
+        if is_owner:
+            child.end(_GRACE_S)
+        child.close()

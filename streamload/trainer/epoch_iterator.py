@@ -280,7 +280,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 else:  # of an epoch that was begun ahead, or abandoned, and is not the one that is wanted
                     for batch in message.batches:
                         self.connection.lease(batch.slot)
-                    self.connection.note_taken(len(message.batches))
                 self._batch_builder.skipped_members.look_at(message.skipped_members)
             case Failed(start=(number, _, _) as start) if (
                 start != self._start.identity and number <= self._start.number
@@ -313,7 +312,6 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         builder = self._batch_builder
         while self._pending and not (self._owed and self._last_good):
             ready = self._pending.popleft()
-            self.connection.note_taken(1)
             memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
             builder.check(ready)
             if ready.layout is not None or builder.repeats:
@@ -338,7 +336,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         with Attempt() as attempt:
             while not self._pending and not self._all_came and (message := self.connection.receive_now()) is not None:
                 if not isinstance(message, Ready):
-                    self.connection.put_back(message)
+                    self.connection.messages.appendleft(message)
                     return
                 self._handle(message)
             if self._pending and not self._pending[0].failed and self._pending[0].layout is not None:
@@ -373,7 +371,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 self._stop(why)
                 if untaken:  # the next pass releases them: this may run in the middle of anything
                     ready = Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)
-                    self.connection.put_back(ready)
+                    self.connection.messages.appendleft(ready)
                 if untaken or not all_came:
                     self.connection.abandon(self._start.number)
         finally:

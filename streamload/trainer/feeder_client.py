@@ -27,7 +27,7 @@ from streamload.sampling.selection import ColumnsOf, Selection
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, as_strings, expand_urls
 from streamload.trainer.checks import labelled_folders
-from streamload.trainer.connection import FeederProcess, with_another_feeder
+from streamload.trainer.connection import FeederConnection, start_feeder_process, with_another_feeder
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda
@@ -77,9 +77,9 @@ class FeederClient:
         self._workers = workers
         self._cuda = cuda
         self._calls = Calls()
-        self.process: FeederProcess | None = None
+        self.process: FeederConnection | None = None
 
-    def feeder(self) -> FeederProcess:
+    def feeder(self) -> FeederConnection:
         """Return the feeder's process; another one than before if that has ended.
 
         Raises:
@@ -91,7 +91,7 @@ class FeederClient:
         if self.process is None or self.process.closed:
             self.storages.check(self._places)
             try:
-                self.process = FeederProcess(self._workers, self._cuda)
+                self.process = start_feeder_process(self._workers, self._cuda)
             except OSError as error:
                 raise naming_the_limit(error) from error
         return self.process

@@ -33,7 +33,7 @@ from streamload.trainer.checks import (
     warn_of_separate_crops,
     warn_of_unused_decoders,
 )
-from streamload.trainer.connection import Connection, with_another_feeder
+from streamload.trainer.connection import Connection, FeederConnection, with_another_feeder
 from streamload.trainer.device import Cuda
 from streamload.trainer.feeder_client import FeederClient, named_places
 
@@ -134,15 +134,15 @@ class FeederLink:
         """Request an epoch from a configured feeder, at once unless it has begun it by itself."""
         connection = self.connect()
         if self._traced:
-            connection.send_later(Tracing(on=True))
-        (connection.send if at_once else connection.send_later)(start)
+            connection.send(Tracing(on=True), later=True)
+        connection.send(start, later=not at_once)
         return connection
 
     def trace(self, *, on: bool) -> None:
         """Have the feeder record events for a trace, or stop doing so."""
         self._traced = on
         if (connection := self._living()) is not None:
-            connection.send_later(Tracing(on=on))
+            connection.send(Tracing(on=on), later=True)
 
     def _living(self) -> Connection | None:
         """Return the connection, if it can be used."""
@@ -283,13 +283,17 @@ class FeederLink:
             return self._start_elsewhere(configure)
         fetched = () if client.is_process_local else fetched_shards(self.listing, self.options.storages)
         if job is not None and client.is_here and not fetched:
-            from streamload.trainer.in_process_feeder import InProcessFeeder  # with the scheduler and the decoders
+            from streamload.trainer.in_process_feeder import InProcessChannel  # with the scheduler and the decoders
 
-            return InProcessFeeder(configure, self.listing, job)
-        process = client.feeder()
-        if process is self._listed_by:
-            configure = configure._replace(listing=None)
+            connection = FeederConnection(InProcessChannel(configure, self.listing))
+        else:
+            connection = client.feeder()
+            if connection is self._listed_by:
+                configure = configure._replace(listing=None)
         if job is not None:
-            process.make_rows(job)
-        process.send(configure)
-        return process
+            from streamload.workers.caller_worker import CallerWorker  # with the decoders
+
+            connection.make_rows(CallerWorker(job))
+        if client.process is connection:
+            connection.send(configure)
+        return connection

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
-from streamload.decode.tasks import Job
-from streamload.feeder.feeder import Feeder
-from streamload.feeder.messages import Acknowledge, Configure
+from streamload.feeder.messages import Configure
+from streamload.feeder.process_feeder import start_feeder
 from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.resident import OpenShard, ResidentShards
 from streamload.index.listing import Listing
 from streamload.limits import RESIDENT_BYTES
-from streamload.memory.mapped import Bytes
-from streamload.memory.slots import HeapSlots
-from streamload.memory.unnamed import descriptor_limit, new_memory
-from streamload.order.share import EpochStart
+from streamload.memory.channel import Message
+from streamload.memory.unnamed import new_memory
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import decompressed
-from streamload.trainer.connection import Connection
-from streamload.workers.caller_pool import CallerPool, CallerWorker
 
 _MOST_SHARD_BYTES = 1 << 40
 
@@ -56,46 +53,36 @@ class CopiedShards(ResidentShards):
             raise
 
 
-class InProcessFeeder(Connection):
-    """A feeder in the caller's own thread, which works only while its next message is received."""
+class InProcessChannel:
+    """Stands for a `Channel` to a feeder that is an object of this process, and works while a message is sent to it."""
 
-    def __init__(self, configure: Configure, listing: Listing, job: Job) -> None:
-        super().__init__()
-        self._slots = slots = HeapSlots()
-        self._worker = worker = CallerWorker(job, slots)
-
-        def start_pool(feeder: Feeder, shards: ResidentShards) -> CallerPool:
-            limit = descriptor_limit()
-            return CallerPool(worker.put, shards=shards, slots=None, events=feeder, descriptors=limit)
-
+    def __init__(self, configure: Configure, listing: Listing) -> None:
+        self._arrived: deque[Message] = deque()
         shards = CopiedShards(listing, configure.fetching.storages)
-        self._feeder = Feeder(
-            configure, listing, slots, lambda message, _: self._put(message), start_pool, shards=shards
-        )
+        configure = configure._replace(descriptors=configure.descriptors // 2)  # a slot has two here
+        self._feeder = start_feeder(configure, listing, self._put, shards=shards)
 
-    def send(self, message: Any) -> None:
-        """Send the feeder a message."""
-        if isinstance(message, EpochStart):
-            self._worker.begin(message.number)
-        self._feeder.handle(message)
+    def _put(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
+        self._arrived.append((message, list(descriptors) if close else [os.dup(each) for each in descriptors]))
 
-    def _go_on(self, _deadline_s: float | None) -> None:
-        done = self._worker.step()
-        if done is None:
+    def send_all(self, messages: Sequence[Any]) -> None:
+        """Have the feeder handle messages."""
+        for message in messages:
+            self._feeder.handle(message)
+
+    def receive_now(self) -> Message | None:
+        """Return the next message; None if there is none."""
+        return self._arrived.popleft() if self._arrived else None
+
+    def receive(self, _timeout_s: float | None) -> Message:
+        """Return the next message, which is here as soon as its task is done."""
+        if not self._arrived:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
-        self._feeder.handle(done)
-
-    def note_taken(self, batches: int) -> None:
-        """Acknowledge batches. At once, because it costs a call only."""
-        self._feeder.handle(Acknowledge(batches, ()))
-
-    def lease(self, slot: int) -> Bytes:
-        """Return the memory of a batch."""
-        return self._slots.lease(slot)
+        return self._arrived.popleft()
 
     def close(self) -> None:
-        """Forget everything. Idempotent."""
-        self._closed = True
+        """Close the feeder, and what was not received. Idempotent."""
         self._feeder.close()
-        self._worker.close()
-        self._messages.clear()
+        while self._arrived:
+            for descriptor in self._arrived.popleft()[1]:
+                os.close(descriptor)

@@ -16,11 +16,11 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from math import inf
 from time import monotonic, sleep
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from streamload.memory.unnamed import new_memory
 
@@ -37,151 +37,125 @@ STACK_S = 0.2
 _LOOK_UP_S = 0.002
 
 
-class Fork:
-    """A fork of this process, with what `Child` needs of a `subprocess.Popen`."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return its exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
-        deadline_s = None if timeout is None else monotonic() + timeout
-        while self.returncode is None:
-            found, status = os.waitpid(self.pid, 0 if deadline_s is None else os.WNOHANG)
-            if found:
-                self.returncode = os.waitstatus_to_exitcode(status)
-            elif deadline_s is not None and monotonic() >= deadline_s:
-                raise subprocess.TimeoutExpired("a worker", timeout or 0.0)
-            else:
-                sleep(_LOOK_UP_S)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has been waited for: the number may be another process's."""
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
-
-class Child(NamedTuple):
-    """A process that was started.
+class Child:
+    """A process that was started or forked, on one end of a socket pair.
 
     Attributes:
-        process: the process.
+        pid: its number.
         socket: our end of the pair.
+        theirs: the other end, which is closed here once the process has it.
         words: a descriptor of the memory for its last words.
-        progress: of a worker a descriptor of `PROGRESS_BYTES` of memory that it writes to; else -1.
+        progress: a descriptor of `PROGRESS_BYTES` of memory, to which a worker writes.
     """
 
-    process: subprocess.Popen[bytes] | Fork
-    socket: socket.socket
-    words: int
-    progress: int = -1
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self.process.pid
+    def __init__(self) -> None:
+        self.pid = 0
+        self.socket, self.theirs = socket.socketpair()
+        self.words, self.progress = self._descriptors = [new_memory(0), new_memory(PROGRESS_BYTES)]
+        self._status: int | None = None
+        self._how_it_ended: str | None = None
 
     @property
     def is_stopped(self) -> bool:
         """Whether it is stopped by a signal or a debugger; False if the system does not say."""
         try:
-            with open(f"/proc/{self.process.pid}/stat", "rb") as status:
+            with open(f"/proc/{self.pid}/stat", "rb") as status:
                 return status.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
         except OSError:
             return False
 
     def request_stack(self) -> int:
-        """Have it write what its threads are doing, for `stack`, after `write_stack_on_request`."""
+        """Have it write what its threads are doing, for `last_words`, after `write_stack_on_request`."""
         written_bytes = os.fstat(self.words).st_size
-        self.process.send_signal(_STACK_SIGNAL)
+        os.kill(self.pid, _STACK_SIGNAL)
         return written_bytes
 
-    def stack(self, requested: int) -> str:
-        """Return what it has written since a request; empty if it could not, as when it is stopped."""
-        return os.pread(self.words, _WORDS_SHOWN, requested).decode(errors="replace").strip()
+    def last_words(self, start: int | None = None) -> str:
+        """Return what it has written since a request of its stack, or at its end; empty if it could not."""
+        if start is None:
+            start = max(0, os.fstat(self.words).st_size - _WORDS_SHOWN)
+        return os.pread(self.words, _WORDS_SHOWN, start).decode(errors="replace").strip()
 
     def wait(self, timeout_s: float) -> int | None:
         """Return its exit status, negative for a signal; None if it does not end in time."""
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+        deadline_s = monotonic() + timeout_s
+        while self._status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # the program itself waits for all of its children
+                pid, status = self.pid, 0
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+            elif monotonic() >= deadline_s:
+                return None
+            else:
+                sleep(_LOOK_UP_S)
+        return self._status
 
-    def end(self, grace_s: float) -> int:
-        """Wait for it up to `grace_s`, then kill it; return its exit status."""
-        status = self.wait(grace_s)
-        if status is None:
-            self.process.kill()
-            status = self.process.wait()
-        return status
-
-    def disown(self) -> None:
-        """Forget it in a fork of the process that started it, which cannot wait for it."""
-        self.process.returncode = 0
-
-    def how_it_ended(self, status: int) -> str:
-        """Return status and last words, to follow its name."""
+    def end(self, grace_s: float) -> str:
+        """Wait for it up to `grace_s`, then kill it; return how it ended, to follow its name. Idempotent."""
+        if self._how_it_ended is not None:
+            return self._how_it_ended
+        if self.pid and self.wait(grace_s) is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait(inf)
+        status = self._status or 0
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if status == -signal.SIGKILL:
             how += ", as the kernel does to processes where memory runs out"
-        size_bytes = os.fstat(self.words).st_size
-        words = os.pread(self.words, _WORDS_SHOWN, max(0, size_bytes - _WORDS_SHOWN)).decode(errors="replace").strip()
-        return f"{how}\n{words}" if words else how
+        words = self.last_words()
+        self._how_it_ended = f"{how}\n{words}" if words else how
+        return self._how_it_ended
+
+    def close(self) -> None:
+        """Close all that this process has of it. Idempotent."""
+        self.socket.close()
+        self.theirs.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
 
-def launch(module: str, *arguments: int, descriptors: tuple[int, ...] = ()) -> Child:
-    """Start a process that calls `module.main(SOCKET, LAST_WORDS, PARENT, DESCRIPTOR..., ARGUMENT...)`.
+def launch(module: str, *arguments: int) -> Child:
+    """Start a process that calls `module.main(SOCKET, LAST_WORDS, PROGRESS, PARENT, ARGUMENT...)`.
 
     It starts with SIGINT blocked: Ctrl-C goes to the whole group, and the trainer decides on it. `sys.path` and
-    `sys.argv` are this process's, but not in its command line: `pkill -f train.py` is not meant for it. `descriptors`
-    stay open here.
+    `sys.argv` are this process's, but not in its command line: `pkill -f train.py` is not meant for it.
     """
-    child = os.path.join(os.path.dirname(__file__), "child.py")
+    script = os.path.join(os.path.dirname(__file__), "child.py")
+    child = Child()
     with open(new_memory(0), "wb", buffering=0) as program:
         path = [entry or os.getcwd() for entry in sys.path]
         program.write(pickle.dumps((path, program_arguments())))
         program.seek(0)  # the process reads where this one is
-        ours, theirs = socket.socketpair()
-        words = new_memory(0)
-        numbers = (program.fileno(), theirs.fileno(), words, os.getpid(), *descriptors, *arguments)
+        descriptors = program.fileno(), child.theirs.fileno(), child.words, child.progress
+        numbers = map(str, (*descriptors, os.getpid(), *arguments))
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", child, "-m", module, *map(str, numbers)],
-                pass_fds=(program.fileno(), theirs.fileno(), words, *descriptors),
+                [sys.executable, "-P", script, "-m", module, *numbers],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
             )
         except BaseException:
-            ours.close()
-            os.close(words)
+            child.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
-    return Child(process, ours, words)
+    child.pid, process.returncode = process.pid, 0  # the child is waited for here, not by `Popen`
+    child.theirs.close()
+    return child
 
 
 def program_arguments() -> list[str]:
     """Return the program's `sys.argv`. Embedded Python may have none, and a program may put anything there."""
-    found: object = getattr(sys, "argv", None)
-    return list(map(str, found if isinstance(found, Iterable) else ())) or [""]  # as libraries expect, Ray among them
+    arguments: object = getattr(sys, "argv", None)
+    return list(map(str, arguments if isinstance(arguments, Iterable) else ())) or [""]  # as libraries expect
 
 
 def launch_worker() -> Child:
     """Start a worker; it waits for its setup."""
-    progress = new_memory(PROGRESS_BYTES)
-    try:
-        return launch("streamload.workers.worker_start", descriptors=(progress,))._replace(progress=progress)
-    except BaseException:
-        os.close(progress)
-        raise
+    return launch("streamload.workers.worker_start")
 
 
 def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
@@ -190,24 +164,19 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
     Args:
         run: called there with the descriptors of its socket, its last words and its progress.
     """
-    parent = os.getpid()
-    ours, theirs = socket.socketpair()
-    words, progress = new_memory(0), new_memory(PROGRESS_BYTES)
+    parent, child = os.getpid(), Child()
     try:
-        pid = os.fork()
+        child.pid = os.fork()
     except OSError:
-        ours.close()
-        theirs.close()
-        os.close(words)
-        os.close(progress)
+        child.close()
         raise
-    if pid == 0:
-        _run_as_worker(partial(run, theirs.fileno(), words, progress), parent, {theirs.fileno(), words, progress})
-    theirs.close()
-    return Child(Fork(pid), ours, words, progress)
+    if child.pid == 0:
+        _run_as_worker(run, parent, (child.theirs.fileno(), child.words, child.progress))
+    child.theirs.close()
+    return child
 
 
-def _run_as_worker(run: Callable[[], NoReturn], parent: int, descriptors: set[int]) -> NoReturn:
+def _run_as_worker(run: Callable[[int, int, int], NoReturn], parent: int, descriptors: tuple[int, int, int]) -> None:
     """Run in a fork. The objects that refer to what it closes belong to frames that it never leaves."""
     try:
         die_with(parent)
@@ -218,7 +187,7 @@ def _run_as_worker(run: Callable[[], NoReturn], parent: int, descriptors: set[in
         _show_as("streamload.workers.worker")
         if (numpys := sys.modules.get("numpy.random")) is not None:
             numpys.seed()  # Python's own generator does that by itself
-        run()
+        run(*descriptors)
     finally:
         traceback.print_exc()
         os._exit(1)
@@ -237,47 +206,38 @@ def _show_as(module: str) -> None:
         ctypes.memmove(begin, shown.ljust(len(command), b"\0"), len(command))
 
 
-def _may_fork() -> bool:
+def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list[Child]:
+    """Start workers before there is a pool, if this process has one thread as forks that call `run`.
+
+    Returns:
+        All of them, or none if one could not be started: the pool tries again, and reports the failure.
+    """
+    gc.freeze()  # else the first collection in each fork copies all pages with objects
+    started: list[Child] = []
+    try:
+        for _ in range(number):
+            started.append(fork_worker(run) if _has_one_thread() else launch_worker())
+    except OSError:
+        end_all(started, 0.0)
+        return []
+    return started
+
+
+def _has_one_thread() -> bool:
     """Return True if this process has one thread: then a fork has all of it. Linux only."""
     with suppress(OSError):
         return len(os.listdir("/proc/self/task")) == 1
     return False
 
 
-class EarlyWorkers:
-    """Workers that are started before there is a pool to take them over.
-
-    Attributes:
-        launched: all of them, or none if one could not be started: the pool tries again, and reports the failure.
-    """
-
-    def __init__(self) -> None:
-        self.launched: list[Child] = []
-
-    def start(self, number: int, run: Callable[[int, int, int], NoReturn]) -> None:
-        """Start workers, as forks that call `run` (see `fork_worker`) if that is safe."""
-        gc.freeze()  # else the first collection in each fork copies all pages with objects
-        try:
-            for _ in range(number):
-                self.launched.append(fork_worker(run) if _may_fork() else launch_worker())
-        except OSError:
-            self.end(0.0)
-
-    def take(self) -> list[Child]:
-        """Hand over the workers."""
-        taken, self.launched = self.launched, []
-        return taken
-
-    def end(self, grace_s: float) -> None:
-        """End all that no pool has taken over, and kill those that have not ended within `grace_s` altogether."""
-        for worker in self.launched:
-            worker.socket.close()
-        deadline_s = monotonic() + grace_s
-        for worker in self.launched:
-            worker.end(max(0.0, deadline_s - monotonic()))
-            os.close(worker.words)
-            os.close(worker.progress)
-        self.launched = []
+def end_all(children: Sequence[Child], grace_s: float) -> None:
+    """End processes; kill those that have not ended within `grace_s` altogether: there may be many, in user code."""
+    for child in children:
+        child.socket.close()
+    deadline_s = monotonic() + grace_s
+    for child in children:
+        child.end(max(0.0, deadline_s - monotonic()))
+        child.close()
 
 
 def write_stack_on_request(words: int) -> None:

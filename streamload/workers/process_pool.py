@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import struct
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from time import monotonic
+from itertools import zip_longest
 from typing import Any
 
 from streamload.decode.failure import error_from
@@ -23,12 +24,10 @@ from streamload.fetch.resident import ResidentShards
 from streamload.limits import WORKER_SHARDS_SHARE
 from streamload.log_records import Logged
 from streamload.memory.async_channel import AsyncChannel
-from streamload.memory.mapped import map_memory
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
-from streamload.workers.launch import PROGRESS_BYTES, STACK_S, Child, launch_worker
-from streamload.workers.protocol import PoolEvents, WorkerActivity
-from streamload.workers.worker_link import WorkerLink
+from streamload.workers.launch import PROGRESS_BYTES, STACK_S, Child, end_all, launch_worker
+from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
 
 _log = logging.getLogger("streamload")
 
@@ -46,60 +45,47 @@ _GRACE_OF_THE_LOST_S = 2.0
 _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
-class PoolWorker:
-    """A worker that has been launched, whose process this object now owns.
-
-    Attributes:
-        child: its process.
-        started: it has reported that it is ready.
-        link: knows its tasks and what it has open.
-    """
+class _Worker(WorkerLink):
+    """A worker that has been launched, whose process this object now owns."""
 
     def __init__(
         self,
         number: int,
         child: Child,
-        on_message: Callable[[PoolWorker, Any], None],
-        on_lost: Callable[[PoolWorker], None],
-        link: Callable[[Callable[[Any, Sequence[int]], None]], WorkerLink],
+        *,
+        on_message: Callable[[_Worker, Any], None],
+        on_lost: Callable[[_Worker], None],
+        shards: ResidentShards,
+        slots: SlotPool,
     ) -> None:
         self.number = number
         self.child = child
-        self.started = False
-        self._ended: str | None = None
-        self._progress = map_memory(child.progress, PROGRESS_BYTES, writable=True).view("<i8")
-        self._progress[:] = -1
-        os.close(child.progress)
         self.channel = AsyncChannel(child.socket, lambda message, _: on_message(self, message), lambda: on_lost(self))
-        self.link = link(partial(self.channel.send, close=True))
+        super().__init__(
+            partial(self.channel.send, close=True), shards, slots, descriptor_limit() // WORKER_SHARDS_SHARE
+        )
+        self.started = False
 
     def activity(self, requested: int) -> WorkerActivity | None:
-        """Say what it is doing, a little after `Child.request_stack`; None if it has no task."""
-        task = next(iter(self.link.tasks.values()), None)
+        """Return its current work, a little after `Child.request_stack`; None if it has no task."""
+        task = next(iter(self.tasks.values()), None)
         if task is None and self.started:
             return None
         row = -1 if task is None else self.row_of(task)
-        stack = self.child.stack(requested) if self.started else ""
-        return WorkerActivity(
-            f"worker {self.number} (process {self.child.pid})", task, row, self.child.is_stopped, stack
-        )
+        stack = self.child.last_words(requested) if self.started else ""
+        name = f"worker {self.number} (process {self.child.pid})"
+        return WorkerActivity(name, task, row, self.child.is_stopped, stack)
 
     def row_of(self, task: Task) -> int:
         """Return the row of a task that the worker was last working on; -1 before and after the rows."""
-        return int(self._progress[0]) if int(self._progress[1]) == task.number else -1
-
-    def end(self, grace_s: float) -> str:
-        """Wait for the process up to `grace_s`, then kill it; return how it ended, for a message."""
-        if self._ended is not None:
-            return self._ended
-        self.channel.close()
-        self._ended = self.child.how_it_ended(self.child.end(grace_s))
-        os.close(self.child.words)
-        return self._ended
+        row, number = struct.unpack("<qq", os.pread(self.child.progress, PROGRESS_BYTES, 0))
+        return row if number == task.number else -1
 
 
-class ProcessPool:
+class ProcessPool(Pool):
     """Worker processes on socket pairs, each with a current task and one waiting."""
+
+    workers: list[_Worker]
 
     def __init__(
         self,
@@ -110,104 +96,64 @@ class ProcessPool:
         shards: ResidentShards,
         slots: SlotPool,
         events: PoolEvents,
-        ends_at_failure: bool = False,
-        log_levels: tuple[tuple[str, int], ...] = (),
-        launched: Iterable[Child] = (),
+        ends_at_failure: bool,
+        log_levels: tuple[tuple[str, int], ...],
+        launched: Sequence[Child],
     ) -> None:
-        self._job = job
-        self._import_path = import_path
-        self._log_levels = log_levels
-        self._shards = shards
-        self._events = events
-        self._returned: deque[Task] = deque()  # tasks that no worker holds, in their order
+        self._setup = WorkerSetup(0, job, import_path, log_levels)
+        self._slots = slots
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._ends_at_failure = ends_at_failure
         self._deaths_in_a_row = 0
         self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
-        early = iter(launched)
-        most_open = max(1, descriptor_limit() // WORKER_SHARDS_SHARE)
-        self._link = partial(WorkerLink, shards=shards, slots=slots, most_open=most_open)
-        self._workers = [self._start(number, next(early, None)) for number in range(workers)]
-
-    # -- the Pool protocol -----------------------------------------------------------------------------------------
-
-    @property
-    def capacity(self) -> int:
-        """See `Pool.capacity`."""
-        return len(self._workers) * _TASKS_AHEAD
-
-    def has_room(self) -> bool:
-        """Return True if a worker that has started holds fewer tasks than it may."""
-        return not self._returned and self._least_busy() is not None
-
-    def workers_with_tasks(self) -> tuple[int, int]:
-        """See `Pool.workers_with_tasks`."""
-        return len(self._workers), sum(not worker.started or bool(worker.link.tasks) for worker in self._workers)
-
-    def submit(self, task: Task) -> None:
-        """Give a task to the worker with the fewest."""
-        worker = self._least_busy()
-        if worker is None:
-            self._returned.append(task)
-        else:
-            worker.link.give(task)
-
-    def drop_unwanted(self) -> None:
-        """See `Pool.drop_unwanted`."""
-        self._returned = deque(self._wanted(self._returned))
+        self._shards = shards
+        started = [self._start(number, child) for number, child in zip_longest(range(workers), launched)]
+        super().__init__(started, shards, events, _TASKS_AHEAD)
 
     def abandon_unwanted(self) -> None:
         """Drop unwanted tasks; a worker still busy with one after a second is replaced."""
-        self.drop_unwanted()
-        held = [task for worker in self._workers for task in worker.link.tasks.values()]
+        self._returned = deque(self._wanted(self._returned))
+        held = [task for worker in self.workers for task in worker.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
         if unwanted:
             asyncio.get_running_loop().call_later(_GRACE_OF_THE_UNWANTED_S, self._replace_busy, unwanted)
 
     def _replace_busy(self, unwanted: Collection[int]) -> None:
         """Replace the workers whose current task is one of these: it hangs, or is slow."""
-        for worker in list(self._workers):
-            if next(iter(worker.link.tasks), None) in unwanted:
-                worker.end(0.0)
-                self._replace(worker, self._wanted(worker.link.tasks.values()))
-
-    def forget_shards(self, shards: Sequence[int]) -> None:
-        """Have the workers close shards, except those worth keeping, after the tasks that they hold."""
-        self.drop_shards(self._shards.finish(shards))
-
-    def drop_shards(self, shards: Sequence[int]) -> None:
-        """Have the workers close shards, after the tasks that they hold."""
-        for worker in self._workers:
-            worker.link.drop_shards(shards)
-
-    def forget_slots(self, slots: Sequence[int]) -> None:
-        """Have the workers unmap slots, after the tasks that they hold."""
-        for worker in self._workers:
-            worker.link.forget_slots(slots)
+        for worker in list(self.workers):
+            if next(iter(worker.tasks), None) in unwanted:
+                worker.channel.close()
+                worker.child.end(0.0)
+                self._replace(worker, self._wanted(worker.tasks.values()))
 
     async def inspect(self) -> list[WorkerActivity]:
-        """See `Pool.inspect`."""
-        requested = [(worker, worker.child.request_stack() if worker.started else 0) for worker in self._workers]
+        """Return what the workers are doing that have tasks or are starting, those with the oldest task first."""
+        requested = [(worker, worker.child.request_stack() if worker.started else 0) for worker in self.workers]
         await asyncio.sleep(STACK_S)
-        found = [worker.activity(start) for worker, start in requested if worker in self._workers]
-        return sorted(filter(None, found), key=lambda each: -1 if each.task is None else each.task.number)
+        activities = [worker.activity(start) for worker, start in requested if worker in self.workers]
+        return sorted(filter(None, activities), key=lambda each: -1 if each.task is None else each.task.number)
 
     def close(self) -> None:
         """End all workers: at once if they wait for work, after a short grace period if user code runs."""
-        workers, self._workers = self._workers, []
+        workers, self.workers = self.workers, []
         for worker in workers:
             worker.channel.close()
-        deadline_s = monotonic() + _GRACE_S  # for all together: there may be many, each in user code
-        for worker in workers:
-            worker.end(max(0.0, deadline_s - monotonic()))
+        end_all([worker.child for worker in workers], _GRACE_S)
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def _start(self, number: int, launched: Child | None = None) -> PoolWorker:
-        worker = PoolWorker(number, launched or launch_worker(), self._on_message, self._on_lost, self._link)
-        worker.channel.send(WorkerSetup(number, self._job, self._import_path, self._log_levels))
+    def _start(self, number: int, launched: Child | None = None) -> _Worker:
+        worker = _Worker(
+            number,
+            launched or launch_worker(),
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+            shards=self._shards,
+            slots=self._slots,
+        )
+        worker.channel.send(self._setup._replace(worker=number))
         return worker
 
     def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
@@ -217,33 +163,29 @@ class ProcessPool:
             if self._events.is_wanted(task):
                 wanted.append(task)
             else:
-                self._events.on_dropped(task)
+                self._events.dropped(task)
         return wanted
-
-    def _least_busy(self) -> PoolWorker | None:
-        free = [worker for worker in self._workers if worker.started and len(worker.link.tasks) < _TASKS_AHEAD]
-        return min(free, key=lambda worker: len(worker.link.tasks), default=None)
 
     def _give_returned(self) -> None:
         """Hand out the tasks that no worker holds, if they are still wanted."""
-        self.drop_unwanted()
+        self._returned = deque(self._wanted(self._returned))
         while self._returned and (worker := self._least_busy()) is not None:
-            worker.link.give(self._returned.popleft())
+            worker.submit(self._returned.popleft())
 
-    def _on_message(self, worker: PoolWorker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
+    def _on_message(self, worker: _Worker, message: Logged | RowsDone | ScanDone | WorkerStarted) -> None:
         if isinstance(message, Logged):
             message.handle()  # logged here, and so sent on to the trainer
             return
         if isinstance(message, WorkerStarted):
             self._on_started(worker, message)
             return
-        task = worker.link.tasks.pop(message.number)
+        task = worker.tasks.pop(message.number)
         if not isinstance(task, RowTask) or len(task.untried) < len(task.table):
             self._deaths_in_a_row = 0
         self._give_returned()
-        self._events.on_done(message)
+        self._events.done(message)
 
-    def _on_started(self, worker: PoolWorker, message: WorkerStarted) -> None:
+    def _on_started(self, worker: _Worker, message: WorkerStarted) -> None:
         if message.failure is not None:
             error = cause = error_from(message.failure)
             if not isinstance(cause, WorkerError):  # which says itself what to do
@@ -252,27 +194,28 @@ class ProcessPool:
                     "and worker_init_fn must be importable (or defined in the script) and load in a fresh process"
                 )
                 error.__cause__ = cause
-            self._events.on_broken(error)
+            self._events.broken(error)
             return
         worker.started = True
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_RESTARTS  # workers can start, so a later failure is an accident
         self._give_returned()
-        self._events.on_room()
+        self._events.has_room()
 
     # -- deaths ----------------------------------------------------------------------------------------------------
 
-    def _on_lost(self, worker: PoolWorker) -> None:
-        if worker not in self._workers:
+    def _on_lost(self, worker: _Worker) -> None:
+        if worker not in self.workers:
             return
-        how = worker.end(_GRACE_OF_THE_LOST_S)
+        worker.channel.close()
+        how = worker.child.end(_GRACE_OF_THE_LOST_S)
         if not worker.started:
             self._failed_starts += 1
             if self._failed_starts >= self._max_failed_starts:
                 times = f"{self._failed_starts} times running"
-                self._events.on_broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
+                self._events.broken(WorkerError(f"a worker process {how} before it was ready, {times}"))
                 return
-        held = list(worker.link.tasks.values())
+        held = list(worker.tasks.values())
         tasks = self._wanted(held)
         if tasks and tasks[0] is held[0]:
             blamed = self._blame(worker, tasks[0], how)
@@ -280,21 +223,22 @@ class ProcessPool:
                 return
             tasks[0] = blamed
         _log.warning("a worker process has died, and another one takes its place; it %s", how)
-        self._events.on_restarted()
+        self.restarts += 1
         self._replace(worker, tasks)
 
-    def _replace(self, worker: PoolWorker, tasks: Sequence[Task]) -> None:
+    def _replace(self, worker: _Worker, tasks: Sequence[Task]) -> None:
         """Start another worker in place of one that has ended, and do these tasks again."""
+        worker.child.close()
         self._returned.extendleft(reversed(tasks))
-        self._workers[self._workers.index(worker)] = self._start(worker.number)
+        self.workers[self.workers.index(worker)] = self._start(worker.number)
         self._give_returned()
 
-    def _blame(self, worker: PoolWorker, task: Task, how: str) -> Task | None:
+    def _blame(self, worker: _Worker, task: Task, how: str) -> Task | None:
         """Return the task to try again, without a row that killed two workers; None if the pool gives up."""
         row = worker.row_of(task)
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row >= self._most_deaths_in_a_row:
-            self._events.on_broken(
+            self._events.broken(
                 WorkerError(
                     f"{self._deaths_in_a_row} workers died in turn, and made nothing in between: look at the "
                     "transform, at the decoders, at what they load, and at the memory that workers may take. The last "
@@ -311,6 +255,6 @@ class ProcessPool:
             return task._replace(untried={**dict.fromkeys(range(row, last + 1), reason), **task.untried})
         if row < 0 and deaths >= _DEATHS_OF_A_TASK:
             doing = "scanned shards" if isinstance(task, ScanTask) else "prepared or collated a batch"
-            self._events.on_broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
+            self._events.broken(WorkerError(f"three workers died while they {doing}; the last one {how}"))
             return None
         return task

@@ -81,6 +81,7 @@ def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn
     keep_freed_memory(_KEPT_BYTES)
     channel = Channel(socket.socket(fileno=socket_number))
     progress = memoryview(map_memory(progress_number, PROGRESS_BYTES, writable=True).view("<i8").data)
+    progress[0] = progress[1] = -1
     worker = _Worker(channel, progress)
     try:
         setup, _ = channel.receive()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from streamload.workers.launch import die_with
 
 
-def main(socket_number: int, words_number: int, feeder: int, progress_number: int) -> None:
+def main(socket_number: int, words_number: int, progress_number: int, feeder: int) -> None:
     """Run a worker on three descriptors; `feeder` is the process ID of its parent."""
     die_with(feeder)
     from streamload.workers.worker import run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from streamload.workers import launch
 FORKED = """
 import os, signal, socket, sys
 from streamload.workers import launch
-from streamload.memory.unnamed import new_memory
 
 def run(socket_number, words, progress):
     peer = socket.socket(fileno=socket_number)
@@ -26,31 +24,28 @@ def run(socket_number, words, progress):
     {ending}
 
 kept_open = open(os.devnull)
-early = launch.EarlyWorkers()
-early.start(2, run)
-first, second = early.launched
-print(type(first.process).__name__, first.socket.recv(1000).decode(), second.socket.recv(1000).decode())
-early.end(5.0)
-print(first.process.returncode, second.process.returncode)
+started = launch.start_workers(2, run)
+print(*(child.socket.recv(1000).decode() for child in started))
+launch.end_all(started, 5.0)
+for child in started:
+    print(child.end(0.0).partition("\\n")[0])
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forks on Linux only")
 @pytest.mark.parametrize(
-    ("ending", "status"),
+    ("ending", "how"),
     [
-        ("peer.recv(1); os._exit(7)", 7),  # the other fork must not hold this one's socket open
-        ("signal.pause()", -signal.SIGKILL),
-        ("raise ValueError('out of luck')", 1),
+        ("peer.recv(1); os._exit(7)", "ended with status 7"),  # the other fork must not hold this one's socket open
+        ("signal.pause()", "was killed by SIGKILL, as the kernel does to processes where memory runs out"),
+        ("raise ValueError('out of luck')", "ended with status 1"),
     ],
 )
-def test_a_fork_has_nothing_of_the_process_and_ends_as_a_subprocess_does(ending: str, status: int) -> None:
-    program = FORKED.format(ending=ending).replace("early.end(5.0)", f"early.end({0.2 if status < 0 else 5.0})")
+def test_a_fork_has_nothing_of_the_process_and_ends_as_a_subprocess_does(ending: str, how: str) -> None:
+    program = FORKED.format(ending=ending).replace("5.0", "0.2" if "SIGKILL" in how else "5.0")
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60)
-    kind, statuses = done.stdout.splitlines()
-    assert kind == "Fork [] []"
-    assert statuses == f"{status} {status}"
-    assert done.stderr.count("out of luck") == (2 if status == 1 else 0)
+    assert done.stdout.splitlines() == ["[] []", how, how]
+    assert done.stderr.count("out of luck") == (2 if "ValueError" in ending else 0)
 
 
 SHOWS_ARGUMENTS = """
@@ -82,20 +77,12 @@ def test_processes_have_the_arguments_of_the_program(
     child = launch.launch("shows_arguments")
     with child.socket.makefile("rb") as answer:
         assert answer.read() == ascii(found).encode()
-    assert child.end(10.0) == 0
-    child.socket.close()
-    os.close(child.words)
+    assert child.end(10.0) == "ended with status 0"
+    child.close()
 
 
 def test_how_a_process_ended_is_reported_with_its_last_words() -> None:
     child = launch.launch("streamload.nothing")
-    status = child.end(10.0)
     os.write(child.words, b"out of luck")
-    assert child.how_it_ended(status) == "ended with status 1\nout of luck"
-    assert (
-        child.how_it_ended(-9)
-        == "was killed by SIGKILL, as the kernel does to processes where memory runs out\nout of luck"
-    )
-    assert child.how_it_ended(-15) == "was killed by SIGTERM\nout of luck"
-    child.socket.close()
-    os.close(child.words)
+    assert child.end(10.0) == "ended with status 1\nout of luck"
+    child.close()

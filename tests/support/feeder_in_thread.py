@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import subprocess
 import threading
-from typing import Any
 
 import pytest
 
 import streamload.workers.launch
 from streamload.feeder.process import serve
-from streamload.memory.unnamed import new_memory
-from streamload.workers.launch import Child, EarlyWorkers
+from streamload.workers.launch import Child
 
 _DEADLINE_S = 20.0
 
 
-class ThreadAsProcess:
-    """What `Child` needs of a process; it cannot be killed."""
+class ThreadAsProcess(Child):
+    """A thread in place of a process; it cannot be killed."""
 
-    pid = os.getpid()
+    def __init__(self) -> None:
+        super().__init__()
+        self.pid = os.getpid()
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve(self.theirs, self.pid, [])))
+        self._thread.start()
 
-    def __init__(self, thread: threading.Thread) -> None:
-        self.returncode: int | None = None
-        self._thread = thread
-
-    def wait(self, _timeout_s: float | None = None) -> int:
+    def wait(self, _timeout_s: float) -> int:
         self._thread.join(_DEADLINE_S)
-        if self._thread.is_alive():
-            raise subprocess.TimeoutExpired("feeder", _DEADLINE_S)
-        self.returncode = 0
+        assert not self._thread.is_alive(), "the feeder does not end"
         return 0
-
-    def kill(self) -> None:
-        raise AssertionError("the feeder does not end")
 
 
 def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,13 +39,7 @@ def use_feeders_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def launch(module: str, workers: int) -> Child:
         assert module == "streamload.feeder.start"
-        if workers:
-            return launch_process(module, workers)
-        ours, theirs = socket.socketpair()
-        thread = threading.Thread(target=lambda: asyncio.run(serve(theirs, os.getpid(), EarlyWorkers())))
-        thread.start()
-        process: Any = ThreadAsProcess(thread)
-        return Child(process, ours, new_memory(0))
+        return launch_process(module, workers) if workers else ThreadAsProcess()
 
     monkeypatch.setattr("streamload.trainer.connection.launch", launch)
     monkeypatch.delattr(os, "pidfd_open", raising=False)  # nobody need be told of this process's end

@@ -1,0 +1,67 @@
+"""The worker for `num_workers=0`: the caller makes rows while it waits for a batch."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from streamload.decode.batch_maker import TaskRunner
+from streamload.decode.tasks import Job, RowsDone, RowTask, ScanDone, ScanTask, TaskCosts
+
+
+class CallerWorker:
+    """Keeps the messages of a `Pool` until `step` handles them.
+
+    Args:
+        job: the user's functions themselves: state shared with the caller's code stays shared.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._runner = TaskRunner(job, in_callers_process=True)
+        self._waiting: deque[tuple[Any, Sequence[int]]] = deque()
+        self._pass_number: int | None = None
+        self._failed: list[RowsDone] = []
+
+    def begin(self, pass_number: int) -> None:
+        """Make rows for this pass only, from now on."""
+        self._pass_number = pass_number
+        self._failed.clear()
+
+    def leave(self, pass_number: int) -> None:
+        """Make no more rows for a pass; another one that has begun meanwhile goes on."""
+        if self._pass_number == pass_number:
+            self._pass_number = None
+
+    def put(self, message: Any, descriptors: Sequence[int]) -> None:
+        """Queue a message of the pool, and take over its descriptors."""
+        self._waiting.append((message, descriptors))
+
+    def step(self) -> RowsDone | ScanDone | None:
+        """Do one task, and the messages before it; return its answer, or None if no task waits.
+
+        A task of another pass is answered without doing it. One that is interrupted is done by the next call.
+        """
+        while self._waiting:
+            message, descriptors = self._waiting[0]
+            if not isinstance(message, RowTask | ScanTask):
+                self._waiting.popleft()  # first: descriptors are taken over once
+                self._runner.handle(message, descriptors, [-1, -1])
+                continue
+            if isinstance(message, RowTask) and message.pass_number != self._pass_number:
+                done: RowsDone | ScanDone | None = RowsDone(message.number, (), 0, 0, TaskCosts())
+            else:
+                done = self._runner.handle(message, (), [-1, -1])
+                if isinstance(done, RowsDone) and any(batch.failures for batch in done.batches):
+                    self._failed.append(done)  # exceptions that stay here are found only while they are referred to
+            self._waiting.popleft()
+            return done
+        return None
+
+    def close(self) -> None:
+        """Close all that is open. Idempotent."""
+        while self._waiting:
+            for descriptor in self._waiting.popleft()[1]:
+                os.close(descriptor)
+        self._runner.close()

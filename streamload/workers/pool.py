@@ -1,0 +1,196 @@
+"""Give tasks to workers; before a task a worker is sent the shards and the slots that it has not open yet."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from streamload.decode.tasks import Forget, RowsDone, ScanDone, ScanTask, ShardsOpened, SlotOpened, Task
+from streamload.fetch.resident import OpenShard, ResidentShards
+from streamload.memory.channel import MAX_DESCRIPTORS
+from streamload.memory.slots import SlotPool
+
+
+class WorkerActivity(NamedTuple):
+    """The current work of a worker that has a task, or is starting.
+
+    Attributes:
+        name: of the worker, with its process.
+        task: the current one; None while it starts.
+        row: the current row; -1 before and after the rows.
+        stopped: its process is stopped, by a signal or a debugger.
+        stack: of its Python code, if known.
+    """
+
+    name: str
+    task: Task | None
+    row: int
+    stopped: bool
+    stack: str
+
+
+class PoolEvents(NamedTuple):
+    """Callbacks of a pool, all in one thread; only `is_wanted` and `dropped` are called from within a pool's method.
+
+    Attributes:
+        is_wanted: returns True if a task that a dead worker held is to be done again.
+        dropped: an unwanted task will have no result.
+        done: a task is done.
+        has_room: the pool takes tasks again.
+        broken: the pool cannot go on.
+    """
+
+    is_wanted: Callable[[Task], bool]
+    dropped: Callable[[Task], None]
+    done: Callable[[RowsDone | ScanDone], None]
+    has_room: Callable[[], None]
+    broken: Callable[[Exception], None]
+
+
+class WorkerLink:
+    """The tasks of one worker, and what it has open for them.
+
+    Args:
+        send: sends the worker a message, with descriptors that become the channel's own.
+        shards: opens shards.
+        slots: the memory of batches.
+        most_open: how many shards the worker may have open.
+
+    Attributes:
+        started: it is ready for tasks.
+        tasks: by number, the oldest first.
+    """
+
+    def __init__(
+        self, send: Callable[[Any, Sequence[int]], None], shards: ResidentShards, slots: SlotPool, most_open: int
+    ) -> None:
+        self.started = True
+        self.tasks: OrderedDict[int, Task] = OrderedDict()
+        self._send = send
+        self._shards = shards
+        self._slots = slots
+        self._most_open = max(1, most_open)
+        self._open: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by shard its version; the latest used last
+        self._mapped: set[int] = set()
+
+    def submit(self, task: Task) -> None:
+        """Send a task, after what it needs. Raises what `ResidentShards.open` raises."""
+        shards = list(task.shards) if isinstance(task, ScanTask) else task.table.read_shards()
+        self._spare_descriptors(shards)
+        versions = self._shards.need(shards)
+        closed = [shard for shard, version in versions.items() if self._open.get(shard) != version]
+        for start in range(0, len(closed), MAX_DESCRIPTORS):
+            self._open_shards(closed[start : start + MAX_DESCRIPTORS])
+        for shard in shards:
+            self._open.move_to_end(shard)
+        if not isinstance(task, ScanTask):
+            for slot, _ in task.batches:
+                if slot not in self._mapped:
+                    self._mapped.add(slot)
+                    self._send(SlotOpened(slot), [os.dup(self._slots.descriptor(slot))])
+        self.tasks[task.number] = task
+        self._send(task, ())
+
+    def _open_shards(self, shards: Sequence[int]) -> None:
+        """Send the descriptors of shards in one message, also of those before one that cannot be opened."""
+        opened: list[OpenShard] = []
+        try:
+            for shard in shards:
+                opened.append(self._shards.open(shard))
+        finally:
+            known = shards[: len(opened)]
+            message = ShardsOpened(
+                tuple(known), tuple(each.url for each in opened), tuple(each.size_bytes for each in opened)
+            )
+            self._send(message, [each.descriptor for each in opened])
+            self._open.update(self._shards.versions(known))
+
+    def drop(self, shards: Sequence[int] = (), slots: Sequence[int] = ()) -> None:
+        """Have the worker close shards and unmap slots, after the tasks that it holds."""
+        shards = tuple(shard for shard in shards if self._open.pop(shard, None) is not None)
+        slots = tuple(self._mapped.intersection(slots))
+        self._mapped.difference_update(slots)
+        if shards or slots:
+            self._send(Forget(shards, slots), ())
+
+    def _spare_descriptors(self, shards: Collection[int]) -> None:
+        """Have the worker close its least recently used shards, so that it can open those of a task."""
+        wanted = set(shards)
+        n_open = len(self._open) + sum(shard not in self._open for shard in wanted)
+        if n_open > self._most_open:  # there may be thousands, so not all of them are inspected for every task
+            others = (shard for shard in self._open if shard not in wanted)
+            self.drop([*islice(others, n_open - self._most_open)])
+
+
+class Pool:
+    """Give tasks to the only worker, the trainer itself. `ProcessPool` adds processes and their deaths.
+
+    Args:
+        workers: take the tasks, each a few at a time.
+        shards: the shards that workers open.
+        events: the callbacks.
+        tasks_ahead: how many tasks a worker may hold.
+
+    Attributes:
+        workers: the same.
+        capacity: how many tasks the pool may hold.
+        restarts: how many workers were replaced.
+    """
+
+    def __init__(
+        self, workers: Sequence[WorkerLink], shards: ResidentShards, events: PoolEvents, tasks_ahead: int = 1
+    ) -> None:
+        self.workers = workers
+        self.capacity = len(workers) * tasks_ahead
+        self.restarts = 0
+        self._shards = shards
+        self._events = events
+        self._tasks_ahead = tasks_ahead
+        self._returned: deque[Task] = deque()  # tasks that no worker holds, in their order
+
+    def has_room(self) -> bool:
+        """Return True if a worker that has started holds fewer tasks than it may."""
+        return not self._returned and self._least_busy() is not None
+
+    def _least_busy(self) -> WorkerLink | None:
+        free = [worker for worker in self.workers if worker.started and len(worker.tasks) < self._tasks_ahead]
+        return min(free, key=lambda worker: len(worker.tasks), default=None)
+
+    def n_with_tasks(self) -> int:
+        """Return how many workers have a task or are starting."""
+        return sum(not worker.started or bool(worker.tasks) for worker in self.workers)
+
+    def submit(self, task: Task) -> None:
+        """Give a task to the worker with the fewest; its result comes as an event."""
+        worker = self._least_busy()
+        if worker is None:
+            self._returned.append(task)
+        else:
+            worker.submit(task)
+
+    def end_task(self, done: RowsDone | ScanDone) -> None:
+        """Take the trainer's answer to a task."""
+        del self.workers[0].tasks[done.number]
+        self._events.done(done)
+
+    def abandon_unwanted(self) -> None:
+        """Do nothing: the trainer answers abandoned tasks without doing them."""
+
+    def finish_shards(self, shards: Iterable[int]) -> None:
+        """Close shards that no later task of this epoch reads, except those worth keeping."""
+        self.drop(self._shards.finish(shards))
+
+    def drop(self, shards: Sequence[int] = (), slots: Sequence[int] = ()) -> None:
+        """Have the workers close shards and unmap slots, after the tasks that they hold."""
+        for worker in self.workers:
+            worker.drop(shards, slots)
+
+    async def inspect(self) -> list[WorkerActivity]:
+        """Return what the workers are doing that have tasks or are starting, those with the oldest task first."""
+        return []  # the trainer does not ask while it does a task
+
+    def close(self) -> None:
+        """End the workers, and close what is open."""
