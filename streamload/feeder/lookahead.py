@@ -20,8 +20,7 @@ from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import part_edges, shard_and_number
 from streamload.index.dataset import Dataset
 from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS
-from streamload.order.mixture_plan import MixturePlan
-from streamload.order.plan import EpochPlan, RankPlan, RowBlock
+from streamload.order.plan import EpochPlan, MixturePlan, RowBlock
 from streamload.order.sampling import Mixed
 from streamload.order.share import EpochStart
 from streamload.tar.table import ShardTable
@@ -366,7 +365,14 @@ class Lookahead:
 
 
 def _plan(settings: PipelineSettings, tables: Dataset, start: EpochStart) -> EpochPlan:
-    order, where = settings.order, (start.epoch, start.rank, start.world_size)
-    if isinstance(order.sampling, Mixed):
-        return MixturePlan(order, tables.counts, *where, start=start.position, share=start.share)
-    return RankPlan(order, tables.counts, *where, start=start.position, numbers=start.numbers, share=start.share)
+    plan = MixturePlan if isinstance(settings.order.sampling, Mixed) else EpochPlan
+    return plan(
+        settings.order,
+        tables.counts,
+        start.epoch,
+        start.rank,
+        start.world_size,
+        start=start.position,
+        numbers=start.numbers,
+        share=start.share,
+    )

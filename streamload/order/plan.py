@@ -6,6 +6,7 @@ the world size or the batch size, so a position saved under one world size can b
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,15 +14,17 @@ from numpy.typing import NDArray
 
 from streamload.order.interleaving import Interleaving
 from streamload.order.lanes import expected_radius
-from streamload.order.layout import UNKNOWN, ShardCounts, distinct
+from streamload.order.layout import ENDLESS, UNKNOWN, ShardCounts, distinct
+from streamload.order.mixing import BlockShares, MixedTurns
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
-from streamload.order.runs import sequence_of_epoch
-from streamload.order.share import WHOLE, Share, slice_of_any_batch, slice_of_rank, slices_of_full_batches
+from streamload.order.runs import dataset_sequences, sequence_of_epoch
+from streamload.order.sampling import Mixed
+from streamload.order.share import WHOLE, Share, lanes_and_numbers, slice_of_rank, slices_of_full_batches
 from streamload.text import counted
 
 IntArray = NDArray[np.int64]
-Rows = tuple[IntArray, IntArray, IntArray | None]
-"""Shard, sample and repeat of some rows; see `RowBlock`."""
+Outputs = tuple[IntArray, IntArray, IntArray]
+"""Of some rows the dataset, the lane in it, and the number in the lane."""
 
 # Most outputs of a streamed lane that are finalized beyond the next batch.
 _MOST_NUMBERS_AHEAD = 65_536
@@ -62,7 +65,16 @@ class RowBlock:
 
 
 class EpochPlan:
-    """One rank's rows of one epoch, from a position of the epoch's order on: the base of the plans.
+    """One rank's rows of one epoch of a dataset, from a position of the epoch's order on.
+
+    Global batch j is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted lane-major, it
+    is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
+
+    With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane a batch needs
+    the counts of the shards up to where the window reaches, or as many of their samples: call `missing`, set those
+    counts, `take`. The rows do not depend on when counts became known, nor on `max_rows`.
+
+    Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
 
     Args:
         options: see `OrderOptions`.
@@ -73,7 +85,8 @@ class EpochPlan:
         share: the batches of the rank that the plan yields.
 
     Attributes:
-        lanes: the number of lanes.
+        lanes: the number of lanes of each dataset.
+        interleavings: of the dataset, or of each dataset of a mixture; none before the counts that they need.
 
     Raises:
         ValueError: there is no such rank, or the start is negative.
@@ -96,42 +109,79 @@ class EpochPlan:
         if start < 0:
             raise ValueError(f"start={start} is negative; it counts the samples delivered before")
         self.lanes = options.lanes
+        self.interleavings: list[Interleaving] = []
         self._options = options
         self._counts = counts
         self._epoch = epoch
+        self._numbers = numbers
         self._place = rank, world_size
         self._share = share
+        self._first_shards = options.sampling.edges[:-1] if isinstance(options.sampling, Mixed) else (0,)
         self._global_batch = options.batch_size * world_size
         self._slice = range(rank * options.batch_size, (rank + 1) * options.batch_size)
         self._position = start
-        self._batches_before = share.number
+        self._next_start = start + share.number * self._global_batch  # where the next batch of the share would start
         self._n_samples = UNKNOWN
         self._full_batches_left = 0
         self._last_rows = 0
-        self._set_up(numbers)
-
-    @property
-    def number(self) -> int:
-        """The number of outputs that every lane has reached, at least."""
-        return self._next_start // self.lanes
+        self._refresh()
 
     def shards_ahead(self) -> list[int]:
-        """Return the shards in the order in which the plan comes to them first, as far as that is known."""
-        raise NotImplementedError
+        """Return the shards in the order in which the plan comes to them first, as far as that is known.
+
+        Once all counts are known, only those in the lanes of this rank's next batches: of 10^5 shards on 1,024 ranks
+        about 98.
+        """
+        if not self.interleavings:
+            return []
+        sequence = self.interleavings[0].sequence
+        if not sequence.complete:
+            return list(dict.fromkeys(sequence.order.tolist()))
+        n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
+        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.of * self._global_batch)
+        lanes, _ = slices_of_full_batches(starts, self.lanes, self._slice, self._global_batch)
+        return self.interleavings[0].shards_from(self._next_start // self.lanes, distinct(lanes))
 
     def missing(self, limit: int = 8) -> list[int]:
-        """Return the shards whose counts are needed before the next `take`, at most `limit`."""
-        raise NotImplementedError
+        """Return the shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
+
+        With one lane, the first is needed for certain. How many follow it is estimated from the mean of the known
+        counts, and may be one or two too many.
+        """
+        self._refresh()
+        if self._n_samples != UNKNOWN:
+            return []
+        following = np.arange(len(self._counts))
+        if self.interleavings:
+            sequence = self.interleavings[0].sequence
+            following = sequence.order[sequence.known_runs :]
+            if self.lanes == 1:
+                if self._batches_ready(1):
+                    return []
+                following = following[: 1 + self._shards_to_window_end()]
+        return [int(shard) for shard in following[self._counts.values[following] == UNKNOWN][:limit]]
 
     def finished(self) -> list[int]:
-        """Name the shards that no later block needs, each once; at the end all of the epoch's."""
-        raise NotImplementedError
+        """Name the shards that no later block needs, each once and at most a window late; at the end all shards."""
+        # Whatever is needed later, of any lane, has at least this number.
+        passed = [None] * len(self.interleavings) if self._ended else self._passed(0)
+        pairs = zip(self.interleavings, passed, strict=True)
+        return [shard for interleaving, least in pairs for shard in interleaving.finished(least)]
 
-    def unpassed(self, shard: int, /) -> list[tuple[int, int]]:
-        """Return ranges of a shard's samples that hold those of later blocks."""
-        raise NotImplementedError
+    def unpassed(self, shard: int) -> list[tuple[int, int]]:
+        """Return ranges of a shard's samples that hold all those of later blocks, each end exclusive.
 
-    def take(self, max_rows: int, /) -> RowBlock | None:
+        Runs of the shard that are yet to begin are left out: their parts may be fetched again. In a lane that this rank
+        reads, a range begins at the next sample; in any other, at most a window earlier.
+        """
+        if self._ended:
+            return []
+        if not self.interleavings:
+            return [(0, ENDLESS)]
+        dataset = bisect_right(self._first_shards, shard) - 1
+        return self.interleavings[dataset].unpassed(shard, self._passed(0)[dataset], self._passed(1)[dataset])
+
+    def take(self, max_rows: int) -> RowBlock | None:
         """Return the next batches: as many whole ones as fit into `max_rows` and as the counts allow, at least one.
 
         None at the end of the epoch. A call costs some tens of microseconds, and some for each lane, so request
@@ -155,115 +205,56 @@ class EpochPlan:
         shard, sample, repeat = self._rows_between(starts, ends, n_full)
         edges = np.minimum(np.arange(len(ends) + 1, dtype=np.int64) * len(self._slice), len(shard))
         self._position = int(ends[-1])
-        self._batches_before = self._share.of - 1
+        self._next_start = self._position + (self._share.of - 1) * self._global_batch
         self._full_batches_left -= n_full
         self._last_rows = 0 if with_last else self._last_rows
-        return RowBlock(edges, shard, sample, ends, repeat)
+        return RowBlock(edges, shard, sample, ends, None if self._options.sampling is None else repeat)
 
-    def _set_up(self, numbers: IntArray | None) -> None:
-        raise NotImplementedError
+    def _refresh(self) -> None:
+        """Apply counts that have become known.
 
-    def _rows_between(
-        self, starts: IntArray, ends: IntArray, n_full: int
-    ) -> tuple[IntArray, IntArray, IntArray | None]:
-        """Return the rank's rows of some global batches, of which `n_full` are whole."""
-        raise NotImplementedError
-
-    def _batches_ready(self, wanted: int) -> int:
-        """Return how many of the next whole batches can be made now, at most `wanted`."""
-        return min(wanted, self._full_batches_left)
-
-    def _set_samples(self, n_samples: int) -> None:
-        """Learn how many samples the epoch has; LoaderStateError if it starts outside of them."""
-        self._n_samples = n_samples
-        full, last_rows = full_batches_and_last_rows(self._options, n_samples, *self._place, self._position)
-        self._full_batches_left, self._last_rows = self._share.batches(full, last_rows, self._batches_before)
+        Raises:
+            LoaderStateError: the plan starts outside of the epoch.
+        """
+        if not self.interleavings and (self._options.sampling is None or self._counts.complete):
+            self.interleavings = self._interleave()
+        if self._n_samples == UNKNOWN and self.interleavings:
+            for each in self.interleavings:
+                each.refresh()
+            if all(each.sequence.complete for each in self.interleavings):
+                self._n_samples = n_samples = sum(each.sequence.known_end for each in self.interleavings)
+                full, last_rows = full_batches_and_last_rows(self._options, n_samples, *self._place, self._position)
+                before = (self._next_start - self._position) // self._global_batch
+                self._full_batches_left, self._last_rows = self._share.batches(full, last_rows, before)
 
     @property
     def _ended(self) -> bool:
         return self._n_samples != UNKNOWN and self._full_batches_left == 0 and self._last_rows == 0
 
-    @property
-    def _next_start(self) -> int:
-        """The position at which the next batch of the share would start."""
-        return self._position + self._batches_before * self._global_batch
+    def _interleave(self) -> list[Interleaving]:
+        sequence = sequence_of_epoch(self._options, self._counts, self._epoch, self._numbers)
+        return [Interleaving(sequence, self.lanes, self._options.radius)]
 
+    def _passed(self, _blocks: int, /) -> list[int]:
+        """Return for each dataset the number that its lanes have reached."""
+        return [self._next_start // self.lanes] * len(self.interleavings)
 
-class RankPlan(EpochPlan):
-    """One rank's rows of one epoch of a dataset; takes the arguments of `EpochPlan`.
-
-    Global batch j is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted lane-major, it
-    is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
-
-    With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane a batch needs
-    the counts of the shards up to where the window reaches, or as many of their samples: call `missing`, set those
-    counts, `take`. The rows do not depend on when counts became known, nor on `max_rows`.
-
-    Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
-    """
-
-    def _set_up(self, numbers: IntArray | None) -> None:
-        self._sequence = sequence_of_epoch(self._options, self._counts, self._epoch, numbers)
-        self.interleaving = Interleaving(self._sequence, self.lanes, self._options.radius)
-        self._refresh()
-
-    def shards_ahead(self) -> list[int]:
-        """Return the shards in the order in which the plan comes to them first.
-
-        Once all counts are known, only those in the lanes of this rank's next batches: of 10^5 shards on 1,024 ranks
-        about 98.
-        """
-        if not self._sequence.complete:
-            return list(dict.fromkeys(self._sequence.order.tolist()))
-        n_known = min(_BATCHES_WITH_KNOWN_LANES, self._full_batches_left)
-        starts = self._next_start + np.arange(n_known, dtype=np.int64) * (self._share.of * self._global_batch)
-        lanes, _ = slices_of_full_batches(starts, self.lanes, self._slice, self._global_batch)
-        return self.interleaving.shards_from(self.number, distinct(lanes))
-
-    def missing(self, limit: int = 8) -> list[int]:
-        """Return the shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
-
-        With one lane, the first is needed for certain. How many follow it is estimated from the mean of the known
-        counts, and may be one or two too many.
-        """
-        self._refresh()
-        sequence = self._sequence
-        if sequence.complete:
-            return []
-        if self.lanes > 1 or sequence.needs_all:
-            return sequence.unknown(len(sequence.order), limit)
-        if self._batches_ready(1):
-            return []
+    def _shards_to_window_end(self) -> int:
+        """Estimate how many shards the next batch needs after the one that comes next."""
+        sequence = self.interleavings[0].sequence
         first_end = self._next_start + self._slice.stop
         radius = max(expected_radius(first_end, self._options.radius), self._next_start + self._global_batch)
-        mean = sequence.whole_end / max(sequence.known_shards, 1)
-        shard_end = max(sequence.known_end, sequence.whole_end + mean)
-        n_following = -int((shard_end - radius) // mean) if mean and radius > shard_end else 0
-        return sequence.unknown(1 + n_following, limit)
-
-    def finished(self) -> list[int]:
-        """Name the shards that no later block needs, each once and at most a window late; at the end all shards."""
-        # Whatever is needed later, of any lane, has at least this number.
-        return self.interleaving.finish_all() if self._ended else self.interleaving.finished(self.number)
-
-    def unpassed(self, shard: int, /) -> list[tuple[int, int]]:
-        """Return ranges of a shard's samples that hold all those of later blocks, each end exclusive.
-
-        Runs of the shard that are yet to begin are left out: their parts may be fetched again. In a lane that this rank
-        reads, a range begins at the next sample; in any other, at most a window earlier.
-        """
-        return [] if self._ended else self.interleaving.unpassed(shard, self.number, self.number)
-
-    def _refresh(self) -> None:
-        """Apply counts that have become known."""
-        if self.interleaving.refresh():
-            self._set_samples(self._sequence.known_end)
+        whole_end = int(sequence.edges[-1])
+        mean = whole_end / max(sequence.known_runs, 1)
+        shard_end = max(sequence.known_end, whole_end + mean)
+        return -int((shard_end - radius) // mean) if mean and radius > shard_end else 0
 
     def _batches_ready(self, wanted: int) -> int:
         """Return how many of the next whole batches the known counts finalize, at most `wanted`."""
-        if self._sequence.complete:
-            return super()._batches_ready(wanted)
-        known_end, stride = self._sequence.known_end, self._global_batch * self._share.of
+        if self._n_samples != UNKNOWN:
+            return min(wanted, self._full_batches_left)
+        known_end = self.interleavings[0].sequence.known_end
+        stride = self._global_batch * self._share.of
         n_full = min(wanted, (known_end - self._next_start - self._global_batch) // stride + 1)
         if n_full <= 0:
             return 0
@@ -275,25 +266,93 @@ class RankPlan(EpochPlan):
             if finalized_end < first_end + (n_full - 1) * stride:
                 most = max(_MOST_NUMBERS_AHEAD, self._global_batch)
                 wanted_end = min(first_end + (n_full - 1) * stride, first_end + most)
-                finalized_end = max(finalized_end, self.interleaving.finalize(first_row, wanted_end))
+                lane = self.interleavings[0].stream(0, first_row)
+                finalized_end = max(finalized_end, lane.finalize(wanted_end))
         return max(0, min(n_full, (finalized_end - first_end) // stride + 1))
 
-    def _rows_between(
-        self, starts: IntArray, ends: IntArray, n_full: int
-    ) -> tuple[IntArray, IntArray, IntArray | None]:
-        sequence = self._sequence
-        rounds_end = sequence.known_end // self.lanes * self.lanes
-        n_simple = int(np.searchsorted(starts[:n_full], rounds_end - self._global_batch, side="right"))
-        pieces = [slices_of_full_batches(starts[:n_simple], self.lanes, self._slice, self._global_batch)]
-        wrapped_lanes = wrapped_numbers = np.empty(0, np.int64)
-        for start, end in zip(starts[n_simple:].tolist(), ends[n_simple:].tolist(), strict=True):
-            rows = slice_of_rank(end - start, *self._place, pad=self._options.pad)
-            lanes, numbers, wrapped_lanes, wrapped_numbers = slice_of_any_batch(
-                range(start, end), sequence.known_end, self.lanes, rows
-            )
-            pieces.append((lanes, numbers))
-        lanes, numbers = (np.concatenate(column) for column in zip(*pieces, strict=True))
-        positions = self.interleaving.positions(lanes, numbers)
-        if len(wrapped_numbers):
-            positions = np.concatenate((positions, self.interleaving.positions_apart(wrapped_lanes, wrapped_numbers)))
-        return *sequence.locate(positions), sequence.repeats(positions)
+    def _rows_between(self, starts: IntArray, ends: IntArray, n_full: int) -> IntArray:
+        """Return shard, sample and repeat of the rank's rows of some global batches, `n_full` of them whole."""
+        n_simple = 0
+        if len(self.interleavings) == 1:  # whole batches within the full rounds of lanes need no sorting
+            rounds_end = self.interleavings[0].sequence.known_end // self.lanes * self.lanes
+            n_simple = int(np.searchsorted(starts[:n_full], rounds_end - self._global_batch, side="right"))
+        simple = slices_of_full_batches(starts[:n_simple], self.lanes, self._slice, self._global_batch)
+        own: list[Outputs] = [(np.zeros(len(simple[0]), np.int64), *simple)]
+        filling = np.empty(0, np.int64)
+        for batches in (slice(n_simple, n_full), slice(n_full, len(starts))):
+            if len(starts[batches]):
+                n_rows = int(ends[batches][0] - starts[batches][0])
+                positions = starts[batches, np.newaxis] + np.arange(n_rows, dtype=np.int64)
+                outputs = self._outputs(positions.ravel())
+                wanted = slice_of_rank(n_rows, *self._place, pad=self._options.pad)
+                lane_major = np.argsort(outputs[1].reshape(positions.shape), axis=1, kind="stable")
+                rows = lane_major[:, wanted.start : min(wanted.stop, n_rows)]
+                rows = (rows + np.arange(len(rows))[:, np.newaxis] * n_rows).ravel()
+                own.append((outputs[0][rows], outputs[1][rows], outputs[2][rows]))
+                filling = np.arange(max(wanted.start, n_rows), max(wanted.stop, n_rows), dtype=np.int64) - n_rows
+        datasets, lanes, numbers = (np.concatenate(column) for column in zip(*own, strict=True))
+        located = self._locate(datasets, lanes, numbers)
+        if len(filling):
+            filled = self._locate(*self._outputs(filling % self._n_samples), apart=True)
+            located = np.concatenate((located, filled), axis=1)
+        return located
+
+    def _outputs(self, positions: IntArray) -> Outputs:
+        """Return what stands at some positions of the epoch's order."""
+        known_end = self.interleavings[0].sequence.known_end
+        return np.zeros(len(positions), np.int64), *lanes_and_numbers(positions, known_end, self.lanes)
+
+    def _locate(self, datasets: IntArray, lanes: IntArray, numbers: IntArray, *, apart: bool = False) -> IntArray:
+        """Return shard, sample and repeat of some outputs, int64[3, rows]."""
+        located = np.empty((3, len(datasets)), np.int64)
+        for dataset, interleaving in enumerate(self.interleavings):
+            rows = slice(None) if len(self.interleavings) == 1 else np.flatnonzero(datasets == dataset)
+            if len(lanes[rows]):
+                find = interleaving.positions_apart if apart else interleaving.positions
+                located[:, rows] = interleaving.sequence.locate(find(lanes[rows], numbers[rows]))
+        return located
+
+
+class MixturePlan(EpochPlan):
+    """One rank's rows of one epoch of a mixture: several datasets take turns, each interleaved from its own lanes.
+
+    Global batches follow the datasets' turns. Sorted by lane, a batch is cut into one slice for each rank, so a rank
+    reads mostly lanes of its own, and some rows of its neighbours'.
+    """
+
+    _shares: BlockShares
+    _turns: MixedTurns
+
+    def shards_ahead(self) -> list[int]:
+        """Return the shards in the order in which the plan comes to them first, as far as that is known."""
+        places = [
+            (start / max(1, each.sequence.known_end), shard)
+            for each in self.interleavings
+            for shard, start in zip(each.sequence.order.tolist(), each.sequence.edges.tolist(), strict=False)
+        ]
+        return list(dict.fromkeys(shard for _, shard in sorted(places)))
+
+    def _interleave(self) -> list[Interleaving]:
+        options = self._options
+        assert isinstance(options.sampling, Mixed)
+        self._shares, sequences = dataset_sequences(options, options.sampling, self._counts, self._epoch)
+        self._block = options.sampling.block
+        self._turns = MixedTurns(self._shares, self._block, options.seed, self._epoch)
+        return [Interleaving(sequence, self.lanes, options.radius) for sequence in sequences]
+
+    def _passed(self, blocks: int, /) -> list[int]:
+        """Return for each dataset the number that its lanes have reached at the plan's block, or some blocks later."""
+        if not self.interleavings:
+            return []
+        before = self._shares.before(np.array([self._next_start // self._block + blocks]))[0]
+        return [int(number) for number in before // self.lanes + (blocks > 0)]
+
+    def _outputs(self, positions: IntArray) -> Outputs:
+        first = int(positions.min())  # turns are known for stretches
+        datasets, turns = self._turns.at(first, int(positions.max()) + 1)
+        lanes, numbers = np.empty(len(turns), np.int64), np.empty(len(turns), np.int64)
+        for dataset, n_samples in enumerate(self._shares.sizes.tolist()):
+            own = datasets == dataset
+            lanes[own], numbers[own] = lanes_and_numbers(turns[own], n_samples, self.lanes)
+        at = positions - first
+        return datasets[at], lanes[at], numbers[at]

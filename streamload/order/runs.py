@@ -1,7 +1,6 @@
 """The sequence of an epoch's samples: every shard once, runs of shards, or a sampler's list.
 
-A run is a piece of a shard, or a shard in which every sample is repeated as often as it is drawn. Sequences of runs and
-lists have the methods of `ShardSequence`, and need the counts of all shards.
+A run is a piece of a shard, or a shard in which every sample is repeated as often as it is drawn.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.layout import ShardCounts, ShardSequence
+from streamload.order.layout import ENDLESS, UNKNOWN, ShardCounts, distinct
 from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions
 from streamload.order.randomness import CounterDraws, as_uniforms, permutation, philox_key
@@ -29,6 +28,9 @@ _PIECE = _BLOCK << 14
 
 # Draws that are looked up together, so that their arrays stay in the processor's cache.
 _ROWS_AT_ONCE = 4_096
+
+# Shards whose counts are applied together.
+_SHARDS_PER_STEP = 4_096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,160 +138,140 @@ class RepeatCounts:
         return repeats
 
 
-class _CountedSequence:
-    """A sequence that is built at once, when the counts of all shards are known.
-
-    Its attributes are those of `ShardSequence`, of runs; `has_repeats` if shards come several times.
-    """
-
-    needs_all = True
-    has_repeats = False
-
-    def __init__(self, counts: ShardCounts) -> None:
-        self._counts = counts
-        self.order: IntArray = np.empty(0, np.int64)
-        self.edges: IntArray = np.zeros(1, np.int64)
-        self.known_shards = self.known_end = self.whole_end = 0
-        self.complete = False
-        self.extend()
-
-    def extend(self) -> None:
-        """Build the sequence, if all counts are known."""
-        if not self.complete and self._counts.complete:
-            self._build()
-            self.known_shards, self.complete = len(self.order), True
-            self.known_end = self.whole_end = int(self.edges[-1])
-
-    def unknown(self, _n_shards: int, limit: int) -> list[int]:
-        """Return the shards of unknown count, at most `limit`."""
-        return [int(shard) for shard in np.flatnonzero(self._counts.values < 0)[:limit]]
-
-    def _build(self) -> None:
-        raise NotImplementedError
-
-
-class RunSequence(_CountedSequence):
-    """The runs of an epoch concatenated.
+class SampleSequence:
+    """The positions of an epoch, each of which holds a sample of a shard: runs, one after the other.
 
     Args:
-        counts: of the shards.
+        runs: to concatenate.
         key: of the draws.
-        build: makes the runs, and the repeats of each sample of a pass if samples do not come once.
+        repeats: how often the samples of a pass are drawn; None for once each.
+        counts: of the shards, each a run of its own. The sequence then begins without a sample, and grows while counts
+            become known: by whole shards, and by the samples that were found so far of the one after them.
+
+    Attributes:
+        order: int64[n], the shard of each run.
+        known_runs: the number of runs that are built whole, from the first on.
+        edges: int64[known_runs + 1], run i lies at the positions `edges[i]:edges[i + 1]`.
+        known_end: the number of samples that are built, those of the open last shard included.
+        complete: all runs are built, so `known_end` is the number of samples of the epoch.
+        has_repeats: shards come several times.
     """
 
     def __init__(
         self,
-        counts: ShardCounts,
+        runs: Runs,
         key: NDArray[np.uint64],
-        build: Callable[[IntArray], tuple[Runs, RepeatCounts | None]],
+        *,
+        repeats: RepeatCounts | None = None,
+        counts: ShardCounts | None = None,
     ) -> None:
+        self.order, self._firsts, self._passes = runs.shards, runs.firsts, runs.passes
+        self._all_edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(runs.lengths)))
         self._draws = CounterDraws(key)
-        self._build_runs = build
-        super().__init__(counts)
+        self._repeats = repeats
+        self._counts = counts
+        self._runs_of: dict[int, list[int]] | None = None
+        self.has_repeats = len(distinct(self.order)) < len(self.order)
+        self.known_runs = 0 if counts is not None else len(self.order)
+        self.extend()
 
-    def _build(self) -> None:
-        self._runs, self._repeats = self._build_runs(self._counts.values)
-        self.order = self._runs.shards
-        self.edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._runs.lengths)))
-        self._by_shard = np.argsort(self.order, kind="stable")
-        self.has_repeats = not np.diff(self.order[self._by_shard]).all()
+    def extend(self) -> None:
+        """Append the shards whose counts have become known, and as much of the next one as was found."""
+        start = self.known_runs
+        while self._counts is not None and start < len(self.order):
+            if self._counts.values[self.order[start]] == UNKNOWN:
+                self._all_edges[start + 1] = self._all_edges[start] + self._counts.least(int(self.order[start]))
+                break
+            values = self._counts.values[self.order[start : start + _SHARDS_PER_STEP]]
+            unknown = np.flatnonzero(values == UNKNOWN)
+            values = values[: unknown[0]] if len(unknown) else values
+            end = start + len(values)
+            self._all_edges[start + 1 : end + 1] = self._all_edges[start] + np.cumsum(values)
+            start = end
+        self.known_runs, self.complete = start, start == len(self.order)
+        self.known_end = int(self._all_edges[min(start + 1, len(self.order))])
+        self.edges = self._all_edges[: start + 1]
 
-    def places_of(self, shard: int) -> list[tuple[int, int]] | None:
-        """Return where a shard's runs lie; None before anything is built."""
-        if not self.complete:
-            return None
-        first, end = np.searchsorted(self.order, (shard, shard + 1), sorter=self._by_shard)
-        return [(int(self.edges[run]), int(self.edges[run + 1])) for run in self._by_shard[first:end].tolist()]
+    def places_of(self, shard: int, /) -> list[tuple[int, int]]:
+        """Return the start and end of a shard's runs that are built; the open last shard is endless."""
+        if self._runs_of is None:
+            self._runs_of = {}
+            for run, each in enumerate(self.order.tolist()):
+                self._runs_of.setdefault(each, []).append(run)
+        places = []
+        for run in self._runs_of.get(shard, ()):
+            if run < self.known_runs:
+                places.append((int(self.edges[run]), int(self.edges[run + 1])))
+            elif run == self.known_runs and self.known_end > self.edges[-1]:
+                places.append((int(self.edges[-1]), ENDLESS))
+        return places
 
     def samples_at(self, start: int, end: int) -> tuple[int, int]:
         """Return the samples, as start and end, that stand at positions of one run."""
-        _, samples = self.locate(np.array([start, end - 1]))
+        _, samples, _ = self.locate(np.array([start, end - 1]))
         return int(samples[0]), int(samples[1]) + 1
 
-    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the shards and the samples in them, int64 each."""
-        run, numbers = self._find(positions)
-        shards = self.order[run]
-        return shards, numbers if self._repeats is None else self._repeats.find(shards, numbers)[0]
-
-    def repeats(self, positions: IntArray) -> IntArray:
-        """Return for each position how often its sample may have come before, int64."""
-        run, numbers = self._find(positions)
-        passes = self._runs.passes[run]
-        return passes if self._repeats is None else passes + self._repeats.find(self.order[run], numbers)[1]
+    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the shards, the samples in them, and how often each sample may have come before, int64 each."""
+        run = np.searchsorted(self.edges, positions, side="right") - 1
+        shards, samples, before = self.order[run], positions - self.edges[run] + self._firsts[run], self._passes[run]
+        if self._repeats is not None:
+            samples, drawn_before = self._repeats.find(shards, samples)
+            before = before + drawn_before
+        return shards, samples, before
 
     def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
         """Draw from [0, 1) for each of the positions `first` to `first + count`, float64[count].
 
-        A draw belongs to the pass, the shard and the number within the shard, counting every repeat.
+        A draw belongs to the pass, the shard and the number within the shard (counting every repeat), and not to the
+        position.
         """
         words = np.empty(count, np.uint64)
-        end, at = first + count, first
-        run = int(np.searchsorted(self.edges, first, side="right")) - 1
-        while at < end:
-            run_end = min(int(self.edges[run + 1]), end)
-            number = int(self._runs.firsts[run]) + at - int(self.edges[run])
-            words[at - first : run_end - first] = self._draws.words(
-                int(self.order[run]), number, run_end - at, int(self._runs.passes[run])
-            )
-            at, run = run_end, run + 1
+        end = first + count
+        first_run, end_run = np.searchsorted(self.edges, (first, end), side="right").tolist()
+        runs = slice(first_run - 1, end_run)
+        columns = [column[runs].tolist() for column in (self.order, self._firsts, self._passes)]
+        edges = self._all_edges[first_run - 1 : end_run + 1].tolist()
+        for shard, number, passed, run_start, run_end in zip(*columns, edges[:-1], edges[1:], strict=True):
+            start, stop = max(run_start, first), min(run_end, end)
+            if start < stop:
+                words[start - first : stop - first] = self._draws.words(
+                    shard, number + start - run_start, stop - start, passed
+                )
         return as_uniforms(words)
 
-    def _find(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Return for each position its run, and the number within the shard, counting every repeat."""
-        run = np.searchsorted(self.edges, positions, side="right") - 1
-        return run, positions - self.edges[run] + self._runs.firsts[run]
 
-
-class SampledSequence(_CountedSequence):
-    """A sampler's samples, in its order. Shards come in the order of their last use.
+class SampledSequence(SampleSequence):
+    """A sampler's samples, in its order. The shards come in the order of their last use, as if they were runs.
 
     Args:
-        counts: of the shards.
+        counts: int64[n_shards], the samples of each shard.
         numbers: int64[M], the samples, counted through all shards as they are listed.
+        key: of the draws; nothing is shuffled.
     """
 
-    def __init__(self, counts: ShardCounts, numbers: IntArray) -> None:
+    def __init__(self, counts: IntArray, numbers: IntArray, key: NDArray[np.uint64]) -> None:
         self._numbers = numbers
+        self._shard_edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         self._before: IntArray | None = None
-        super().__init__(counts)
-
-    def _build(self) -> None:
-        self._shard_edges = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._counts.values)))
-        shards, _ = self.locate(np.arange(len(self._numbers)))
+        shards = np.searchsorted(self._shard_edges[1:], numbers, side="right")
         used, from_end = np.unique(shards[::-1], return_index=True)
         ends = len(shards) - from_end
         by_end = np.argsort(ends)
-        self.order = used[by_end]
-        self.edges = np.concatenate((np.zeros(1, np.int64), ends[by_end]))
+        nothing = np.zeros(len(used), np.int64)
+        super().__init__(Runs(used[by_end], nothing, np.diff(ends[by_end], prepend=0), nothing), key)
 
-    def places_of(self, _shard: int) -> list[tuple[int, int]]:
+    def places_of(self, _shard: int, /) -> list[tuple[int, int]]:
         """Return nothing: a shard's samples may come anywhere, so keeping them might mean keeping everything."""
         return []
 
-    def samples_at(self, start: int, end: int) -> tuple[int, int]:
-        """Fail: there are no runs."""
-        raise AssertionError(f"positions {start} to {end} of a sampler's order are no run")
-
-    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray]:
-        """Return for each position the shard and the number of the sample in it, int64 each."""
-        numbers = self._numbers[positions]
-        shards = np.searchsorted(self._shard_edges[1:], numbers, side="right")
-        return shards, numbers - self._shard_edges[shards]
-
-    def repeats(self, positions: IntArray) -> IntArray:
-        """Return for each position how often its sample came before, int64."""
+    def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the shards, the samples in them, and how often each sample came before, int64 each."""
         if self._before is None:
             self._before = _counted_before(self._numbers)
-        return self._before[positions]
-
-    def uniforms(self, _first: int, count: int) -> NDArray[np.float64]:
-        """Return zeros: nothing is shuffled."""
-        return np.zeros(count)
-
-
-SampleSequence = ShardSequence | RunSequence | SampledSequence
-"""The positions of an epoch, each of which holds a sample of a shard."""
+        numbers = self._numbers[positions]
+        shards = np.searchsorted(self._shard_edges[1:], numbers, side="right")
+        return shards, numbers - self._shard_edges[shards], self._before[positions]
 
 
 def _counted_before(numbers: IntArray) -> IntArray:
@@ -319,64 +301,63 @@ def sequence_of_epoch(
 
     Args:
         options: the order's.
-        counts: of the shards; may become known later.
+        counts: of the shards; they may become known later if every sample comes once.
         epoch: which epoch.
         numbers: int64[M], the epoch's samples, if the sampling is `Sampled`.
     """
     key = philox_key(options.seed, epoch, "window")
-    sampling = options.sampling
-    match sampling:
+    match options.sampling:
         case Sampled():
             assert numbers is not None, "a sampler's numbers come with the start of the epoch"
-            return SampledSequence(counts, numbers)
-        case Stretched():
-            return RunSequence(counts, key, lambda known: _stretch(options, sampling, known, epoch))
-        case Weighted():
-            return RunSequence(counts, key, lambda known: _drawn(options, sampling, known, epoch))
+            return SampledSequence(counts.values, numbers, key)
+        case Stretched(size, selected):
+            return _stretched(options, counts.values, epoch, size, selected)
+        case Weighted() as sampling:
+            repeats = RepeatCounts(sampling.repeats(options.seed, epoch), counts.values)
+            order = shards_in_order(options, len(counts), epoch)
+            order = order[repeats.lengths[order] > 0]
+            nothing = np.zeros(len(order), np.int64)
+            return SampleSequence(Runs(order, nothing, repeats.lengths[order], nothing), key, repeats=repeats)
         case Mixed():
             raise AssertionError("a mixture has a sequence for each dataset")
-        case None:
-            return ShardSequence(shards_in_order(options, len(counts), epoch), counts, key)
+    nothing = np.zeros(len(counts), np.int64)
+    runs = Runs(shards_in_order(options, len(counts), epoch), nothing, nothing, nothing)
+    return SampleSequence(runs, key, counts=counts)
 
 
-def mixed_shares(mixed: Mixed, n_samples: int) -> BlockShares:
-    """Return how many samples of each dataset an epoch of a mixture has, whose datasets have `n_samples` together."""
-    return BlockShares(mixed.shares, mixed.block, mixed.epoch_size or n_samples)
+def dataset_sequences(
+    options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int
+) -> tuple[BlockShares, list[SampleSequence]]:
+    """Make the sequence of each dataset's samples in an epoch of a mixture; all counts must be known."""
+    shares = BlockShares(mixed.shares, mixed.block, mixed.epoch_size or counts.total)
+    return shares, [
+        _stretched(
+            options,
+            counts.values,
+            epoch,
+            size,
+            mixed.selected,
+            shards=slice(*mixed.edges[dataset : dataset + 2]),
+            purpose=f"shards of dataset {dataset}",
+        )
+        for dataset, size in enumerate(shares.sizes.tolist())
+    ]
 
 
-def dataset_sequence(options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int, dataset: int) -> RunSequence:
-    """Make the sequence of one dataset's samples in an epoch of a mixture; all counts must be known."""
-    key = philox_key(options.seed, epoch, "window")
-    size = int(mixed_shares(mixed, counts.total).sizes[dataset])
-    return RunSequence(
-        counts, key, partial(_stretch_of_dataset, options, mixed, dataset=dataset, epoch=epoch, size=size)
-    )
-
-
-def _stretch(
-    options: OrderOptions, sampling: Stretched, counts: IntArray, epoch: int
-) -> tuple[Runs, RepeatCounts | None]:
-    repeats = None if sampling.selected is None else RepeatCounts(sampling.selected, counts)
-    lengths, size = counts if repeats is None else repeats.lengths, sampling.epoch_size
-    order_of = partial(shards_in_order, options, len(lengths))
-    return whole_passes(lengths, epoch * size, size, order_of), repeats
-
-
-def _stretch_of_dataset(
-    options: OrderOptions, mixed: Mixed, counts: IntArray, *, dataset: int, epoch: int, size: int
-) -> tuple[Runs, RepeatCounts | None]:
-    """Return the runs of an epoch of one dataset of a mixture, which has `size` samples of it."""
-    repeats = None if mixed.selected is None else RepeatCounts(mixed.selected, counts)
-    first, end = mixed.edges[dataset], mixed.edges[dataset + 1]
-    lengths = (counts if repeats is None else repeats.lengths)[first:end]
-    order_of = partial(shards_in_order, options, len(lengths), purpose=f"shards of dataset {dataset}")
+def _stretched(
+    options: OrderOptions,
+    counts: IntArray,
+    epoch: int,
+    size: int,
+    selected: NDArray[np.bool_] | None,
+    *,
+    shards: slice = slice(0, None),
+    purpose: str = "shards",
+) -> SampleSequence:
+    """Make the sequence of `size` samples an epoch of endless passes over some shards."""
+    repeats = None if selected is None else RepeatCounts(selected, counts)
+    lengths = (counts if repeats is None else repeats.lengths)[shards]
+    order_of = partial(shards_in_order, options, len(lengths), purpose=purpose)
     runs = whole_passes(lengths, epoch * size, size, order_of)
-    return replace(runs, shards=runs.shards + first), repeats
-
-
-def _drawn(options: OrderOptions, sampling: Weighted, counts: IntArray, epoch: int) -> tuple[Runs, RepeatCounts]:
-    repeats = RepeatCounts(sampling.repeats(options.seed, epoch), counts)
-    order = shards_in_order(options, len(counts), epoch)
-    order = order[repeats.lengths[order] > 0]
-    nothing = np.zeros(len(order), np.int64)
-    return Runs(order, nothing, repeats.lengths[order], nothing), repeats
+    key = philox_key(options.seed, epoch, "window")
+    return SampleSequence(replace(runs, shards=runs.shards + shards.start), key, repeats=repeats)

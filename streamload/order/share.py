@@ -76,29 +76,6 @@ def slices_of_full_batches(
     return lanes.ravel(), numbers.ravel()
 
 
-def slice_of_any_batch(
-    batch: range, n_samples: int, n_lanes: int, slice_of_batch: range
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Cut a slice from one global batch, wherever it lies and however short it is.
-
-    Args:
-        batch: the positions of the batch in the epoch's order.
-        n_samples: the samples of the epoch.
-        n_lanes: the number of lanes.
-        slice_of_batch: the rows to cut; those after the batch's own fill it up from the start of the order.
-
-    Returns:
-        Lanes and numbers of the batch's own rows, then those of the rows that fill it up, int64 each.
-    """
-    positions = np.arange(batch.start, batch.stop, dtype=np.int64)
-    lanes, numbers = lanes_and_numbers(positions, n_samples, n_lanes)
-    lane_major = np.argsort(lanes, kind="stable")
-    n_own = len(batch)
-    own = lane_major[slice_of_batch.start : min(slice_of_batch.stop, n_own)]
-    wrapped = np.arange(max(slice_of_batch.start, n_own), max(slice_of_batch.stop, n_own), dtype=np.int64) - n_own
-    return lanes[own], numbers[own], *lanes_and_numbers(wrapped % n_samples, n_samples, n_lanes)
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     """Batches `number`, `number + of`, ... of a rank, counted from the position at which the pass begins.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan
+from streamload.order.plan import EpochPlan
 from streamload.order.runs import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=1, batch_size=5, drop_last=False, pad=True)
@@ -29,7 +29,7 @@ def test_no_shard_occurs_after_it_was_named_and_all_are_named_once(
     rank = data.draw(st.integers(0, world_size - 1))
     start = data.draw(st.integers(0, sum(counts)))
     known = ShardCounts.of(counts) if counts_known else ShardCounts(len(counts))
-    plan = RankPlan(options, known, 0, rank, world_size, start=start)
+    plan = EpochPlan(options, known, 0, rank, world_size, start=start)
     named, n_samples = plan.finished(), sum(counts)
     while True:
         while missing := plan.missing():

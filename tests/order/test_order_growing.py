@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan
+from streamload.order.plan import EpochPlan
 from streamload.order.runs import shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
@@ -34,7 +34,7 @@ def test_the_same_rows_however_the_counts_grow(options, counts, world_size, max_
     known = ShardCounts(len(counts))
     for shard in data.draw(st.sets(st.integers(0, len(counts) - 1))):
         reveal(known, counts, shard, data.draw)
-    plan = RankPlan(options, known, 0, rank, world_size, start=start)
+    plan = EpochPlan(options, known, 0, rank, world_size, start=start)
     batches, named, refused = [], [], 0
     while True:
         while missing := plan.missing(limit):
@@ -69,7 +69,7 @@ def test_a_batch_comes_as_soon_as_the_samples_known_so_far_determine_it(options,
     """One sample at a time: whenever a count is missing, what is known does not settle the batch."""
     rank = data.draw(st.integers(0, world_size - 1))
     known = ShardCounts(len(counts))
-    plan = RankPlan(options, known, 0, rank, world_size)
+    plan = EpochPlan(options, known, 0, rank, world_size)
     order, keys = oracle.keys_on_one_lane(options, counts)
     size, position = options.batch_size * world_size, 0
     while True:
@@ -91,7 +91,7 @@ def test_a_batch_comes_as_soon_as_the_samples_known_so_far_determine_it(options,
 def test_the_first_batch_waits_for_a_part_of_the_first_shard():
     options = dataclasses.replace(OPTIONS, window=100, batch_size=64)
     known = ShardCounts(10)
-    plan = RankPlan(options, known, 0, 0, 1)
+    plan = EpochPlan(options, known, 0, 0, 1)
     (first,) = plan.missing()
     known.at_least(first, 200)
     assert plan.missing() == []

@@ -12,9 +12,9 @@ from order_oracle import key_of, lane_outputs, option_sets, plan_batches, word
 
 from streamload.order.layout import ShardCounts
 from streamload.order.mixing import BlockShares
-from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
-from streamload.order.runs import dataset_sequence
+from streamload.order.plan import MixturePlan
+from streamload.order.runs import dataset_sequences
 from streamload.order.sampling import Mixed
 from streamload.order.share import slice_of_rank
 
@@ -151,7 +151,7 @@ def test_nothing_that_was_let_go_of_comes_again(case: tuple[OrderOptions, list[i
     known = ShardCounts.of(counts)
     plan = MixturePlan(options, known, 1, 0, 1)
     assert isinstance(options.sampling, Mixed)
-    lines = [dataset_sequence(options, options.sampling, known, 1, d) for d in range(len(options.sampling.shares))]
+    _, lines = dataset_sequences(options, options.sampling, known, 1)
     has_repeats = {shard for sequence in lines if sequence.has_repeats for shard in sequence.order.tolist()}
     blocks, gone, left = [], [], []
     while (block := plan.take(1)) is not None:
@@ -173,9 +173,7 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
     mixed = Mixed((0, 20, 30), (0.3, 0.7), 50, 4000)
     options = dataclasses.replace(OPTIONS, lanes=1, sampling=mixed)
     plan = MixturePlan(options, ShardCounts.of(counts), 1, 0, 1)
-    sequences = [dataset_sequence(options, mixed, ShardCounts.of(counts), 1, dataset) for dataset in range(2)]
-    for sequence in sequences:
-        sequence.extend()
+    _, sequences = dataset_sequences(options, mixed, ShardCounts.of(counts), 1)
     taken: Counter[int] = Counter()
     while (block := plan.take(50)) is not None:
         taken.update((block.shard >= mixed.edges[1]).astype(int).tolist())

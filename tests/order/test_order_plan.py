@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
-from streamload.order.layout import ShardCounts, ShardSequence
+from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions, batches_per_rank
-from streamload.order.plan import RankPlan
-from streamload.order.runs import shards_in_order
+from streamload.order.plan import EpochPlan
+from streamload.order.runs import SampleSequence, shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=True)
 world_sizes = st.integers(1, 9)
@@ -100,9 +100,9 @@ def test_world_size_that_divides_the_lanes_reads_whole_lanes():
 
 
 def test_a_rank_of_many_touches_only_its_own_lane_in_a_billion_samples(monkeypatch):
-    drawn, draw = [], ShardSequence.uniforms
+    drawn, draw = [], SampleSequence.uniforms
     monkeypatch.setattr(
-        ShardSequence, "uniforms", lambda self, first, count: drawn.append(count) or draw(self, first, count)
+        SampleSequence, "uniforms", lambda self, first, count: drawn.append(count) or draw(self, first, count)
     )
     n_ranks, batch_size = 1024, 256
     options = OrderOptions(
@@ -110,7 +110,7 @@ def test_a_rank_of_many_touches_only_its_own_lane_in_a_billion_samples(monkeypat
     )
     counts = ShardCounts.of(np.full(100_000, 10_000))
     for start in (0, 2_000 * n_ranks * batch_size):
-        plan = RankPlan(options, counts, 0, 517, n_ranks, start=start)
+        plan = EpochPlan(options, counts, 0, 517, n_ranks, start=start)
         drawn.clear()
         block = plan.take(4 * batch_size)
         assert oracle.lanes_read(plan) == [517]
@@ -150,12 +150,12 @@ def test_options_that_make_no_sense_are_refused(name):
 )
 def test_plans_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        RankPlan(OPTIONS, ShardCounts.of([10, 13]), 0, **arguments)
+        EpochPlan(OPTIONS, ShardCounts.of([10, 13]), 0, **arguments)
 
 
 def test_a_start_beyond_the_end_is_a_state_that_does_not_belong_here():
     with pytest.raises(LoaderStateError, match="position 24 lies outside the epoch's 23 samples"):
-        RankPlan(OPTIONS, ShardCounts.of([10, 13]), 0, rank=0, world_size=1, start=24)
+        EpochPlan(OPTIONS, ShardCounts.of([10, 13]), 0, rank=0, world_size=1, start=24)
 
 
 def test_no_shards_and_no_samples_make_an_empty_epoch():

@@ -22,7 +22,7 @@ from order_oracle import (
 
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan
+from streamload.order.plan import EpochPlan
 from streamload.order.runs import sequence_of_epoch
 from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
 
@@ -121,7 +121,7 @@ def test_the_plan_is_the_definition_at_any_rank_and_start(
     order = slow_order(options, slow_line(options, counts, epoch, numbers), epoch)
     start = data.draw(st.integers(0, len(order)))
     known = ShardCounts.of(counts)
-    plan = RankPlan(options, known, epoch, rank, world_size, start=start, numbers=np.array(numbers, np.int64))
+    plan = EpochPlan(options, known, epoch, rank, world_size, start=start, numbers=np.array(numbers, np.int64))
     expected = rank_batches(options, order, rank, world_size, start)
     assert plan_batches(plan, data.draw(st.integers(1, 100))) == expected
 
@@ -133,9 +133,8 @@ def test_released_samples_do_not_return_and_all_are_released_at_the_end(
 ) -> None:
     options, counts, numbers = case
     rank = world_size - 1
-    plan = RankPlan(options, ShardCounts.of(counts), 1, rank, world_size, numbers=np.array(numbers, np.int64))
+    plan = EpochPlan(options, ShardCounts.of(counts), 1, rank, world_size, numbers=np.array(numbers, np.int64))
     sequence = sequence_of_epoch(options, ShardCounts.of(counts), 1, np.array(numbers, np.int64))
-    sequence.extend()
     blocks, gone, left = [], [], []
     while (block := plan.take(1)) is not None:
         blocks.append(set(zip(block.shard.tolist(), block.sample.tolist(), strict=True)))
@@ -163,16 +162,15 @@ def test_a_part_is_kept_for_a_window_and_not_longer() -> None:
     group = (np.arange(2000) % 20 == 7).astype(np.uint8)
     for sampling in (Weighted(group, np.array([1 / 1900, 1 / 100]), 2000), Stretched(3000)):
         options = dataclasses.replace(OPTIONS, lanes=1, sampling=sampling)
-        plan = RankPlan(options, ShardCounts.of(counts), 2, 0, 1)
+        plan = EpochPlan(options, ShardCounts.of(counts), 2, 0, 1)
         sequence = sequence_of_epoch(options, ShardCounts.of(counts), 2)
-        sequence.extend()
         runs: dict[int, list[tuple[int, int]]] = {}
         left: dict[int, set[int]] = {}
         while (block := plan.take(50)) is not None:
             for shard, sample in zip(block.shard.tolist(), block.sample.tolist(), strict=True):
                 if any(start <= begun and end > begun + 80 for start, end in runs.get(shard, [])):
                     assert sample in left[shard]
-            begun = plan.number
+            begun = int(block.ends[-1])
             runs = {shard: sequence.places_of(shard) or [] for shard in range(20)}
             left = {shard: {s for a, b in plan.unpassed(shard) for s in range(a, b)} for shard in range(20)}
             assert sum(len(left[s]) for s in runs if any(a <= begun for a, _ in runs[s])) <= 100 + 30 + 50 + 30
@@ -240,7 +238,7 @@ def test_an_epoch_of_drawn_samples_takes_a_few_bytes_for_each(drawn_by: str) -> 
     counts = ShardCounts.of([n_samples // n_shards] * n_shards)
     tracemalloc.start()
     try:
-        plan = RankPlan(dataclasses.replace(OPTIONS, sampling=sampling), counts, 1, 0, 1)
+        plan = EpochPlan(dataclasses.replace(OPTIONS, sampling=sampling), counts, 1, 0, 1)
         assert plan.take(100) is not None
         held_bytes, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -260,7 +258,7 @@ def test_consecutive_epochs_are_consecutive_passes(counts: list[int], parts: int
     drawn: list[Row] = []
     for epoch in range(4):
         rows = [
-            row for _, batch in plan_batches(RankPlan(options, ShardCounts.of(counts), epoch, 0, 1)) for row in batch
+            row for _, batch in plan_batches(EpochPlan(options, ShardCounts.of(counts), epoch, 0, 1)) for row in batch
         ]
         assert len(rows) == size
         drawn += rows

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan
+from streamload.order.plan import EpochPlan
 from streamload.order.sampling import Stretched
 
 IntPairs = list[tuple[int, int]]
 
 
 def rows_of(options: OrderOptions, counts: list[int], epoch: int, rank: int = 0, world_size: int = 1) -> IntPairs:
-    plan = RankPlan(options, ShardCounts.of(counts), epoch, rank, world_size)
+    plan = EpochPlan(options, ShardCounts.of(counts), epoch, rank, world_size)
     rows: IntPairs = []
     while (block := plan.take(64)) is not None:
         rows += zip(block.shard.tolist(), block.sample.tolist(), strict=True)

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.order.layout import ShardCounts
-from streamload.order.mixture_plan import MixturePlan
 from streamload.order.options import OrderOptions
-from streamload.order.plan import EpochPlan, RankPlan
+from streamload.order.plan import EpochPlan, MixturePlan
 from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
 from streamload.order.share import Share
 
@@ -71,7 +70,7 @@ def test_shares_are_the_oracles_batches(options, counts, world_size, of, max_row
         for number in range(of):
             held = ShardCounts.of(counts) if known else ShardCounts(len(counts))
             share = Share(number, of)
-            plan = RankPlan(options, held, 0, rank, world_size, start=start, share=share)
+            plan = EpochPlan(options, held, 0, rank, world_size, start=start, share=share)
             parts.append(taken(plan, counts, held, max_rows))
             assert all(rows for _, rows in parts[-1]), "a share without rows has no batch"
         expected = oracle.rank_batches(options, order, rank, world_size, start)
@@ -97,7 +96,7 @@ def test_shares_of_sampled_epochs_are_the_whole_plan(kind: str, lanes: int) -> N
         known = ShardCounts.of(counts)
         if kind == "mixture":
             return MixturePlan(options, known, 2, rank, world_size, start=start, share=share)
-        return RankPlan(options, known, 2, rank, world_size, start=start, numbers=numbers, share=share)
+        return EpochPlan(options, known, 2, rank, world_size, start=start, numbers=numbers, share=share)
 
     for pad, drop_last in ((False, False), (True, False), (False, True)):
         options = dataclasses.replace(options, pad=pad, drop_last=drop_last)
@@ -112,9 +111,9 @@ def test_shares_of_sampled_epochs_are_the_whole_plan(kind: str, lanes: int) -> N
 def test_a_share_goes_on_behind_any_of_its_batches() -> None:
     options, counts = OrderOptions(3, True, 20, 4, 5, False, True), [30, 41, 12]
     for number in range(3):
-        plan = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, share=Share(number, 3))
+        plan = EpochPlan(options, ShardCounts.of(counts), 1, 0, 2, share=Share(number, 3))
         batches = oracle.plan_batches(plan)
         assert len(batches) > 2
         for done, (end, _) in enumerate(batches, 1):
-            rest = RankPlan(options, ShardCounts.of(counts), 1, 0, 2, start=end, share=Share(2, 3))
+            rest = EpochPlan(options, ShardCounts.of(counts), 1, 0, 2, start=end, share=Share(2, 3))
             assert oracle.plan_batches(rest) == batches[done:]

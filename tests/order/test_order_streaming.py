@@ -3,10 +3,10 @@ import dataclasses
 import pytest
 
 from streamload.errors import LoaderStateError
-from streamload.order.layout import ShardCounts, ShardSequence
+from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan
-from streamload.order.runs import shards_in_order
+from streamload.order.plan import EpochPlan
+from streamload.order.runs import SampleSequence, shards_in_order
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
 
@@ -14,7 +14,7 @@ OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, 
 def test_the_first_batch_waits_for_few_shards():
     options = dataclasses.replace(OPTIONS, window=10_000, batch_size=64)
     known = ShardCounts(1000)
-    plan = RankPlan(options, known, 0, 0, 1)
+    plan = EpochPlan(options, known, 0, 0, 1)
     while missing := plan.missing():
         for shard in missing:
             known.set(shard, 1000)
@@ -24,7 +24,7 @@ def test_the_first_batch_waits_for_few_shards():
 
 def test_a_start_beyond_the_end_is_refused_when_the_end_is_known():
     known = ShardCounts(2)
-    plan = RankPlan(OPTIONS, known, 0, 0, 1, start=50)
+    plan = EpochPlan(OPTIONS, known, 0, 0, 1, start=50)
     known.set(0, 10)
     known.set(1, 10)
     with pytest.raises(LoaderStateError, match="position 50 lies outside the epoch's 20 samples"):
@@ -32,15 +32,15 @@ def test_a_start_beyond_the_end_is_refused_when_the_end_is_known():
 
 
 def test_what_is_finalized_ahead_is_bounded(monkeypatch):
-    drawn, draw = [], ShardSequence.uniforms
+    drawn, draw = [], SampleSequence.uniforms
     monkeypatch.setattr(
-        ShardSequence, "uniforms", lambda self, first, count: drawn.append(count) or draw(self, first, count)
+        SampleSequence, "uniforms", lambda self, first, count: drawn.append(count) or draw(self, first, count)
     )
     options = dataclasses.replace(OPTIONS, window=1_200_000, batch_size=4)
     known = ShardCounts(3)
     for shard in shards_in_order(options, 3, 0).tolist()[:2]:
         known.set(shard, 600_000)
-    plan = RankPlan(options, known, 0, 0, 1)
+    plan = EpochPlan(options, known, 0, 0, 1)
     block = plan.take(400_000)
     assert len(block.shard) >= 65_536
     assert sum(drawn) < 600_000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan
+from streamload.order.plan import EpochPlan
 from streamload.order.runs import sequence_of_epoch
 
 
@@ -32,7 +32,7 @@ def test_no_sample_occurs_after_it_was_passed(options, counts, world_size, max_r
     rank = data.draw(st.integers(0, world_size - 1))
     start = data.draw(st.integers(0, sum(counts)))
     known = ShardCounts.of(counts) if counts_known else ShardCounts(len(counts))
-    plan = RankPlan(options, known, 0, rank, world_size, start=start)
+    plan = EpochPlan(options, known, 0, rank, world_size, start=start)
     passed = set()
     n_samples = sum(counts)
     step = data.draw(st.none() | st.integers(1, 5)) if options.lanes == 1 else None
@@ -53,9 +53,8 @@ def test_with_one_lane_all_before_the_first_sample_to_come_is_passed(start, coun
     counts = [100] * 10
     options = OrderOptions(seed=1, shuffle=True, window=50, lanes=1, batch_size=10, drop_last=False, pad=True)
     known = ShardCounts.of(counts) if counts_known else ShardCounts(len(counts))
-    plan = RankPlan(options, known, 0, 0, 1, start=start)
+    plan = EpochPlan(options, known, 0, 0, 1, start=start)
     sequence = sequence_of_epoch(options, ShardCounts.of(counts), 0)
-    sequence.extend()
     places = {shard: sequence.places_of(shard)[0][0] for shard in range(10)}
     blocks, passed = [], []
     for block in blocks_of(plan, 30, known, counts):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
-from streamload.order.plan import RankPlan
+from streamload.order.plan import EpochPlan
 from streamload.order.randomness import CounterDraws, as_uniforms
 from streamload.order.runs import shards_in_order
 
@@ -107,7 +107,7 @@ def rank_batches(
     return batches
 
 
-def plan_batches(plan: RankPlan, max_rows: int = 64) -> list[tuple[int, list[tuple[int, int]]]]:
+def plan_batches(plan: EpochPlan, max_rows: int = 64) -> list[tuple[int, list[tuple[int, int]]]]:
     """What a plan with known counts gives, in the oracle's form."""
     batches = []
     while (block := plan.take(max_rows)) is not None:
@@ -124,13 +124,13 @@ def plan_batches(plan: RankPlan, max_rows: int = 64) -> list[tuple[int, list[tup
 
 def rank_plan(
     options: OrderOptions, counts: list[int], rank: int, world_size: int, start: int = 0, epoch: int = 0
-) -> RankPlan:
-    return RankPlan(options, ShardCounts.of(counts), epoch, rank, world_size, start=start)
+) -> EpochPlan:
+    return EpochPlan(options, ShardCounts.of(counts), epoch, rank, world_size, start=start)
 
 
-def lanes_read(plan: RankPlan) -> list[int]:
+def lanes_read(plan: EpochPlan) -> list[int]:
     """The lanes of which a plan has made the shuffled stream."""
-    return sorted(plan.interleaving.streams)
+    return sorted(plan.interleavings[0].streams)
 
 
 @st.composite
