@@ -28,9 +28,8 @@ from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.storage.urls import Urls
 from streamload.text import counted
 from streamload.trace import trace_json
-from streamload.trainer.batch_builder import BatchBuilder
 from streamload.trainer.device import Cuda, device_for
-from streamload.trainer.epoch_iterator import Cursor, EpochIterator, one_thread
+from streamload.trainer.epoch_iterator import BatchBuilder, Cursor, EpochIterator, acquire_for_thread
 from streamload.trainer.feeder_client import NamedClasses, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.warn_at_caller import warn_at_caller
@@ -284,8 +283,11 @@ class StreamLoader(NamedClasses):
             LoaderClosedError: the loader was closed.
             RuntimeError: another thread uses the loader; or the rank that was found is wrong (see `check_found_rank`).
         """
-        with one_thread(self._in_use):
+        acquire_for_thread(self._in_use)
+        try:
             return self._begin()
+        finally:
+            self._in_use.release()
 
     def __aiter__(self) -> EpochIterator:
         """Begin a pass for `async for batch in loader`, with the state and the errors of `for`.
@@ -457,8 +459,11 @@ class StreamLoader(NamedClasses):
         """Return the samples of each shard, and wait until they are known."""
         if self._link.counts is not None:
             return self._link.counts
-        with one_thread(self._in_use):
+        acquire_for_thread(self._in_use)
+        try:
             return self._link.count(in_pass=self._cursor.state == "running")
+        finally:
+            self._in_use.release()
 
     def _explain_nothing(self, start: EpochStart) -> None:
         """Warn of a pass that has ended without a batch; all shards have been scanned."""

@@ -44,10 +44,9 @@ from streamload.storage.urls import Urls
 from streamload.tar.decompression import compression_of
 from streamload.tar.scan import scan_file
 from streamload.text import counted
-from streamload.trainer.checks import warn_of_separate_crops, warn_of_unused_decoders
+from streamload.trainer.checks import SkippedMembers, warn_of_separate_crops, warn_of_unused_decoders
 from streamload.trainer.connection import with_another_feeder
 from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
-from streamload.trainer.skipped_members import SkippedMembers
 
 # Local shards that stay open; a process may have 1,024 files open at most by default.
 _OPEN_SHARDS = 64
@@ -447,7 +446,7 @@ def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
     """Return the samples of each shard, check the wanted fields, and warn of skipped members."""
     counts = access.counts()
     skipped_members = SkippedMembers()
-    skipped_members.look_at(access.tables.skipped)
+    skipped_members.inspect(access.tables.skipped)
     if not sum(counts):
         skipped_members.explain_emptiness()
     options.check_fields_exist(access.fields())

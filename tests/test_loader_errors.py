@@ -29,7 +29,7 @@ from streamload.errors import (
     WorkerError,
 )
 from streamload.images import Resize
-from streamload.trainer import batch_builder as batch_builder
+from streamload.trainer import epoch_iterator
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_transform_that_raises(source: str, workers: int) -> None:
     for part in ("000033", "part001-000000.tar", str(error.offset), "no: 33"):
         assert part in str(error)
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    assert names == ["test_a_transform_that_raises", "__next__", "turn"], "what the user sees of the inside"
+    assert names == ["test_a_transform_that_raises", "__next__", "_turn"], "what the user sees of the inside"
     text = "".join(traceback.format_exception(error))
     assert "in raise_on_33" in text
     assert "PickyError" in text
@@ -94,8 +94,8 @@ def test_worker_init_fn(source: str) -> None:
 def test_the_newest_samples_left_out_are_named_and_all_are_counted(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert batch_builder.MOST_KEPT == 10_000
-    monkeypatch.setattr(batch_builder, "MOST_KEPT", 3)
+    assert epoch_iterator.MOST_KEPT == 10_000
+    monkeypatch.setattr(epoch_iterator, "MOST_KEPT", 3)
 
     def transform(value: int) -> int:
         raise ValueError(value)

@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import pickle
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Event, Lock, RLock, current_thread, main_thread
 from time import perf_counter
 from typing import Any, Literal, Self
 
-from streamload.decode.failure import Attempt, error_from
+from streamload.decode.batch_layout import Layout
+from streamload.decode.collate import build_batch, load_values
+from streamload.decode.failure import Attempt, error_from, sample_error
+from streamload.decode.tasks import OnError
 from streamload.errors import LoaderClosedError, SampleError, StreamloadError
 from streamload.feeder.messages import Failed, Ready, ReadyBatch
 from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart
 from streamload.statistics import Meter
 from streamload.text import counted
-from streamload.trainer.batch_builder import BatchBuilder
+from streamload.trainer.checks import SkippedMembers
 from streamload.trainer.connection import Connection, FeederDiedError, second_death
 from streamload.trainer.feeder_link import FeederLink
 
 _log = logging.getLogger("streamload")
+
+MOST_KEPT = 10_000
+"""Of the errors of samples that were left out; each holds what was raised, with a traceback as text."""
+_MAX_LOGGED = 5
 
 WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
 
@@ -32,18 +39,13 @@ WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
 _LOOK_UP_S = 1.0
 
 
-@contextmanager
-def one_thread(in_use: RLock) -> Iterator[None]:
-    """Hold a loader for a block. Raises RuntimeError if another thread holds it."""
+def acquire_for_thread(in_use: RLock) -> None:
+    """Acquire a loader, to be released by the caller. Raises RuntimeError if another thread has it."""
     if not in_use.acquire(blocking=False):
         raise RuntimeError(
             "another thread uses this loader: a loader, and each pass over it, is for one thread at a time. Let one "
             "thread take the batches and hand them on"
         )
-    try:
-        yield
-    finally:
-        in_use.release()
 
 
 @dataclass(slots=True)
@@ -77,13 +79,55 @@ class Cursor:
         return self.epoch, self.position
 
 
-@dataclass(slots=True)
-class _Times:
-    """When a pass gave the last batch, when the next was requested, and when to log that it has not come."""
+class BatchBuilder:
+    """Builds the batches of all passes of a loader, and applies `on_error` to the samples that failed.
 
-    gave_s: float | None = None
-    requested_s: float = 0.0
-    log_due_s: float = 0.0
+    Attributes:
+        repeats: a batch of which every sample failed is replaced by the one before it.
+        skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
+            `MOST_KEPT`.
+        n_skipped: how many there were.
+        skipped_members: warns of members that belong to no sample.
+    """
+
+    def __init__(self, on_error: OnError, *, repeats: bool) -> None:
+        self._on_error = on_error
+        self.repeats = repeats
+        self._layouts: dict[bytes, Layout] = {}
+        self.skipped: deque[SampleError] = deque(maxlen=MOST_KEPT)
+        self.n_skipped = 0
+        self.skipped_members = SkippedMembers()
+
+    def check(self, batch: ReadyBatch) -> None:
+        """Record the samples of a batch that failed.
+
+        Raises:
+            SampleError: a sample failed, and `on_error` says that this is the end.
+            ShardChangedError: the shard of a sample became shorter while it was in use.
+        """
+        errors: list[SampleError] = []
+        for row in batch.failed:
+            error = sample_error(row.failure, row.url, row.key)
+            if self._on_error == "raise" or row.failure.fatal or not isinstance(error, SampleError):
+                raise error
+            errors.append(error)
+        for error in errors:
+            self.skipped.append(error)
+            self.n_skipped += 1
+            if self.n_skipped <= _MAX_LOGGED:
+                _log.warning("sample left out (on_error=%r): %s", self._on_error, error)
+            if self.n_skipped == _MAX_LOGGED:
+                _log.warning("further samples that are left out are not logged; they are in loader.skipped")
+
+    def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
+        """Build the batch that lies in a slot's memory; it has rows, and may be built more than once."""
+        assert batch.layout is not None
+        layout = self._layouts.get(batch.layout)
+        if layout is None:
+            if len(self._layouts) > 1000:  # batches of ever new shapes
+                self._layouts.clear()
+            layout = self._layouts[batch.layout] = pickle.loads(batch.layout)
+        return build_batch(layout, memory, batch.rows, load_values(batch.values, memory))
 
 
 _CLOSED = "it was closed"
@@ -123,14 +167,13 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._meter = meter
         self._move = move
         self._on_nothing = on_nothing
-        self._pending: deque[ReadyBatch] = deque()
-        self._all_came = False
+        self._pending: deque[ReadyBatch | None] = deque()  # announced; None follows the last one of the epoch
         self._last_good: tuple[ReadyBatch, Bytes] | None = None
         self._owed: deque[int] = deque()  # the ends of batches to give next
         # The next batch, or what moves it to a device, with its samples and its end; or its error.
         self._ahead: tuple[Any, int, int] | Exception | None = None
         self._feeder_died = False  # and no batch has come since
-        self._times = _Times()
+        self._gave_s: float | None = None  # when the loop got its last batch
         self._skipped_before = batch_builder.n_skipped
         self._turning, self._awaited = Lock(), Lock()
         self._ended: str | None = None  # `_FINISHED`, or why before that
@@ -138,21 +181,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         cursor.state = "running"
 
     def __next__(self) -> Any:
-        self.request()
-        given = self.turn(self.receive)
-        assert given is not None
-        return given[0]
+        batch = self._turn(self._receive, perf_counter())
+        assert batch is not None
+        return batch[0]
 
-    def request(self) -> None:
-        """Record that the loop requests the next batch."""
-        times = self._times
-        times.requested_s = perf_counter()
-        times.log_due_s = times.requested_s + WAIT_LOGGED_AFTER_S
-        if times.gave_s is not None and self._ended is None:
-            self._meter.add_step(times.requested_s - times.gave_s)
-            times.gave_s = times.requested_s
-
-    def turn(self, receive: Callable[[], Any]) -> tuple[Any] | None:
+    def _turn(self, receive: Callable[[], Any], requested_s: float) -> tuple[Any] | None:
         """Go on to the next batch, and return it in a tuple; None if `receive` returned None instead of a message.
 
         Raises:
@@ -161,20 +194,25 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             RuntimeError: another thread uses the loader, or this process is a fork of the one that began the pass.
             StreamloadError, TimeoutError: no batch can be given; the next pass goes on from where the loop stands.
         """
-        with one_thread(self._in_use):
-            if self._ended == _FINISHED:
-                raise StopIteration
-            self._refuse_ended()
+        acquire_for_thread(self._in_use)
+        try:
+            if self._ended is not None:
+                if self._ended == _FINISHED:
+                    raise StopIteration
+                self._refuse_ended()
             if self.connection.closed and self.connection.death is None:
                 raise RuntimeError(
                     "this pass was begun by another process, of which this one is a fork; begin one here: iter(loader)"
                 )
+            if self._gave_s is not None and requested_s > self._gave_s:
+                self._meter.add_step(requested_s - self._gave_s)
+                self._gave_s = requested_s
             try:
                 with self._turning:
                     batch = self._next(receive)
             except StopIteration:
                 self._finish()
-                if self._times.gave_s is None:
+                if self._gave_s is None:
                     self._on_nothing(self._start)
                 raise
             except BaseException as error:
@@ -188,22 +226,24 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                     raise error.with_traceback(None) from error.__cause__
                 raise
             if batch is not None:
-                self._times.gave_s = perf_counter()
-                self._meter.add_wait(self._times.gave_s - self._times.requested_s)
+                self._gave_s = perf_counter()
+                self._meter.add_wait(self._gave_s - requested_s)
             return batch
+        finally:
+            self._in_use.release()
 
     def _refuse_ended(self) -> None:
         if self._ended:
             raise LoaderClosedError(f"this pass is over: {self._ended}")
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        """Return what `turn` does. A feeder that has died is replaced, but not two with no batch in between."""
+        """Return what `_turn` does. A feeder that has died is replaced, but not two with no batch in between."""
         while True:
             try:
                 if self.connection.death is not None:  # a call has found that; what was announced may be gone
                     raise FeederDiedError(self.connection.death)
-                while (batch := self._take()) is None:
-                    if self._all_came:
+                while (made := self._ahead or self._make()) is None:
+                    if self._pending:
                         self._refuse_nothing()
                         raise StopIteration
                     if (message := receive()) is None:
@@ -216,84 +256,8 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 self._meter.totals.add({"restarted_workers": 1})
                 self._go_on_elsewhere()
             else:
-                self._feeder_died = False
-                return batch
-
-    def _refuse_nothing(self) -> None:
-        """Raise an error if every sample of an epoch was left out, whatever `on_error` says."""
-        kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
-        if skipped and self._times.gave_s is None:
-            which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
-            raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
-
-    def _go_on_elsewhere(self) -> None:
-        """Request the rest of the epoch from another feeder: all that the loop has not been given is made again."""
-        self._drop_ungiven()
-        self._all_came = False
-        self._start = replace(self._start, position=self._cursor.position)
-        self.connection = self._link.begin(self._start)
-
-    def _drop_ungiven(self) -> None:
-        self._pending.clear()
-        self._owed.clear()
-        self._ahead = None
-
-    def is_unused(self) -> bool:
-        """Return True as long as the loop has been given no batch."""
-        return self._ended is None and not self._turning.locked() and self._times.gave_s is None
-
-    def restart(self, start: EpochStart) -> None:
-        """Give another epoch, at whose beginning the cursor stands, in place of this unused one."""
-        self.connection.abandon(self._start.number)
-        self._start = start
-        self._go_on_elsewhere()
-
-    def receive(self) -> Any:
-        """Wait for the feeder's next message, and log what holds it up if that takes long."""
-        while True:
-            try:
-                return self.connection.receive(_LOOK_UP_S)
-            except TimeoutError:
-                self._refuse_ended()
-                self.log_wait()
-
-    def log_wait(self) -> None:
-        """Log what holds up the batch that was requested: after ten seconds, then once a minute."""
-        now_s = perf_counter()
-        if now_s < self._times.log_due_s:
-            return
-        self._times.log_due_s = now_s + WAIT_LOGGED_EVERY_S
-        with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
-            why = self.connection.what_holds_up() or "nothing shows why"
-        if attempt.error is None:
-            _log.warning("no batch has come for %.0f s: %s", now_s - self._times.requested_s, why)
-
-    def _handle(self, message: Any) -> None:
-        match message:
-            case Ready():
-                self._meter.note_totals(message.totals, message.skipped_members, self.connection)
-                if message.events and self._meter.events is not None:
-                    self._meter.events.extend(message.events)
-                if message.start == self._start.identity:
-                    self._pending.extend(message.batches)
-                    self._all_came = message.last
-                else:  # of an epoch that was begun ahead, or abandoned, and is not the one that is wanted
-                    for batch in message.batches:
-                        self.connection.lease(batch.slot)
-                self._batch_builder.skipped_members.look_at(message.skipped_members)
-            case Failed(start=(number, _, _) as start) if (
-                start != self._start.identity and number <= self._start.number
-            ):  # in work that nobody wants any more, and it does no other
-                self.connection.close()
-                self._go_on_elsewhere()
-            case Failed():
-                raise error_from(message.failure)
-
-    def _take(self) -> tuple[Any] | None:
-        """Return the next batch, in a tuple, if it is here; it counts as given."""
-        made, self._ahead = self._ahead or self._make(), None
-        if made is None:
-            return None
+                break
+        self._feeder_died, self._ahead = False, None
         if isinstance(made, Exception):
             raise made
         batch, samples, end = made
@@ -304,14 +268,84 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._meter.add_batch(samples)
         return (batch,)
 
+    def _refuse_nothing(self) -> None:
+        """Raise an error if every sample of an epoch was left out, whatever `on_error` says."""
+        kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
+        if skipped and self._gave_s is None:
+            which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
+            raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
+
+    def _go_on_elsewhere(self) -> None:
+        """Request the rest of the epoch from another feeder: all that the loop has not been given is made again."""
+        self._drop_ungiven()
+        self._start = replace(self._start, position=self._cursor.position)
+        self.connection = self._link.begin(self._start)
+
+    def _drop_ungiven(self) -> None:
+        self._pending.clear()
+        self._owed.clear()
+        self._ahead = None
+
+    def is_unused(self) -> bool:
+        """Return True as long as the loop has been given no batch."""
+        return self._ended is None and not self._turning.locked() and self._gave_s is None
+
+    def restart(self, start: EpochStart) -> None:
+        """Give another epoch, at whose beginning the cursor stands, in place of this unused one."""
+        self.connection.abandon(self._start.number)
+        self._start = start
+        self._go_on_elsewhere()
+
+    def _receive(self) -> Any:
+        """Wait for the feeder's next message, and log what holds it up if that takes long."""
+        since_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
+        while True:
+            try:
+                return self.connection.receive(_LOOK_UP_S)
+            except TimeoutError:
+                self._refuse_ended()
+                log_after_s = self._log_wait(perf_counter() - since_s, log_after_s)
+
+    def _log_wait(self, waited_s: float, log_after_s: float) -> float:
+        """Log what holds up the next batch, if it is time for that; return after which wait to log again."""
+        if waited_s < log_after_s:
+            return log_after_s
+        with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
+            why = self.connection.what_holds_up() or "nothing shows why"
+        if attempt.error is None:
+            _log.warning("no batch has come for %.0f s: %s", waited_s, why)
+        return waited_s + WAIT_LOGGED_EVERY_S
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case Ready():
+                self._meter.note_totals(message.totals, message.skipped_members, self.connection)
+                if message.events and self._meter.events is not None:
+                    self._meter.events.extend(message.events)
+                if message.start == self._start.identity:
+                    self._pending.extend(message.batches)
+                    if message.last:
+                        self._pending.append(None)
+                else:  # of an epoch that was begun ahead, or abandoned, and is not the one that is wanted
+                    for batch in message.batches:
+                        self.connection.lease(batch.slot)
+                self._batch_builder.skipped_members.inspect(message.skipped_members)
+            case Failed(start=(number, _, _) as start) if (
+                start != self._start.identity and number <= self._start.number
+            ):  # in work that nobody wants any more, and it does no other
+                self.connection.close()
+                self._go_on_elsewhere()
+            case Failed():
+                raise error_from(message.failure)
+
     def _make(self) -> tuple[Any, int, int] | None:
-        """Build the next batch for the loop, if it is pending.
+        """Build the next batch for the loop, if it is pending; return it with its samples and its end.
 
         For a batch whose samples all failed the one before it is repeated, at the start of a pass the one after it.
         """
-        builder = self._batch_builder
-        while self._pending and not (self._owed and self._last_good):
-            ready = self._pending.popleft()
+        builder, pending = self._batch_builder, self._pending
+        while pending and (ready := pending[0]) is not None and not (self._owed and self._last_good):
+            pending.popleft()
             memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
             builder.check(ready)
             if ready.layout is not None or builder.repeats:
@@ -334,12 +368,13 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         A batch with samples that failed is left alone: to make it may raise their errors.
         """
         with Attempt() as attempt:
-            while not self._pending and not self._all_came and (message := self.connection.receive_now()) is not None:
+            while not self._pending and (message := self.connection.receive_now()) is not None:
                 if not isinstance(message, Ready):
                     self.connection.messages.appendleft(message)
                     return
                 self._handle(message)
-            if self._pending and not self._pending[0].failed and self._pending[0].layout is not None:
+            coming = self._pending[0] if self._pending else None
+            if coming is not None and not coming.failed and coming.layout is not None:
                 self._ahead = self._make()
         if attempt.error is not None:
             self._ahead = attempt.error
@@ -364,15 +399,16 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         try:
             if self._turning.locked() or self.connection.closed:  # the latter in a fork, or when the interpreter ends
                 self._end_processes(why)
-            elif self._times.gave_s is not None and self._cursor.position >= self._link.last_position(self._start):
+            elif self._gave_s is not None and self._cursor.position >= self._link.last_position(self._start):
                 self._finish()
             else:
-                untaken, all_came = tuple(self._pending), self._all_came
+                pending = list(self._pending)
+                untaken = tuple(batch for batch in pending if batch is not None)
                 self._stop(why)
                 if untaken:  # the next pass releases them: this may run in the middle of anything
                     ready = Ready(self._start.identity, untaken, (), (), last=False, acknowledge_after=1)
                     self.connection.messages.appendleft(ready)
-                if untaken or not all_came:
+                if untaken or None not in pending:
                     self.connection.abandon(self._start.number)
         finally:
             self._in_use.release()
@@ -386,7 +422,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
     def _stop(self, why: str, state: Literal["ready", "left"] = "left") -> None:
         """End the pass before its end. An epoch of which nothing was given is still to begin."""
         self._ended = why
-        self._cursor.state = "ready" if self._times.gave_s is None else state
+        self._cursor.state = "ready" if self._gave_s is None else state
         self._drop_ungiven()
         self._last_good = None
 
@@ -412,11 +448,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             raise RuntimeError("two tasks wait for the next batch of one pass; let one task take them")
         try:
             await asyncio.sleep(0)
-            self.request()
-            while (given := self.turn(self._receive_unless_waiting)) is None:
+            requested_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
+            while (batch := self._turn(self._receive_unless_waiting, requested_s)) is None:
                 if not await _readable(self.connection, _LOOK_UP_S):
-                    self.log_wait()
-            return given[0]
+                    log_after_s = self._log_wait(perf_counter() - requested_s, log_after_s)
+            return batch[0]
         except StopIteration:  # which must not leave a coroutine
             raise StopAsyncIteration from None
         finally:
@@ -424,7 +460,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
 
     def _receive_unless_waiting(self) -> Any:
         connection = self.connection
-        return self.receive() if connection.fileno() is None else connection.receive_now()
+        return self._receive() if connection.fileno() is None else connection.receive_now()
 
     async def aclose(self) -> None:
         """End the pass before its end, as leaving a loop does. Idempotent."""
@@ -435,11 +471,8 @@ async def _readable(connection: Connection, timeout_s: float) -> bool:
     """Wait until something comes from a feeder, also its end. Return False if nothing does in time."""
     number = connection.fileno()
     assert number is not None
-    descriptor, loop, readable = (
-        os.dup(number),
-        asyncio.get_running_loop(),
-        asyncio.Event(),
-    )  # it may be closed meanwhile
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.dup(number)  # it may be closed meanwhile
     loop.add_reader(descriptor, readable.set)
     try:
         async with asyncio.timeout(timeout_s):
