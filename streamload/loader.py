@@ -6,12 +6,12 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from threading import RLock
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
-from streamload.arguments import advises, as_python, check_int, no_attribute
+from streamload.arguments import advises, as_python, check_int
 from streamload.decode.tasks import OnError, Transform
 from streamload.errors import SampleError, without_secrets
 from streamload.options import Options, rank_and_world_size
@@ -30,7 +30,7 @@ from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import BatchBuilder, Cursor, EpochIterator, acquire_for_thread
-from streamload.trainer.feeder_client import NamedClasses, named_places
+from streamload.trainer.feeder_client import OpenDataset, named_places
 from streamload.trainer.feeder_link import FeederLink
 from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import check_found_rank, goes_by_found_rank
@@ -51,7 +51,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
-class StreamLoader(NamedClasses):
+class StreamLoader(OpenDataset):
     """Iterate over the samples of tar shards (WebDataset's format) in batches of tensors.
 
     Each pass of a `for` loop is one epoch. The order of an epoch is a function of `seed`, the epoch's number and the
@@ -64,6 +64,9 @@ class StreamLoader(NamedClasses):
     is replaced, and the epoch goes on with the same batches. The loader starts no thread in the process that iterates,
     and only one thread at a time may use it. Within an event loop, `async for` and `async with` let other coroutines
     run meanwhile.
+
+    Attributes:
+        rank, world_size, batch_size, drop_last, num_workers: the arguments, with what was found for None and "auto".
 
     Args:
         urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`), globs or `::`, one or a
@@ -181,6 +184,7 @@ class StreamLoader(NamedClasses):
         self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
         portions = portions_of(urls, index, where=where, join=join)
         self._options = options = options.resolved_for(named_places(portions.values()))
+        self.batch_size, self.drop_last, self.num_workers = batch_size, drop_last, options.workers
         start_elsewhere = None
         if (feeders := options.feeders) is not None:
             from streamload.cluster.connection import RayConnection
@@ -191,7 +195,6 @@ class StreamLoader(NamedClasses):
         self._batch_builder = BatchBuilder(on_error, repeats=pad and on_error != "raise")
         self._cursor, self._in_use, self._meter = Cursor(), RLock(), Meter(options.workers)
         self._iterator: weakref.ref[EpochIterator] | None = None
-        self._fingerprint: str | None = None
 
     @property
     def transform(self) -> Transform | None:
@@ -219,11 +222,6 @@ class StreamLoader(NamedClasses):
             "loader), or put a streamload.TarDataset, whose samples have numbers, into a DataLoader"
         )
 
-    if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise no_attribute(type(self), name)
-
     def __repr__(self) -> str:
         shards, options = self._listing.shards, self._options
         cursor = self._cursor
@@ -235,25 +233,10 @@ class StreamLoader(NamedClasses):
         )
 
     @property
-    def batch_size(self) -> int:
-        """Samples in a batch of this rank."""
-        return self._options.batch_size
-
-    @property
-    def drop_last(self) -> bool:
-        """The constructor's argument."""
-        return self._options.drop_last
-
-    @property
-    def num_workers(self) -> int:
-        """Worker processes, with "auto" resolved."""
-        return self._options.workers
-
-    @property
     def dataset(self) -> range:
         """The numbers of the samples that take part; frameworks ask for its length. Waits as `len(loader)` does."""
         selected = self._sampling.n_selected
-        return range(self._samples() if selected is None else selected)
+        return range(sum(self._known_counts()) if selected is None else selected)
 
     @property
     def skipped(self) -> list[SampleError]:
@@ -271,7 +254,9 @@ class StreamLoader(NamedClasses):
         """
         order = self._link.settings().order
         samples = self._sampling.epoch_samples
-        return batches_per_rank(order, self._samples() if samples is None else samples, *self._sampling.place)
+        if samples is None:
+            samples = sum(self._known_counts())
+        return batches_per_rank(order, samples, *self._sampling.place)
 
     def __iter__(self) -> EpochIterator:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
@@ -285,7 +270,31 @@ class StreamLoader(NamedClasses):
         """
         acquire_for_thread(self._in_use)
         try:
-            return self._begin()
+            if self._rank_was_found:
+                check_found_rank(self.rank, self.world_size)
+            self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
+            self._link.take_changes()
+            epoch, position = self._cursor.next_start()
+            start = self._start_at(epoch, position)
+            if position:
+                self._link.last_position(start)  # refuses a position behind the end
+            # After an epoch that was given to its end the feeder has begun the next by itself.
+            goes_on = self._cursor.finished and (epoch, position) == (self._cursor.epoch, 0)
+            connection = self._link.begin(start, at_once=start.numbers is not None or not goes_on)
+            self._cursor = Cursor(epoch, position)
+            begun = EpochIterator(
+                start,
+                connection,
+                self._link,
+                self._batch_builder,
+                self._cursor,
+                meter=self._meter,
+                on_nothing=self._explain_nothing,
+                in_use=self._in_use,
+                move=self._move,
+            )
+            self._iterator = weakref.ref(begun)
+            return begun
         finally:
             self._in_use.release()
 
@@ -301,33 +310,6 @@ class StreamLoader(NamedClasses):
         """
         return iter(self)
 
-    def _begin(self) -> EpochIterator:
-        if self._rank_was_found:
-            check_found_rank(self.rank, self.world_size)
-        self._end_iterator("another pass of the same loader has begun; for two at once make two loaders")
-        self._link.take_changes()
-        epoch, position = self._cursor.next_start()
-        start = self._start_at(epoch, position)
-        if position:
-            self._link.last_position(start)  # refuses a position behind the end
-        # After an epoch that was given to its end the feeder has begun the next by itself.
-        begun_ahead = start.numbers is None and self._cursor.finished and (epoch, position) == (self._cursor.epoch, 0)
-        connection = self._link.begin(start, at_once=not begun_ahead)
-        self._cursor = Cursor(epoch, position)
-        begun = EpochIterator(
-            start,
-            connection,
-            self._link,
-            self._batch_builder,
-            self._cursor,
-            meter=self._meter,
-            on_nothing=self._explain_nothing,
-            in_use=self._in_use,
-            move=self._move,
-        )
-        self._iterator = weakref.ref(begun)
-        return begun
-
     def _start_at(self, epoch: int, position: int) -> EpochStart:
         counts = self._known_counts() if self._sampling.needs_counts else ()
         return self._sampling.start(epoch, position, sum(counts))
@@ -339,7 +321,7 @@ class StreamLoader(NamedClasses):
         """
         epoch = as_python(epoch)
         check_int("epoch", epoch, 0)
-        running = self._running()
+        running = None if self._iterator is None else self._iterator()
         if running is None or not running.is_unused():
             self._cursor.epoch_to_come = epoch
         elif epoch != self._cursor.epoch:
@@ -365,7 +347,7 @@ class StreamLoader(NamedClasses):
             lanes=self._link.lanes,
             window=self._options.shuffle_window,
             shuffle=self._options.shuffles,
-            fingerprint=self._known_fingerprint(),
+            fingerprint=self._known_fingerprint,
             **self._sampling.state(epoch),
         ).to_json()
 
@@ -441,12 +423,6 @@ class StreamLoader(NamedClasses):
         """Close. As `close`, it waits up to a second for user code that runs in a worker."""
         self.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -474,29 +450,20 @@ class StreamLoader(NamedClasses):
                 f"{start.epoch}, and the next pass is epoch {start.epoch + 1}; a loop with its own count calls "
                 f"set_epoch({start.epoch + 1}) first"
             )
-        elif not self._samples():
+        elif not sum(self._known_counts()):
             members.explain_emptiness()
         elif options.drop_last and (samples := self._sampling.samples_of(start, self._known_counts())):
             members.explain_dropped_epoch(samples, options.batch_size, start.world_size)
 
-    def _running(self) -> EpochIterator | None:
-        return None if self._iterator is None else self._iterator()
-
-    def _samples(self) -> int:
-        return sum(self._known_counts())
-
     def _end_iterator(self, why: str) -> None:
-        running = self._running()
+        running = None if self._iterator is None else self._iterator()
         if running is not None:
             running.end(why)
         self._iterator = None
 
+    @cached_property
     def _known_fingerprint(self) -> str:
         """Return a name for the dataset without a request: if the listing lacks sizes, of the shards' names alone."""
-        if self._fingerprint is None:
-            shards = self._listing.shards
-            has_sizes = all(shard.bytes != UNKNOWN_BYTES for shard in shards)
-            self._fingerprint = fingerprint(
-                (shard.name, shard.bytes if has_sizes else UNKNOWN_BYTES) for shard in shards
-            )
-        return self._fingerprint
+        shards = self._listing.shards
+        has_sizes = all(shard.bytes != UNKNOWN_BYTES for shard in shards)
+        return fingerprint((shard.name, shard.bytes if has_sizes else UNKNOWN_BYTES) for shard in shards)

@@ -31,9 +31,19 @@ DEFAULT_WINDOW = 10_000
 """Samples: mixes about eleven shards of a thousand samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Options:
-    """The arguments of `StreamLoader`, which documents them.
+    """The arguments of `StreamLoader`, which documents them, and what follows from them; never changed.
+
+    Attributes:
+        shuffles: each epoch has a new order.
+        shuffle_window: how far a sample may move within its lane.
+        field_names: the wanted fields as shards spell them, without question marks; None for all.
+        optional_fields: the wanted fields that samples may lack.
+        transform_keys: of a transform that is a mapping.
+        feeders: on other nodes; None if this machine makes the batches.
+        cache_folder: the absolute path of `cache_dir`.
+        storages: where shards lie.
 
     Raises:
         TypeError, ValueError: an argument makes no sense.
@@ -60,41 +70,36 @@ class Options:
     on_error: OnError
     verify: bool
 
+    shuffles: bool = field(init=False)
+    shuffle_window: int = field(init=False)
+    field_names: tuple[str, ...] | None = field(init=False, default=None)
+    optional_fields: frozenset[str] = field(init=False, default=frozenset())
+    transform_keys: tuple[str, ...] = field(init=False)
+    feeders: RayFeeders | None = field(init=False)
+    cache_folder: str | None = field(init=False, default=None)
+    storages: Storages = field(init=False, repr=False)
+
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """Take the options from other arguments."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls)})
+        return cls(**{field.name: arguments[field.name] for field in fields(cls) if field.init})
 
     def __post_init__(self) -> None:
+        self.feeders = self.num_workers if isinstance(self.num_workers, RayFeeders) else None
         self._check_numbers()
         for name in ("drop_last", "pad", "verify"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be True or False")
         if self.on_error not in ("raise", "skip", "replace"):
             raise ValueError(f"on_error={self.on_error!r} must be one of 'raise', 'skip', 'replace'")
+        self.shuffles = self.shuffle is not False
+        self.shuffle_window = DEFAULT_WINDOW if isinstance(self.shuffle, bool) else self.shuffle
         self._check_functions()
-        self._check_fields()
+        self.transform_keys = tuple(self.transform) if isinstance(self.transform, Mapping) else ()
+        if self.fields is not None:
+            self._check_fields(self.fields)
         self._check_storage()
-
-    @property
-    def shuffles(self) -> bool:
-        """Whether each epoch has a new order."""
-        return self.shuffle is not False
-
-    @property
-    def shuffle_window(self) -> int:
-        """How far a sample may move within its lane."""
-        return DEFAULT_WINDOW if isinstance(self.shuffle, bool) else self.shuffle
-
-    @property
-    def field_names(self) -> tuple[str, ...] | None:
-        """The wanted fields as shards spell them, without question marks; None for all."""
-        return None if self.fields is None else tuple(map(_field_name, self.fields))
-
-    @property
-    def optional_fields(self) -> frozenset[str]:
-        """The wanted fields that samples may lack."""
-        return frozenset(_field_name(entry) for entry in self.fields or () if entry.endswith("?"))
+        self.storages = Storages(self.storage_options, self.filesystem)
 
     @property
     def workers(self) -> int:
@@ -102,11 +107,6 @@ class Options:
         if isinstance(self.num_workers, RayFeeders):
             return self.num_workers.num_cpus
         return processors_of_rank() if self.num_workers == "auto" else self.num_workers
-
-    @property
-    def feeders(self) -> RayFeeders | None:
-        """Feeders on other nodes; None if this machine makes the batches."""
-        return self.num_workers if isinstance(self.num_workers, RayFeeders) else None
 
     def resolved_for(self, urls: Sequence[str]) -> Options:
         """Return the options for these shards: "auto" means no workers if only this process can read them.
@@ -128,11 +128,6 @@ class Options:
         raise ValueError(f"num_workers={self.num_workers}, but only this process can read {only_here!r}: {advice}")
 
     @cached_property
-    def storages(self) -> Storages:
-        """Where shards lie."""
-        return Storages(self.storage_options, self.filesystem)
-
-    @cached_property
     def budget_bytes(self) -> int:
         """The memory budget; "auto" is resolved once, since later less may be free."""
         if self.memory_budget == "auto":
@@ -141,18 +136,14 @@ class Options:
 
     def fetching(self, existing: Sequence[str] = ()) -> Fetching:
         """Return the part about shards that have to be fetched, which hold the `existing` fields, if known."""
-        folder, cache_bytes = self._cache_folder, 0
+        folder, cache_bytes = self.cache_folder, 0
         if folder is not None and self.cache_size is not None:
             cache_bytes = parse_bytes("cache_size", self.cache_size)
         elif folder is not None:  # what is in the cache counts as free: else each run would evict it
             free_bytes = shutil.disk_usage(_existing_part(folder)).free
             cache_bytes = (free_bytes + bytes_in_cache(folder)) * 9 // 10
-        expands = self._expansion_room_bytes(existing) is not None
+        expands = self._expanding(existing) > 0
         return Fetching(self.storages, self.budget_bytes, folder, cache_bytes, expands)
-
-    @property
-    def _cache_folder(self) -> str | None:
-        return None if self.cache_dir is None else os.path.abspath(os.path.expanduser(os.fspath(self.cache_dir)))
 
     def job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> Job:
         """Return the part about what is made of a sample, of the `existing` fields, if known."""
@@ -176,22 +167,21 @@ class Options:
         wanted = existing if self.field_names is None else self.field_names
         return sum(any(may_expand(name, self.decode) for name in entry.split(";")) for entry in wanted)
 
-    def _expansion_room_bytes(self, existing: Sequence[str]) -> int | None:
-        """Return the room in one worker for values that have expanded; None if no field can expand."""
-        return expansion_bytes(self.budget_bytes) // max(1, self.workers) if self._expanding(existing) else None
-
     def _expansion_limit_bytes(self, own_transforms: OwnTransforms, existing: Sequence[str]) -> int:
         """Return the limit for what one field may expand to.
 
         A worker holds the values of its rows, and for the last one also the bytes that it decompresses: of a whole
         batch if user code gets samples or batches, else of one row.
         """
-        room_bytes = self._expansion_room_bytes(existing)
-        if room_bytes is None:
+        if not (expanding := self._expanding(existing)):
             return DECOMPRESSED_LIMIT_BYTES
         transforms = (self.transform, *(own for _, own in own_transforms))
         rows = self.batch_size if self.collate_fn is not None or any(map(callable, transforms)) else 1
-        return min(DECOMPRESSED_LIMIT_BYTES, room_bytes // (rows * self._expanding(existing) + 1))
+        return min(DECOMPRESSED_LIMIT_BYTES, self._expansion_room_bytes() // (rows * expanding + 1))
+
+    def _expansion_room_bytes(self) -> int:
+        """Return the room in one worker for values that have expanded."""
+        return expansion_bytes(self.budget_bytes) // max(1, self.workers)
 
     def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> bytes:
         """Pickle the job.
@@ -232,7 +222,7 @@ class Options:
             fields=self.field_names,
             verify=self.verify,
             prefetch_batches=self.prefetch_batches,
-            expansion_room_bytes=self._expansion_room_bytes(existing),
+            expansion_room_bytes=self._expansion_room_bytes() if self._expanding(existing) else None,
         )
 
     def check_fields_exist(self, existing: Sequence[str]) -> None:
@@ -248,24 +238,15 @@ class Options:
                 raise ValueError(
                     f"fields={self.fields!r}: no sample has {entry!r}; there are {those_there_are(entry, existing)}"
                 )
-        for key in self._transform_keys if self.fields is None else ():
+        for key in self.transform_keys if self.fields is None else ():
             if not any(name in existing for name in alternatives(key)):
                 raise ValueError(
                     f"transform has a function for {key!r}; the fields are {those_there_are(key, existing)}"
                 )
 
-    @property
-    def _transform_keys(self) -> list[str]:
-        return list(self.transform) if isinstance(self.transform, Mapping) else []
-
     def _check_numbers(self) -> None:
-        check_int(
-            "batch_size",
-            self.batch_size,
-            1,
-            "(for single samples there is streamload.TarDataset)",
-            most=_MOST_BATCH_SIZE,
-        )
+        single = "(for single samples there is streamload.TarDataset)"
+        check_int("batch_size", self.batch_size, 1, single, most=_MOST_BATCH_SIZE)
         check_int("prefetch_batches", self.prefetch_batches, 1)
         check_int("seed", self.seed, 0)
         if not isinstance(self.shuffle, bool):
@@ -300,34 +281,35 @@ class Options:
                 )
             check_takes_one("transform", self.transform, "the sample: a tuple of its fields, or a dict if fields=None")
 
-    def _check_fields(self) -> None:
-        if self.fields is None:
-            return
-        advice = f'fields={self.fields!r} must be a tuple of strings, such as ("jpg;png", "cls")'
-        if isinstance(self.fields, str) or not isinstance(self.fields, Sequence):
+    def _check_fields(self, wanted: Sequence[str]) -> None:
+        advice = f'fields={wanted!r} must be a tuple of strings, such as ("jpg;png", "cls")'
+        if isinstance(wanted, str) or not isinstance(wanted, Sequence):
             raise TypeError(advice)
-        if not all(isinstance(entry, str) for entry in self.fields):
+        if not all(isinstance(entry, str) for entry in wanted):
             raise ValueError(advice)
-        names = [name for entry in self.fields for name in alternatives(_field_name(entry))]
-        if not names or not all(names):
+        entries = [(";".join(alternatives(entry.removesuffix("?"))), entry.endswith("?")) for entry in wanted]
+        names = [name for entry, _ in entries for name in entry.split(";")]
+        if not all(names) or not names:
             raise ValueError(advice)
         for name in names:
             if name.startswith("__") and name not in SAMPLE_NAMES:
-                raise ValueError(f"fields={self.fields!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
-        twice = self.optional_fields.intersection(_field_name(name) for name in self.fields if not name.endswith("?"))
-        wrong = next((entry for entry in self.field_names or () if "?" in entry or entry in twice), None)
+                raise ValueError(f"fields={wanted!r}: besides fields there are {' and '.join(SAMPLE_NAMES)} only")
+        optional = {entry for entry, is_optional in entries if is_optional}
+        twice = optional.intersection(entry for entry, is_optional in entries if not is_optional)
+        wrong = next((entry for entry, _ in entries if "?" in entry or entry in twice), None)
         if wrong is not None:
             raise ValueError(
-                f"fields={self.fields!r}: {wrong!r} cannot be; one question mark behind a field makes it optional: "
+                f"fields={wanted!r}: {wrong!r} cannot be; one question mark behind a field makes it optional: "
                 '("jpg", "txt?"), or behind all of its alternatives: "jpg;png?"'
             )
-        if not self.optional_fields.isdisjoint(SAMPLE_NAMES):
-            raise ValueError(f"fields={self.fields!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
-        for name in (name for key in self._transform_keys for name in alternatives(key)):
+        if not optional.isdisjoint(SAMPLE_NAMES):
+            raise ValueError(f"fields={wanted!r}: every sample has {' and '.join(SAMPLE_NAMES)}; leave out the ?")
+        for name in (name for key in self.transform_keys for name in alternatives(key)):
             if name in SAMPLE_NAMES:
                 raise ValueError(f"transform has a function for {name!r}; use one on whole samples for that")
             if name not in names:
-                raise ValueError(f"transform has a function for {name!r}, which is not in fields={self.fields!r}")
+                raise ValueError(f"transform has a function for {name!r}, which is not in fields={wanted!r}")
+        self.field_names, self.optional_fields = tuple(entry for entry, _ in entries), frozenset(optional)
 
     def _check_storage(self) -> None:
         if self.memory_budget != "auto":
@@ -343,11 +325,8 @@ class Options:
         if not isinstance(self.cache_dir, str | os.PathLike):
             raise TypeError(f"cache_dir={self.cache_dir!r} must be the path of a folder, or None")
         refuse_url("cache_dir", self.cache_dir)
-        _check_cache_folder(str(self._cache_folder))
-
-
-def _field_name(entry: str) -> str:
-    return ";".join(alternatives(entry.removesuffix("?")))
+        self.cache_folder = os.path.abspath(os.path.expanduser(os.fspath(self.cache_dir)))
+        _check_cache_folder(self.cache_folder)
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter, process_time
 from typing import Literal, NamedTuple
 
@@ -63,30 +63,21 @@ def find_limit(totals: Totals, machine: Machine) -> Limit:
     total_s = totals["loop_worked_s"] + totals["loop_waited_s"]
     batches = int(totals["batches"])
     if total_s < _LEAST_S or batches < _LEAST_BATCHES or not totals["samples"]:
-        return Limit(
-            "unknown",
-            f"nothing that shows yet: {counted(batches, 'batch')} after the first one in "
-            f"{total_s:.1f} s are too short a run to judge",
-        )
+        given = f"{counted(batches, 'batch')} after the first one in {total_s:.1f} s"
+        return Limit("unknown", f"nothing that shows yet: {given} are too short a run to judge")
     share = totals["loop_waited_s"] / total_s
     if share < _SMALL_WAIT:
         return Limit("step", f"the training step: after the first batch it waits for data {share:.1%} of its time")
     waits = f"the loop waits {share:.0%} of its time"
-    reason = next(iter(totals.parts("awaited_s")), "work")
-    if reason == "network":
-        return Limit("network", _network(totals, waits))
-    if reason == "memory":
-        return Limit(
-            "memory",
-            f"memory_budget: what is fetched next finds no room in it, and {waits}; a larger memory_budget fetches "
-            "further ahead",
-        )
-    if reason == "scan":
-        return Limit(
-            "scan",
-            f"reading tar headers: {waits} while shards without an index are scanned; `streamload index` does that "
-            "once",
-        )
+    match next(iter(totals.parts("awaited_s")), "work"):
+        case "network":
+            return Limit("network", _network(totals, waits))
+        case "memory":
+            figure = f"what is fetched next finds no room in it, and {waits}"
+            return Limit("memory", f"memory_budget: {figure}; a larger memory_budget fetches further ahead")
+        case "scan":
+            figure = f"{waits} while shards without an index are scanned"
+            return Limit("scan", f"reading tar headers: {figure}; `streamload index` does that once")
     return _work(totals, machine, total_s, waits)
 
 
@@ -106,12 +97,13 @@ def _work(totals: Totals, machine: Machine, total_s: float, waits: str) -> Limit
     busy_s = max(1e-9, totals["workers_busy_s"])
     delayed = totals["workers_delayed_s"] / busy_s
     own_s = sum(totals[f"{name}_processor_s"] for name in ("trainer", "feeder", "workers"))
+    machine_s = total_s * machine.all_processors  # 0 if workers are elsewhere
     others_s = max(0.0, totals["machine_processor_s"] - own_s)
-    if machine.all_processors and delayed > 0.2 and others_s > 0.15 * total_s * machine.all_processors:
+    if machine_s and delayed > 0.2 and others_s > 0.15 * machine_s:
         return Limit(
             "machine",
-            f"this machine: other processes take {others_s / total_s / machine.all_processors:.0%} of its processors, "
-            f"so workers that could run stand still {delayed:.0%} of their time, and {waits}; run fewer of them",
+            f"this machine: other processes take {others_s / machine_s:.0%} of its processors, so workers that could "
+            f"run stand still {delayed:.0%} of their time, and {waits}; run fewer of them",
         )
     costs: list[tuple[float, str]] = [(totals["collate_s"], "collating"), (totals["scan_s"], "reading tar headers")]
     costs += [(seconds, f"decoding {name!r}") for name, seconds in totals.parts("decode_s").items()]
@@ -124,12 +116,11 @@ def _work(totals: Totals, machine: Machine, total_s: float, waits: str) -> Limit
         advice = f"num_workers={machine.processors} would make the batches beside the step"
         return Limit("work", f"{figure}, which this process does itself, and {waits}; {advice}")
     asleep = 1 - totals["workers_processor_s"] / busy_s - delayed
+    advice = "make it cheaper, or do it once with `streamload map`"
     if asleep > 0.5:
         advice = f"they are off the processors {asleep:.0%} of that (a disk, a server, sleep): more workers help"
     elif machine.workers < machine.processors:
         advice = f"num_workers={machine.processors} would use all processors"
-    else:
-        advice = "make it cheaper, or do it once with `streamload map`"
     busy = min(1.0, busy_s / max(1e-9, totals["worker_s"]))
     workers = counted(machine.workers, "worker")
     return Limit("work", f"{figure}: {workers} are busy {busy:.0%} of the time, and {waits}; {advice}")
@@ -148,74 +139,39 @@ class Stage:
     waited_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class Statistics:
     """What a loader has done so far, or since other statistics of it.
 
     Attributes:
+        samples: delivered to the loop.
+        batches: delivered to the loop.
+        payload_bytes: bytes of the fields that were read, as stored.
+        first_batch_s: the wait for the first batch, part of `stages["loop"].waited_s`.
+        skipped_samples: samples that failed and were left out or replaced (`on_error`).
+        restarted_workers: workers that died and were replaced; a feeder that died counts as one.
+        fetched_bytes: bytes from remote storage, before decompression.
+        requests: requests for ranges of shards.
+        failed_requests: requests that failed and were made again.
+        stages: seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode",
+            "transform" and "collate" (all workers, which wait for tasks), and "loop" (the user's code between batches).
+        limit: what limits this run: the stage, and the sentence of `verdict`.
+        verdict: what limits this run, and what to do about it, in one sentence.
+        skipped_members: members that belong to no sample, by reason, in the shards scanned in this run.
         totals: sums by name, which ends in the unit: those of `as_dict`, and counts of durations.
         settled: the same without the first batch, for which processes start; the verdict judges these.
-        skipped_members: members that belong to no sample, by reason, in the shards scanned in this run.
         machine: where the loader runs.
     """
 
-    totals: Totals
-    settled: Totals
-    skipped_members: Mapping[str, int]
-    machine: Machine
-
-    @property
-    def samples(self) -> int:
-        """Samples delivered to the loop."""
-        return int(self.totals["samples"])
-
-    @property
-    def batches(self) -> int:
-        """Batches delivered to the loop."""
-        return int(self.totals["batches"])
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the fields that were read, as stored."""
-        return int(self.totals["payload_bytes"])
-
-    @property
-    def first_batch_s(self) -> float:
-        """The wait for the first batch, part of `stages["loop"].waited_s`."""
-        return self.totals["first_batch_s"]
-
-    @property
-    def skipped_samples(self) -> int:
-        """Samples that failed and were left out or replaced (`on_error`)."""
-        return int(self.totals["skipped_samples"])
-
-    @property
-    def restarted_workers(self) -> int:
-        """Workers that died and were replaced; a feeder that died counts as one."""
-        return int(self.totals["restarted_workers"])
-
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes from remote storage, before decompression."""
-        return int(self.totals["fetched_bytes"])
-
-    @property
-    def requests(self) -> int:
-        """Requests for ranges of shards."""
-        return int(self.totals["requests"])
-
-    @property
-    def failed_requests(self) -> int:
-        """Requests that failed and were made again."""
-        return int(self.totals["throttled_requests"] + self.totals["broken_requests"])
-
-    @property
-    def stages(self) -> Mapping[str, Stage]:
-        """Seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode",
-        "transform" and "collate" (all workers, which wait for tasks), and "loop" (the user's code between batches).
-        """
-        totals = self.totals
-        return {
+    def __init__(self, totals: Totals, settled: Totals, skipped_members: Mapping[str, int], machine: Machine) -> None:
+        self.totals, self.settled, self.skipped_members, self.machine = totals, settled, skipped_members, machine
+        self.samples, self.batches = int(totals["samples"]), int(totals["batches"])
+        self.payload_bytes = int(totals["payload_bytes"])
+        self.first_batch_s = totals["first_batch_s"]
+        self.skipped_samples = int(totals["skipped_samples"])
+        self.restarted_workers = int(totals["restarted_workers"])
+        self.fetched_bytes, self.requests = int(totals["fetched_bytes"]), int(totals["requests"])
+        self.failed_requests = int(totals["throttled_requests"] + totals["broken_requests"])
+        self.stages: Mapping[str, Stage] = {
             "plan": Stage(totals["plan_s"], 0.0),
             "fetch": Stage(totals["connection_s"] - totals["answer_s"], totals["answer_s"]),
             "scan": Stage(totals["scan_s"], 0.0),
@@ -224,26 +180,18 @@ class Statistics:
             "collate": Stage(totals["collate_s"], 0.0),
             "loop": Stage(totals["loop_worked_s"], totals["loop_waited_s"]),
         }
-
-    @property
-    def limit(self) -> Limit:
-        """What limits this run: the stage, and the sentence of `verdict`."""
-        if not self.batches:
-            return Limit("unknown", "nothing yet: no batch has been delivered")
-        limit = find_limit(self.settled, self.machine)
-        if self.first_batch_s < max(_LATE_S, self.settled["loop_worked_s"] + self.settled["loop_waited_s"]):
-            return limit
-        return limit._replace(sentence=f"{limit.sentence}; the first batch came after {self.first_batch_s:.1f} s")
-
-    @property
-    def verdict(self) -> str:
-        """What limits this run, and what to do about it, in one sentence."""
-        return self.limit.sentence
+        self.limit = Limit("unknown", "nothing yet: no batch has been delivered")
+        if self.batches:
+            self.limit = find_limit(settled, machine)
+            if self.first_batch_s >= max(_LATE_S, settled["loop_worked_s"] + settled["loop_waited_s"]):
+                sentence = f"{self.limit.sentence}; the first batch came after {self.first_batch_s:.1f} s"
+                self.limit = self.limit._replace(sentence=sentence)
+        self.verdict = self.limit.sentence
 
     def since(self, earlier: Statistics) -> Statistics:
         """Return what has happened since earlier statistics of the same loader, such as those of the last epoch."""
         totals, settled = self.totals.since(earlier.totals), self.settled.since(earlier.settled)
-        return replace(self, totals=totals, settled=settled)
+        return Statistics(totals, settled, self.skipped_members, self.machine)
 
     def as_dict(self) -> dict[str, float]:
         """Return flat numbers by name, as TensorBoard, Weights & Biases or a log take them.
@@ -258,37 +206,33 @@ class Statistics:
                 numbers[f"{kind}_{name}_s"] = quantile_s(self.totals, kind, quantile)
         return dict(sorted(numbers.items()))
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        given = f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch')}"
-        yield f"{given}, {self.payload_bytes / 1e6:.1f} MB read"
+    def __repr__(self) -> str:
+        totals = self.totals
+        made = f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch')}"
+        lines = [f"{made}, {self.payload_bytes / 1e6:.1f} MB read"]
         for name, stage in self.stages.items():
             if name == "fetch" and not self.requests:
                 continue
             first = f", {self.first_batch_s:.3f} s of it for the first batch" if name == "loop" else ""
-            yield f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s{first}"
-            for part, seconds in list(self.totals.parts(f"{name}_s").items())[:3]:
-                yield f"    {part:<8} {seconds:15.3f} s"
-        totals = self.totals
+            lines.append(f"  {name:<10} worked {stage.worked_s:8.3f} s   waited {stage.waited_s:8.3f} s{first}")
+            parts = list(totals.parts(f"{name}_s").items())[:3]
+            lines += [f"    {part:<8} {seconds:15.3f} s" for part, seconds in parts]
         names = ("trainer", "feeder", "workers")
-        used = ", ".join(f"{name} {totals[f'{name}_processor_s']:.3f} s" for name in names)
-        yield f"  processors {used}"
+        lines.append("  processors " + ", ".join(f"{name} {totals[f'{name}_processor_s']:.3f} s" for name in names))
         if self.requests:
             failed = f", {self.failed_requests} of them failed" if self.failed_requests else ""
-            yield f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}"
+            lines.append(f"  fetched {self.fetched_bytes / 1e6:.1f} MB in {counted(self.requests, 'request')}{failed}")
         if limit := totals["memory_limit_byte_s"]:
-            yield f"  memory {totals['memory_byte_s'] / limit:.0%} of the budget on average"
+            lines.append(f"  memory {totals['memory_byte_s'] / limit:.0%} of the budget on average")
         if totals["cached_bytes"]:
-            yield f"  cached {totals['cached_bytes'] / 1e6:.1f} MB read from the disk cache"
+            lines.append(f"  cached {totals['cached_bytes'] / 1e6:.1f} MB read from the disk cache")
         if self.skipped_members:
-            yield "  members skipped: " + ", ".join(f"{n} {reason}" for reason, n in self.skipped_members.items())
+            lines.append("  members skipped: " + ", ".join(f"{n} {why}" for why, n in self.skipped_members.items()))
         if self.skipped_samples:
-            yield f"  samples skipped: {self.skipped_samples}"
+            lines.append(f"  samples skipped: {self.skipped_samples}")
         if self.restarted_workers:
-            yield f"  workers restarted: {self.restarted_workers}"
-        yield f"  limited by {self.verdict}"
+            lines.append(f"  workers restarted: {self.restarted_workers}")
+        return "\n".join([*lines, f"  limited by {self.verdict}"])
 
 
 def _machine_processor_s() -> float:
@@ -338,20 +282,20 @@ class Meter:
     def add_step(self, worked_s: float) -> None:
         """Add the loop's step on the batch before."""
         self.totals["loop_worked_s"] += worked_s
-        self._add_event("step", worked_s)
+        self._record_event("step", worked_s)
         self.totals[duration_bucket("step", worked_s)] += 1
 
     def add_wait(self, waited_s: float) -> None:
         """Add the loop's wait for a batch, which is counted already."""
         self.totals["loop_waited_s"] += waited_s
-        self._add_event("wait", waited_s)
+        self._record_event("wait", waited_s)
         if self._first is None:
             self.totals["first_batch_s"] = waited_s
             self._first = self._now()
         else:
             self.totals[duration_bucket("wait", waited_s)] += 1
 
-    def _add_event(self, kind: str, seconds: float) -> None:
+    def _record_event(self, kind: str, seconds: float) -> None:
         if self.events is not None:
             batch = int(self.totals["batches"]) - 1
             self.events.append(Event(kind, "loop", perf_counter() - seconds, seconds, {"batch": batch}))
@@ -366,9 +310,8 @@ class Meter:
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()
         settled = now.since(self._first) if self._first is not None else Totals()
-        machine = Machine(self.workers, processors_of_rank(), os.cpu_count() or 1)
-        if processors_elsewhere is not None:
-            machine = Machine(self.workers, processors_elsewhere, all_processors=0)
+        all_processors = (os.cpu_count() or 1) if processors_elsewhere is None else 0
+        machine = Machine(self.workers, processors_elsewhere or processors_of_rank(), all_processors)
         return Statistics(now, settled, dict(self._skipped), machine)
 
     def _now(self) -> Totals:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
+from typing import Any, overload
 
 import cloudpickle
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import data as torch_data
 
-from streamload.arguments import advises, no_attribute
+from streamload.arguments import advises
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import sample_error
 from streamload.decode.field_reader import OpenShards, ShardReader
@@ -46,7 +46,7 @@ from streamload.tar.scan import scan_file
 from streamload.text import counted
 from streamload.trainer.checks import SkippedMembers, warn_of_separate_crops, warn_of_unused_decoders
 from streamload.trainer.connection import with_another_feeder
-from streamload.trainer.feeder_client import FeederClient, NamedClasses, listing_places, named_places
+from streamload.trainer.feeder_client import FeederClient, OpenDataset, listing_places, named_places
 
 # Local shards that stay open; a process may have 1,024 files open at most by default.
 _OPEN_SHARDS = 64
@@ -218,7 +218,7 @@ _SEEDS = (1 << 63) - 1
 _NOT_PICKLED = ("_options", "_listing", "_ends", "_selected", "_job", "_access", "_makers", "labels")
 
 
-class TarDataset(NamedClasses, torch_data.Dataset[Any]):
+class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     """The samples of tar shards (WebDataset's format) by their number: a map-style dataset.
 
     Sample i is the i-th of the shards laid end to end, in the order of `StreamLoader(urls)` without shuffle, and has
@@ -337,21 +337,10 @@ class TarDataset(NamedClasses, torch_data.Dataset[Any]):
         labels = self._here().labels()
         return labels if self._selected is None else labels[self._selected]
 
-    if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise no_attribute(type(self), name)
-
     def close(self) -> None:
         """Close what this process has opened; the next sample opens it again."""
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         shards = self._listing.shards

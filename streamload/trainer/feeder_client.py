@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamload.arguments import no_attribute
 from streamload.errors import StorageError
 from streamload.feeder.messages import Calls
 from streamload.fetch.fetched_listing import is_all_local
@@ -174,11 +176,26 @@ class FeederClient:
             self.process = None
 
 
-class NamedClasses:
-    """A dataset that knows the names of its classes."""
+class OpenDataset(ABC):
+    """A dataset that is closed at the end of a `with` block, and knows the names of its classes."""
 
     _listing: Listing
     _options: Options
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close what is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # type checkers would believe that there is every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(type(self), name)
 
     @cached_property
     def classes(self) -> list[str] | None:
