@@ -36,7 +36,7 @@ from streamload.order.layout import ShardCounts
 from streamload.storage.download import Pin, read_range
 from streamload.storage.local_files import open_regular
 from streamload.storage.storages import Storages
-from streamload.tar.header import BLOCK_BYTES
+from streamload.tar.header_chain import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
 from streamload.tar.table import MISSING, ShardTable
 

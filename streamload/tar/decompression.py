@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamload.errors import ShardFormatError
-from streamload.tar.header import what_else
+from streamload.tar.header_chain import what_else
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -73,18 +73,11 @@ class _GzipMember:
 
     def __init__(self) -> None:
         self._object = zlib.decompressobj(_GZIP_WITH_HEADER)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._object.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._object.unused_data
+        self.eof, self.needs_input, self.unused_data = False, True, b""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         piece = self._object.decompress(self._object.unconsumed_tail + data, max_length)
+        self.eof, self.unused_data = self._object.eof, self._object.unused_data
         self.needs_input = not self._object.unconsumed_tail
         return piece
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 
-from streamload.tar.header import BLOCK_BYTES
+from streamload.tar.header_chain import BLOCK_BYTES
 
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)
 """Two zero blocks close an archive; nothing follows them."""

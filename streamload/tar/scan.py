@@ -20,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import ShardChangedError, ShardFormatError
-from streamload.memory.mapped import read_fully
-from streamload.tar.header import BLOCK_BYTES, padded
-from streamload.tar.header_chain import RECORD_BYTES, HeaderChain
+from streamload.tar.header_chain import BLOCK_BYTES, RECORD_BYTES, HeaderChain, padded
 from streamload.tar.table import MISSING, ShardTable, joined_tables
 
 if TYPE_CHECKING:
@@ -107,43 +105,35 @@ def scan_file(
         ShardChangedError: the file has become shorter.
         OSError: it cannot be read.
     """
-    shorter = ShardChangedError(
-        f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards that are "
-        "in use, and fetch or pack it again",
-        url=url,
-    )
 
-    def read(start: int, end: int) -> NDArray[np.uint8]:
-        data = np.empty(max(0, min(shard_bytes, end) - start), np.uint8)
-        if read_fully(descriptor, memoryview(data.data), start) < len(data):
-            raise shorter
-        return data
-
-    def payload(start: int, end: int) -> bytes:
-        data = os.pread(descriptor, end - start, start)  # for small members, faster than `read`
-        if len(data) < end - start:
-            raise shorter
-        return data
-
-    def checksum(start: int, end: int) -> int:
-        value = 0
-        for position in range(start, end, _WINDOW_BYTES):
-            value = zlib.crc32(payload(position, min(end, position + _WINDOW_BYTES)), value)
-        return value
+    def read(start: int, end: int) -> bytes:
+        data = os.pread(descriptor, end - start, start)
+        if len(data) == end - start:
+            return data
+        raise ShardChangedError(
+            f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards that "
+            "are in use, and fetch or pack it again",
+            url=url,
+        )
 
     chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
     ahead_bytes, read_before = _WINDOW_BYTES, 0
     while chain.needs is not None:
         start = chain.reached
-        chain.read(read(start, max(chain.needs, start + ahead_bytes)))
+        chain.read(_octets(read(start, min(shard_bytes, max(chain.needs, start + ahead_bytes)))))
         far_apart = chain.reached - start > _FAR_APART_BYTES * max(1, len(chain.names) - read_before)
         ahead_bytes, read_before = BLOCK_BYTES if far_apart else _WINDOW_BYTES, len(chain.names)
     scanner = Scanner(url)
     scanner.add(_grouped(chain, 0))
     table = scanner.table()
     if crc32:
-        table = replace(table, member_crc32=np.array([checksum(*each) for each in _edges(table)], np.uint32))
-    return replace(table, labels=_labels_of(table, payload)) if labels and len(table) else table
+        crc32s = np.zeros(len(table.member_offset), np.uint32)
+        for member, (start, end) in enumerate(_edges(table)):
+            for position in range(start, end, _WINDOW_BYTES):
+                piece = read(position, min(end, position + _WINDOW_BYTES))
+                crc32s[member] = zlib.crc32(piece, int(crc32s[member]))
+        table = replace(table, member_crc32=crc32s)
+    return replace(table, labels=_labels_of(table, read)) if labels and len(table) else table
 
 
 def scan_piece(
@@ -191,7 +181,6 @@ class Scanner:
         self._held = bytearray()  # the bytes that were fed, from `resume` on
         self._next_scan = step_bytes
         self._tables: list[ShardTable] = []
-        self._labels: list[NDArray[np.int64] | None] = []
         self._keys: set[bytes] = set()
         self._key_bytes = 0
         self._fields: dict[str, int] = {}
@@ -216,14 +205,14 @@ class Scanner:
         total = self.resume + len(self._held)
         while self.needs is not None:
             self._scan_held(total)
-        labels = [each for each in self._labels if each is not None]
-        every_label = np.concatenate(labels) if labels and len(labels) == len(self._labels) else None
-        return replace(self.table(), labels=every_label)
+        return self.table()
 
     def table(self) -> ShardTable:
         """Return the table of all samples so far; at least one piece was added."""
         self._tables = [joined_tables(self._tables)] if len(self._tables) > 1 else self._tables
-        return replace(self._tables[0], fields=tuple(self._fields), skipped=dict(self._skipped))
+        table = self._tables[0]
+        labels = table.labels if len(table) else None
+        return replace(table, fields=tuple(self._fields), skipped=dict(self._skipped), labels=labels)
 
     def _scan_held(self, total: int | None) -> None:
         start = self.resume
@@ -239,14 +228,9 @@ class Scanner:
         piece = scan_piece(octets, self._url, start=start, total=total, record_bytes=self._record_bytes)
         if self._every_byte:
             table, view = piece.table, octets.data
-
-            def payload(first: int, end: int) -> memoryview:
-                return view[first - start : end - start]
-
-            crc32s = np.array([zlib.crc32(payload(*each)) for each in _edges(table)], np.uint32)
-            if len(table):
-                self._labels.append(_labels_of(table, payload))
-            piece = replace(piece, table=replace(table, member_crc32=crc32s))
+            crc32s = np.array([zlib.crc32(view[a - start : b - start]) for a, b in _edges(table)], np.uint32)
+            labels = _labels_of(table, lambda first, end: view[first - start : end - start])
+            piece = replace(piece, table=replace(table, member_crc32=crc32s, labels=labels))
         self.add(piece)
 
     def add(self, piece: ScannedPiece) -> None:
@@ -297,7 +281,7 @@ class Scanner:
         raise AssertionError("no key is repeated")
 
 
-def _octets(data: memoryview | bytearray | NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _octets(data: bytes | memoryview | bytearray | NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
 
 
@@ -317,10 +301,7 @@ def _edges(table: ShardTable) -> list[tuple[int, int]]:
 
 
 def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryview]) -> NDArray[np.int64] | None:
-    """Return the label of each sample, or None unless every sample has one; `payload` gives the bytes at (start, end).
-
-    Only bytes of labels are asked for.
-    """
+    """Return the label of each sample, or None unless every sample has one; `payload(start, end)` reads a label."""
     chosen = table.column((LABEL_FIELD,))
     offset, size = table.member_offset[chosen], table.member_size[chosen]
     if (chosen == MISSING).any() or (size > _MOST_LABEL_BYTES).any():

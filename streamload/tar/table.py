@@ -121,12 +121,13 @@ class ShardTable:
 def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
     """Return one table of the samples of several tables with the same fields, one table after the other.
 
-    Offsets stay those in the samples' own shards. There are checksums if all tables have them, and no labels.
+    Offsets stay those in the samples' own shards. There are checksums and labels if all tables have them.
     """
     samples = [len(table) for table in tables]
     members = starts_of([len(table.member_offset) for table in tables])
     keys = starts_of([len(table.key_bytes) for table in tables])
     crc32s = [table.member_crc32 for table in tables if table.member_crc32 is not None]
+    labels = [table.labels for table in tables if table.labels is not None]
     return ShardTable(
         shard_bytes=max(table.shard_bytes for table in tables),
         fields=tables[0].fields,
@@ -137,6 +138,7 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
         key_bytes=np.concatenate([table.key_bytes for table in tables]),
         key_start=_joined_starts([table.key_start for table in tables], keys, samples),
         member_crc32=np.concatenate(crc32s) if len(crc32s) == len(tables) else None,
+        labels=np.concatenate(labels) if len(labels) == len(tables) else None,
     )
 
 

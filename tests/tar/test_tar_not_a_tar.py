@@ -13,7 +13,7 @@ from matrix import exhaustive
 
 from streamload import StreamLoader
 from streamload.errors import ShardFormatError
-from streamload.tar.header import what_else
+from streamload.tar.header_chain import what_else
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
