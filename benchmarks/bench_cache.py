@@ -25,8 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamload.fetch.cache.cache_file import cached_bytes
-from streamload.fetch.cache.disk_cache import DiskCache, ShardIdentity
+from streamload.fetch.disk_cache import DiskCache, ShardIdentity, cached_bytes
 from streamload.order.options import OrderOptions
 from streamload.order.runs import shards_in_order
 
@@ -141,10 +140,10 @@ def _read(cache: DiskCache, identity: ShardIdentity, part_bytes: int) -> int:
     file = cache.open(identity)
     if file is None:
         return 0
-    hit = identity.bytes if file.whole else 0
-    if not file.whole:
+    hit = 0 if file.missing else identity.bytes
+    if file.missing:
         for start in range(0, identity.bytes, part_bytes):
-            cache.write(file, start, data[start : start + part_bytes])
+            cache.write(file, start, [data[start : start + part_bytes]])
     if os.pread(file.descriptor, identity.bytes, 0) != data:
         raise ValueError(f"{identity.url}: wrong bytes")
     file.close()

@@ -32,12 +32,12 @@ from streamload.feeder.messages import (
 from streamload.feeder.scans import Scans
 from streamload.feeder.stream import BatchStream
 from streamload.fetch.budget import budget_for_window, bytes_for_parts, requests_at_once
-from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import ResidentShards
-from streamload.fetch.transfers import TransferCounts
+from streamload.fetch.transfers import Transfers
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
@@ -113,14 +113,14 @@ class FeederMeter:
         """Record events from now on, or stop doing so."""
         self.events = (self.events or []) if on else None
         if self._fetcher is not None:
-            counts = self._fetcher.counts
+            counts = self._fetcher.transfers.counts
             counts.ended = (counts.ended or []) if on else None
 
     def take_events(self) -> tuple[Event, ...]:
         """Take the events since the last call; none unless they are recorded."""
         if self.events is None:
             return ()
-        if self._fetcher is not None and (ended := self._fetcher.counts.ended):
+        if self._fetcher is not None and (ended := self._fetcher.transfers.counts.ended):
             self.events += [
                 Event("fetch", "connection", began_s, ended_s - began_s, {"url": url, "start": start, "bytes": size})
                 for url, start, began_s, ended_s, size in ended
@@ -136,7 +136,7 @@ class FeederMeter:
             self.totals[name] += share * (now_s - self._noted_s)
         self._noted_s = now_s
         if self._fetcher is not None:
-            self._used_bytes.set(self._fetcher.used_bytes)
+            self._used_bytes.set(self._fetcher.window.used_bytes)
         self._shares = tuple(self._reasons()) if self._stream.awaited else ()
 
     def to_send(self, *, always: bool, in_own_process: bool) -> Totals | None:
@@ -156,7 +156,7 @@ class FeederMeter:
         if in_own_process:
             totals["feeder_processor_s"] = process_time()
         if self._fetcher is not None:
-            totals.update(_of_transfers(self._fetcher.counts))
+            totals.update(_of_transfers(self._fetcher.transfers))
             totals["memory_byte_s"] = self._used_bytes.now()
             totals["memory_limit_byte_s"] = self._fetcher.window.budget_bytes * totals["feeder_s"]
         return totals
@@ -171,11 +171,12 @@ class FeederMeter:
         if self._stream.full:
             why_idle = "work"  # one batch takes longer than those after it
         elif self._fetcher is not None and (self._fetcher.transfers.running or not self._scans.outstanding):
-            why_idle = "memory" if self._fetcher.lacks_room else "network"
+            why_idle = "memory" if self._fetcher.lacking else "network"
         yield f"awaited_s/{why_idle}", 1 - with_tasks / workers
 
 
-def _of_transfers(counts: TransferCounts) -> dict[str, float]:
+def _of_transfers(transfers: Transfers) -> dict[str, float]:
+    counts = transfers.counts
     return {
         "fetched_bytes": counts.received_bytes,
         "cached_bytes": counts.cached_bytes,
@@ -184,7 +185,7 @@ def _of_transfers(counts: TransferCounts) -> dict[str, float]:
         "broken_requests": counts.broken,
         "answered_requests": counts.answered,
         "answer_s": counts.answer_s,
-        "connection_s": counts.connection_s,
+        "connection_s": transfers.in_flight.now(),
     }
 
 
@@ -210,13 +211,15 @@ def _doing(worker: WorkerActivity, tables: Dataset) -> str:
 
 
 def _fetching(fetcher: Fetcher) -> str:
-    slowest, counts = fetcher.transfers.slowest(), fetcher.counts
-    if slowest is None:
-        return fetcher.loading_now()
+    oldest, counts = next(iter(fetcher.transfers.running.values()), None), fetcher.transfers.counts
+    if oldest is None:
+        loading = next(iter(fetcher.index_tables.loading), None)
+        where = "" if loading is None else repr(without_secrets(fetcher.state_of(loading).url))
+        return where and f"the index: where samples lie in {where}"
     failed = counts.broken + counts.throttled
     return (
-        f"the storage: a request for {without_secrets(slowest.url)!r} from byte {slowest.start} on has taken "
-        f"{slowest.seconds:.1f} s, in which {slowest.received_bytes:,} bytes came; "
+        f"the storage: a request for {without_secrets(oldest.url)!r} from byte {oldest.start} on has taken "
+        f"{monotonic() - oldest.started_s:.1f} s, in which {oldest.received_bytes:,} bytes came; "
         f"{failed:,} of {counted(counts.requests, 'request')} have failed so far"
     )
 
@@ -432,12 +435,13 @@ class Feeder:
     def _check_room(self) -> None:
         """Fail if what is needed at once does not fit, and nothing is running that could make room."""
         fetcher = self.fetcher
-        if fetcher is None or not fetcher.stalled or self.scans.in_flight or self._stream.busy:
+        if fetcher is None or not fetcher.stalled() or self.scans.in_flight or self._stream.busy:
             return
         if self._stream.has_abandoned:  # which the pool drops as soon as a worker is ready
             return
         counting = self._counting is not None
-        if counting and fetcher.unkeep():  # the loop takes no batch meanwhile
+        if counting and fetcher.window.unkeep_all():  # the loop takes no batch meanwhile
+            fetcher.notify()
             return
         if counting or self._stream.blocked:
             enough_bytes = self._enough_for_window(fetcher)

@@ -49,7 +49,7 @@ class EpochNeeds:
         self._advanced: dict[int, tuple[ShardTable | None, list[tuple[int, int]]]] = {}
         self._extents: dict[int, _Extent] = {}
         self._scans: dict[int, int] = {}
-        fetcher.begin_epoch(self.on_arrival)
+        fetcher.on_arrival.append(self.on_arrival)
 
     def plan_batches(self, batches: Iterable[list[int]]) -> None:
         """Fetch the parts of the batches that come next."""
@@ -93,7 +93,8 @@ class EpochNeeds:
         Args:
             unscheduled: the parts of the batches that were planned, and will not be scheduled.
         """
-        self._fetcher.end_epoch(self.on_arrival)
+        if self.on_arrival in self._fetcher.on_arrival:
+            self._fetcher.on_arrival.remove(self.on_arrival)
         for keys in unscheduled:
             self._window.cancel(keys)
         for shard in list(self._parts):
@@ -318,7 +319,7 @@ class Lookahead:
         while len(self._tables_ahead) < _TABLES_AHEAD and (shard := next(self._table_order, None)) is not None:
             if shard not in self._reached:
                 self._tables_ahead.append(shard)
-        self._fetcher.want_tables(self._tables_ahead)
+        self._fetcher.index_tables.request(self._tables_ahead)
 
     def _scan_ahead(self) -> None:
         """Scan shards before the plan comes to them: as many as are fetched at once, if they are fetched."""
@@ -345,7 +346,7 @@ class Lookahead:
     def _locate_first(self) -> bool:
         block, finished = self._blocks[0]
         fetcher, settings = self._fetcher, self._settings
-        if fetcher is not None and not fetcher.has_tables(dict.fromkeys(block.shard.tolist())):
+        if fetcher is not None and not fetcher.index_tables.has(dict.fromkeys(block.shard.tolist())):
             return False
         planned = locate(block, self._tables, settings.fields, verify=settings.verify, fetcher=fetcher)
         self._blocks.popleft()  # only now: what has failed must fail again on the next call

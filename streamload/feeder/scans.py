@@ -159,7 +159,7 @@ class Scans:
         assert self._fetcher is not None
         start, window = self._tables.next_scan(shard)[0], self._fetcher.window
         size_bytes = self._fetcher.state_of(shard).total_bytes
-        depends_on = arriving.turn, start, size_bytes, window.changes_of(shard), first_is_unknown
+        depends_on = arriving.turn, start, size_bytes, window.changes[shard], first_is_unknown
         if arriving.looked[0] == depends_on:
             return arriving.looked[1]
         arriving.end, arriving.total = end, total = self._fetcher.arrived_from(shard, start)

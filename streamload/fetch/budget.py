@@ -104,7 +104,6 @@ def budget_error(
     enough_bytes: int,
     missing_bytes: int,
     needed_bytes: int,
-    decompressing_bytes: int,
     *,
     counting: bool,
     expands: bool = False,
@@ -115,14 +114,12 @@ def budget_error(
     A disk cache does not help with compressed shards, which it keeps compressed.
     """
     budget, missing, needed = map(_shown, (budget_bytes, missing_bytes, needed_bytes))
-    decompressing = f", {_shown(decompressing_bytes)} hold what is being decompressed" if decompressing_bytes else ""
-    wanted_bytes = missing_bytes + needed_bytes + decompressing_bytes
-    least_bytes = max(enough_bytes, budget_for(wanted_bytes, expands=expands))
+    least_bytes = max(enough_bytes, budget_for(missing_bytes + needed_bytes, expands=expands))
     advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
     return StorageError(
         f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
-        f"because samples in them are wanted too or are yet to be drawn within the shuffle window"
-        f"{decompressing}, and {_left(budget_bytes, expands=expands)}. Give a memory_budget of at "
+        f"because samples in them are wanted too or are yet to be drawn within the shuffle window, "
+        f"and {_left(budget_bytes, expands=expands)}. Give a memory_budget of at "
         f"least {_shown(least_bytes, math.ceil)}, a smaller window (shuffle=N), or {advice}"
         f"{', or a cache_dir on a disk with more room' if cache_helps else ''}"
     )

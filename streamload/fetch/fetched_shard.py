@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 
-from streamload.fetch.cache.cache_file import CacheFile
+from streamload.fetch.disk_cache import CacheFile
 from streamload.fetch.parts import part_edges
 from streamload.memory.unnamed import new_memory, write_fully
 from streamload.storage.download import Pin
@@ -85,8 +86,7 @@ class FetchedShard:
         generation: changes with every memory or file that the shard gets; workers need a new descriptor for each.
         memory: where its parts arrive.
         file: a file of the disk cache in place of memory, whole or being filled.
-        looked_up: the disk cache was asked for that.
-        completing: keys of the parts that are fetched only to make the file whole.
+        lookup: asks the disk cache for that file; None before.
     """
 
     number: int
@@ -97,21 +97,22 @@ class FetchedShard:
     generation: int = 0
     memory: SparseMemory | None = None
     file: CacheFile | None = None
-    looked_up: bool = False
-    completing: set[int] = field(default_factory=set)
+    lookup: asyncio.Task[None] | None = None
 
     @property
-    def size_bytes(self) -> int:
-        """How much workers may map now."""
-        return self.total_bytes or self.ensure_memory().size_bytes
+    def version(self) -> tuple[int, int]:
+        """A value that changes whenever workers need a new descriptor; and its second item, how much they may map."""
+        return self.generation, self.total_bytes or self.ensure_memory().size_bytes
 
     def descriptor(self) -> int:
         """Return a copy of the descriptor, which the caller closes."""
         return os.dup(self.file.descriptor if self.file is not None else self.ensure_memory().descriptor)
 
-    def write(self, offset: int, data: bytes) -> None:
-        """Write bytes to the memory. Raises OSError if there is none left."""
-        self.ensure_memory().write(offset, data)
+    def ensure_memory(self) -> SparseMemory:
+        """Return the memory, which is made if there is none."""
+        if self.memory is None:
+            self.memory = SparseMemory(self.total_bytes)
+        return self.memory
 
     def free(self, part: int) -> None:
         """Free a part, if it lies in memory."""
@@ -125,11 +126,4 @@ class FetchedShard:
         for each in (self.memory, self.file):
             if each is not None:
                 each.close()
-        self.memory = self.file = None
-        self.looked_up = False
-
-    def ensure_memory(self) -> SparseMemory:
-        """Return the memory, which is made if there is none."""
-        if self.memory is None:
-            self.memory = SparseMemory(self.total_bytes)
-        return self.memory
+        self.memory = self.file = self.lookup = None

@@ -56,7 +56,8 @@ class ResidentShards:
             StorageError: it cannot be read.
         """
         if self._fetcher is not None and shard in self._fetcher.fetched:
-            return self._fetcher.open(shard)
+            state = self._fetcher.state_of(shard)
+            return OpenShard(state.url, state.version[1], state.descriptor())
         listed = self._shards[shard]
         return OpenShard(listed.url, listed.bytes, open_listed(listed))
 
@@ -64,7 +65,8 @@ class ResidentShards:
         """Return for each shard a value that changes whenever it must be opened once more."""
         versions = dict.fromkeys(shards, (0, 0))
         if self._fetcher is not None:
-            versions |= {shard: self._fetcher.version(shard) for shard in versions if shard in self._fetcher.fetched}
+            fetched = versions.keys() & self._fetcher.fetched
+            versions |= {shard: self._fetcher.state_of(shard).version for shard in fetched}
         return versions
 
     def need(self, shards: Sequence[int]) -> dict[int, tuple[int, int]]:

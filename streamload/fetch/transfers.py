@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from streamload.limits import MOST_REQUESTS
 from streamload.storage.download import Pin, RequestCounts, Retries, download
 from streamload.storage.protocol import Storage
 from streamload.totals import TimeIntegral
 
+PIECE_BYTES = 2 << 20
+"""What `Transfers.read_all` requests at once."""
 
-class Waiting(NamedTuple):
-    """A download in flight: since when, of what, and how much has come."""
-
-    seconds: float
-    url: str
-    start: int
-    received_bytes: int
+PIECES_AHEAD = 3
+"""How many pieces `Transfers.read_all` requests before they are read."""
 
 
 class Source(NamedTuple):
@@ -37,83 +34,67 @@ class TransferCounts(RequestCounts):
 
     Attributes:
         received_bytes: what arrived, with what arrived twice.
-        cached_bytes: of shards that were in the disk cache when they were needed.
-        connection_s: seconds in flight of all downloads together.
+        cached_bytes: of parts that were in the disk cache when they were needed.
         ended: for a trace, each download's url, start, begin and end by the loop's clock, and bytes; or None.
     """
 
     received_bytes: int = 0
     cached_bytes: int = 0
-    connection_s: float = 0.0
     ended: list[tuple[str, int, float, float, int]] | None = None
 
 
 @dataclass(slots=True)
-class _Running:
-    started_s: float
+class Download:
+    """A download in flight; `started_s` is by the loop's clock."""
+
     url: str
     start: int
+    started_s: float
     received_bytes: int = 0
 
 
 class Transfers:
-    """Downloads ranges beside each other, in a running loop, until `close`.
+    """Downloads ranges beside each other, in a running loop, until `close`; `retries` says how requests are repeated.
 
-    Args:
-        on_end: called in the loop when a download has ended, so that there may be room.
-        retries: how requests are repeated.
-        most: the most downloads beside each other, at least 1.
+    Attributes:
+        running: the downloads in flight, the oldest first.
+        counts: what has happened to requests.
+        in_flight: the number of downloads in flight, over time.
     """
 
-    def __init__(
-        self, on_end: Callable[[], None], *, retries: Retries | None = None, most: int = MOST_REQUESTS
-    ) -> None:
-        self.most = most
-        self.running: dict[asyncio.Task[int], _Running] = {}
-        self._on_end = on_end
-        self._retries = retries or Retries()
+    def __init__(self, retries: Retries) -> None:
+        self.running: dict[asyncio.Task[int], Download] = {}
+        self.counts = TransferCounts()
+        self._retries = retries
         self._loop = asyncio.get_running_loop()
-        self._counts = TransferCounts()
-        self._in_flight = TimeIntegral(self._loop.time)
+        self.in_flight = TimeIntegral(self._loop.time)
         self._closed = False
 
-    def slowest(self) -> Waiting | None:
-        """Return the download that has been in flight for the longest time; None if there is none."""
-        now_s = self._loop.time()
-        found = [
-            Waiting(now_s - each.started_s, each.url, each.start, each.received_bytes) for each in self.running.values()
-        ]
-        return max(found, default=None)
-
-    @property
-    def counts(self) -> TransferCounts:
-        """What has happened since the start."""
-        self._counts.connection_s = self._in_flight.now()
-        return self._counts
-
-    def room(self) -> int:
-        """Return how many more downloads may begin now; it grows when one ends."""
-        return max(0, self.most - len(self.running))
-
     def begin(self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]) -> asyncio.Task[int]:
-        """Begin a download, also beyond `room()`; see `download`. Raises RuntimeError after `close`."""
+        """Begin a download; see `download`. Raises RuntimeError after `close`."""
         if self._closed:
             raise RuntimeError("these transfers are closed")
         storage, url, pin = source
-        running = _Running(self._loop.time(), url, start)
+        running = Download(url, start, self._loop.time())
 
         def receive(offset: int, piece: bytes) -> None:
-            self._counts.received_bytes += len(piece)
+            self.counts.received_bytes += len(piece)
             running.received_bytes += len(piece)
             write(offset, piece)
 
         task = asyncio.create_task(
-            download(storage, url, start, end, receive, pin=pin, retries=self._retries, counts=self._counts)
+            download(storage, url, start, end, receive, pin=pin, retries=self._retries, counts=self.counts)
         )
         self.running[task] = running
-        self._in_flight.set(len(self.running))
+        self.in_flight.set(len(self.running))
         task.add_done_callback(partial(self._ended, end - start))
         return task
+
+    def _ended(self, part_bytes: int, task: asyncio.Task[int]) -> None:
+        ended = self.running.pop(task)
+        self.in_flight.set(len(self.running))
+        if self.counts.ended is not None:
+            self.counts.ended.append((ended.url, ended.start, ended.started_s, self._loop.time(), part_bytes))
 
     async def read(self, source: Source, start: int, end: int) -> bytes:
         """Fetch some bytes, fewer if the shard ends before. Raises what `download` raises."""
@@ -121,16 +102,28 @@ class Transfers:
         await self.begin(source, start, end, lambda _, piece: content.extend(piece))
         return bytes(content)
 
+    async def read_all(self, source: Source) -> AsyncGenerator[bytes]:
+        """Fetch a shard from its start to its end, a few requests ahead. Raises what `download` raises."""
+        ahead: deque[asyncio.Task[bytes]] = deque()
+        start = 0
+        try:
+            while True:
+                end = source.pin.total_bytes  # stated by the first answer
+                while not ahead if end is None else len(ahead) <= PIECES_AHEAD and start < end:
+                    piece_end = start + PIECE_BYTES if end is None else min(start + PIECE_BYTES, end)
+                    ahead.append(asyncio.create_task(self.read(source, start, piece_end)))
+                    start = piece_end
+                if not ahead:
+                    return
+                yield await ahead.popleft()
+        finally:
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
     async def close(self) -> None:
         """Cancel what is in flight, and wait until it has ended. Idempotent."""
         self._closed = True
         for task in self.running:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)
-
-    def _ended(self, part_bytes: int, task: asyncio.Task[int]) -> None:
-        running = self.running.pop(task)
-        self._in_flight.set(len(self.running))
-        if self._counts.ended is not None:
-            self._counts.ended.append((running.url, running.start, running.started_s, self._loop.time(), part_bytes))
-        self._on_end()

@@ -68,7 +68,7 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
         fetched.shards[shard][offset : offset + len(piece)] = piece
 
     def start_more() -> None:
-        while not fetched.errors and transfers.room() and (part := next(todo, None)):
+        while not fetched.errors and len(transfers.running) < most and (part := next(todo, None)):
             shard, start = part
             task = transfers.begin(sources[shard], start, start + part_bytes, partial(write, shard, start))
             task.add_done_callback(on_end)
@@ -79,8 +79,9 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
         if not task.cancelled() and (error := task.exception()) is not None:
             fetched.errors.append(error)
             ended.set()
+        start_more()
 
-    transfers = Transfers(start_more, retries=Retries(limits), most=most)
+    transfers = Transfers(Retries(limits))
     start_more()
     async with asyncio.timeout(DEADLINE_S):
         await ended.wait()

@@ -18,9 +18,8 @@ from cache_filling import (
     read_through,
 )
 
-from streamload.fetch.cache import disk_cache
-from streamload.fetch.cache.cache_file import CacheFile, locked_file
-from streamload.fetch.cache.disk_cache import DiskCache, ShardIdentity
+from streamload.fetch import disk_cache
+from streamload.fetch.disk_cache import CacheFile, DiskCache, ShardIdentity, locked_file
 
 N_PARTS = 8
 ONE = identity_of(0).bytes

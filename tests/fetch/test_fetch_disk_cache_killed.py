@@ -14,7 +14,7 @@ import pytest
 from cache_filling import FILE_NAMES_AT, cached_names, file_of, identity_of, read_through
 from matrix import exhaustive
 
-from streamload.fetch.cache.disk_cache import DiskCache
+from streamload.fetch.disk_cache import DiskCache
 
 PROGRAM = Path(__file__).parents[1] / "support" / "cache_filling.py"
 N_PROCESSES = 4

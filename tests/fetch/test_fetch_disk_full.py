@@ -16,8 +16,7 @@ from servers.faults import FaultServer, Script
 from transforms import first_bytes
 
 from streamload import ShardWriter, StreamLoader
-from streamload.fetch import fetcher
-from streamload.fetch.cache import cache_file, disk_cache
+from streamload.fetch import disk_cache
 from streamload.storage import local_files
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
@@ -87,10 +86,10 @@ def refuse(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int,
 @pytest.mark.parametrize(
     ("module", "name", "number"),
     [
-        (cache_file, "write_fully", 2),
-        (cache_file, "replace", 3),
-        (cache_file, "ftruncate", 2),
-        (cache_file, "open", 2),
+        (disk_cache, "write_fully", 2),
+        (disk_cache, "replace", 3),
+        (disk_cache, "ftruncate", 2),
+        (disk_cache, "open", 2),
         (disk_cache, "scandir", 3),
         (local_files, "makedirs", 1),
     ],
@@ -121,13 +120,6 @@ def test_the_disk_refuses(
     assert files_in(tmp_path) == (N_SHARDS, 0)
 
 
-def test_one_unwritten_part_at_a_time(server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "_MOST_UNWRITTEN", 1)
-    with loader_of(server, tmp_path) as loader:
-        assert labels_of(loader) == LABELS
-    assert files_in(tmp_path) == (N_SHARDS, 0)
-
-
 def test_whole_files_are_still_read_where_the_disk_is_full(
     server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +127,7 @@ def test_whole_files_are_still_read_where_the_disk_is_full(
         labels_of(loader)
     next((tmp_path / "streamload-shards").glob("*.tar")).unlink()
     shards_sent(server)
-    refuse(monkeypatch, cache_file, "write_fully", 1, errno.ENOSPC)
+    refuse(monkeypatch, disk_cache, "write_fully", 1, errno.ENOSPC)
     with loader_of(server, tmp_path) as loader:
         assert labels_of(loader) == LABELS
     assert shards_sent(server) <= 2, "the one that is missing, which cannot be written"

@@ -20,10 +20,10 @@ def batch(window: PartWindow, *numbers: int) -> list[int]:
     return wanted
 
 
-def fetch(window: PartWindow, size: int = 10, other: int = 0) -> int | None:
+def fetch(window: PartWindow, size: int = 10) -> int | None:
     """Fetch the next part if there is room; its number."""
     key = window.next_missing()
-    dropped = None if key is None else window.room_for(size, other)
+    dropped = None if key is None else window.room_for(size, key)
     if key is None or dropped is None:
         return None
     for each in dropped:
@@ -33,10 +33,10 @@ def fetch(window: PartWindow, size: int = 10, other: int = 0) -> int | None:
     return key
 
 
-def test_nothing_is_admitted_beyond_the_budget_whatever_else_takes_of_it() -> None:
+def test_nothing_is_admitted_beyond_the_budget() -> None:
     window = PartWindow(35)
     batch(window, 0, 1, 2, 3)
-    assert [fetch(window, other=5) for _ in range(4)] == [*keys(0, 1, 2), None]
+    assert [fetch(window) for _ in range(4)] == [*keys(0, 1, 2), None]
     assert window.used_bytes == 30
 
 
@@ -69,8 +69,9 @@ def test_every_batch_gets_its_parts_within_any_budget_that_holds_one(
             assert window.are_present(each), "what is in use was freed"
         if dealt and (not planned or data.draw(st.booleans()) or not window.are_present(planned[0])):
             window.release(dealt.pop(0))
-    assert window.bytes_kept_from_next() == 0
-    assert window.waiting == 0
+    assert not window.missing.ranks
+    window.plan(keys(99))
+    assert window.bytes_kept_from(*keys(99)) == 0
 
 
 def test_making_room_does_not_look_at_all_that_is_there() -> None:

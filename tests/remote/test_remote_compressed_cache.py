@@ -16,7 +16,7 @@ from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
 from streamload.errors import ShardFormatError
-from streamload.fetch.cache.cache_file import CacheFile
+from streamload.fetch import disk_cache
 
 MB = 1_000_000
 SIZES = [[MB] * 20, [MB] * 4]
@@ -106,7 +106,7 @@ def test_loaders_beside_each_other_do_not_wait_for_each_other(
 
 
 @pytest.mark.usefixtures("feeders_in_threads")
-@pytest.mark.parametrize(("call", "number"), [("write", 2), ("publish", 0)])
+@pytest.mark.parametrize(("call", "number"), [("write_fully", 2), ("replace", 0)])
 def test_where_the_disk_fails_they_are_read_without_it(
     server: FaultServer,
     right: list[Step],
@@ -117,16 +117,17 @@ def test_where_the_disk_fails_they_are_read_without_it(
     number: int,
 ) -> None:
     calls = 0
-    real = getattr(CacheFile, call)
+    module = disk_cache if call == "write_fully" else os
+    real = getattr(module, call)
 
-    def failing(self: CacheFile, *arguments: Any, **options: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > number:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(self, *arguments, **options)
+        return real(*arguments, **options)
 
-    monkeypatch.setattr(CacheFile, call, failing)
+    monkeypatch.setattr(module, call, failing)
     server.play(Script())
     assert read(server, cache_dir=tmp_path) == right
     assert calls > number

@@ -14,7 +14,7 @@ from servers.threaded_server import Answer
 
 from streamload import StreamLoader
 from streamload.errors import StorageError, without_secrets
-from streamload.fetch.cache.disk_cache import ShardIdentity, url_key
+from streamload.fetch.disk_cache import ShardIdentity, url_key
 from streamload.storage.storages import Storages
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")

@@ -15,8 +15,7 @@ import zlib
 
 import numpy as np
 
-from streamload.fetch.cache.cache_file import CacheFile
-from streamload.fetch.cache.disk_cache import DiskCache, ShardIdentity
+from streamload.fetch.disk_cache import CacheFile, DiskCache, ShardIdentity
 from streamload.order.options import OrderOptions
 from streamload.order.runs import shards_in_order
 
@@ -52,9 +51,9 @@ def fill(
     data = content(identity)
     for part in sorted(file.missing) if parts is None else parts:
         piece = part_of(data, part)
-        cache.write(file, part * PART_BYTES, piece[:1000])
+        cache.write(file, part * PART_BYTES, [piece[:1000]])
         time.sleep(pause_s)
-        cache.write(file, part * PART_BYTES + 1000, piece[1000:])
+        cache.write(file, part * PART_BYTES + 1000, [piece[1000:]])
 
 
 def read_through(cache: DiskCache, identity: ShardIdentity) -> bool:
@@ -62,7 +61,7 @@ def read_through(cache: DiskCache, identity: ShardIdentity) -> bool:
     file = cache.open(identity)
     if file is None:
         return False
-    hit = file.whole
+    hit = not file.missing
     try:
         if not hit:
             fill(cache, file, identity)
@@ -95,7 +94,7 @@ def main() -> None:
             file = cache.open(identities[number])
             if file is None:
                 continue
-            if not file.whole:
+            if file.missing:
                 os.write(log, f"{number}\n".encode())
                 fill(cache, file, identities[number], generator.sample(range(8), 8), 0.001)
             if os.pread(file.descriptor, identities[number].bytes, 0) != content(identities[number]):

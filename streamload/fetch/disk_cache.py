@@ -17,28 +17,25 @@ Only one user may read and write the folder.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import logging
 import os
 import re
 import secrets
 import stat
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+import struct
+import time
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from urllib.parse import urlsplit
 
 from streamload.errors import without_secrets
-from streamload.fetch.cache.cache_file import (
-    CacheFile,
-    LockBusyError,
-    cached_bytes,
-    is_in_use,
-    locked_file,
-    mark_in_use,
-)
+from streamload.memory.unnamed import write_fully
 from streamload.storage.local_files import make_private_folder
 from streamload.text import counted
 
@@ -47,6 +44,16 @@ _DIGEST_BYTES = 16
 _TAIL_LETTERS = 48
 # The files of a cache, temporary ones included; all others in its folder are the user's.
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
+_CRC32 = struct.Struct("<I")
+_PIECE_BYTES = 1 << 20
+# How long to wait for the folder's lock before a shard is read without the cache.
+_LOCK_WAIT_S = 1.0
+_RETRY_S = 0.002
+_OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_UNREADABLE = (errno.EIO, errno.ESTALE)
+
+_log = logging.getLogger("streamload")
 
 
 def url_key(url: str) -> str:
@@ -86,12 +93,73 @@ class ShardIdentity:
         return f"{url_key(self.url)}-{digest}-{tail}"
 
 
-_log = logging.getLogger("streamload")
+class CacheFile:
+    """A shard's file, for one thread at a time: a whole one, or one that this process alone is filling.
 
-# How long to wait for the folder's lock before a shard is read without the cache.
-_LOCK_WAIT_S = 1.0
-_OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-_UNREADABLE = (errno.EIO, errno.ESTALE)
+    It holds the shard's bytes, and behind them the crc32 of each part, four bytes each, little-endian. A whole file
+    stays readable through its `descriptor` whatever becomes of its name. Parts are written in any order, each from its
+    first byte to its last. The file's lock, which the kernel releases with the last copy of the descriptor, shows
+    others that it is in use.
+
+    Args:
+        descriptor: for reading, and for writing unless it is whole; this object closes it.
+        shard_bytes: the shard's size.
+        part_bytes: that of all parts but the last.
+        temporary: the path of a file that is being filled; None for a whole one.
+
+    Attributes:
+        n_parts: how many parts the shard has.
+        missing: the parts that have not been written.
+        temporary: as given, until the file has its final name, and with it all bytes of the shard.
+    """
+
+    def __init__(self, descriptor: int, shard_bytes: int, part_bytes: int, temporary: str | None = None) -> None:
+        self.descriptor = descriptor
+        self.n_parts = -(-shard_bytes // part_bytes)
+        self.missing = set() if temporary is None else set(range(self.n_parts))
+        self.temporary = temporary
+        self._shard_bytes = shard_bytes
+        self._part_bytes = part_bytes
+        self._crc32s: dict[int, int] = {}
+
+    def edges(self, part: int) -> tuple[int, int]:
+        """Return the first byte of a part, and its end."""
+        start = part * self._part_bytes
+        return start, min(start + self._part_bytes, self._shard_bytes)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write the next bytes of one part. Raises OSError if the disk refuses them."""
+        part = offset // self._part_bytes
+        start, end = self.edges(part)
+        crc32 = zlib.crc32(data, 0 if offset == start else self._crc32s.pop(part))
+        write_fully(self.descriptor, data, offset)
+        if offset + len(data) < end:
+            self._crc32s[part] = crc32
+        else:
+            write_fully(self.descriptor, _CRC32.pack(crc32), self._shard_bytes + part * _CRC32.size)
+            self.missing.discard(part)
+
+    def is_sound(self) -> bool:
+        """Return True if each part has its checksum. Raises OSError if it cannot be read."""
+        stored = os.pread(self.descriptor, self.n_parts * _CRC32.size, self._shard_bytes)
+        for part, (expected,) in enumerate(_CRC32.iter_unpack(stored)):
+            crc32 = 0
+            start, end = self.edges(part)
+            for offset in range(start, end, _PIECE_BYTES):
+                crc32 = zlib.crc32(os.pread(self.descriptor, min(_PIECE_BYTES, end - offset), offset), crc32)
+            if crc32 != expected:
+                return False
+        return len(stored) == self.n_parts * _CRC32.size
+
+    def close(self) -> None:
+        """Close it, and remove it unless it is whole. Idempotent."""
+        if self.descriptor < 0:
+            return
+        if self.temporary is not None:
+            with suppress(OSError):
+                os.unlink(self.temporary)
+        os.close(self.descriptor)
+        self.descriptor = -1
 
 
 class DiskCache:
@@ -137,17 +205,18 @@ class DiskCache:
             The file, which the caller closes; None if it is not to be cached: another process is filling it, the cache
             is full of shards that stay, or it is off.
         """
+        path = os.path.join(self._folder, identity.file_name)
         try:
-            file = self._open_whole(identity) if self._readable else None
+            file = self._open_whole(identity, path) if self._readable else None
             if file is None and self._writable and self._fits(identity):
                 with locked_file(self._lock_file, _LOCK_WAIT_S):
                     self._remove_abandoned()
                     # Temporary files first: the other way round one renamed meanwhile would be missed.
                     files = [*_listed(self._partial_folder), *_listed(self._folder)]
-                    came = os.path.exists(self._path(identity))  # another process has filled it meanwhile
+                    came = os.path.exists(path)  # another process has filled it meanwhile
                     fills = any(name.startswith(f"{identity.file_name}.") for name, _, _ in files)
                     file = self._begin(identity, files) if not came and not fills else None
-                file = self._open_whole(identity) if came else file
+                file = self._open_whole(identity, path) if came else file
         except LockBusyError:
             return None
         except OSError as exc:
@@ -155,11 +224,18 @@ class DiskCache:
             return None
         return file
 
-    def write(self, file: CacheFile, offset: int, data: bytes) -> None:
-        """Write the next bytes of a part, and publish the file with the last. Raises OSError if the disk refuses."""
-        file.write(offset, data)
-        if not file.missing and not file.whole:
-            file.publish()
+    def write(self, file: CacheFile, offset: int, pieces: Iterable[bytes]) -> None:
+        """Write the next bytes of a part, and publish the file with the last. Raises OSError if the disk refuses.
+
+        Damage by a crash of the machine is found by the checksums.
+        """
+        for piece in pieces:
+            file.write(offset, piece)
+            offset += len(piece)
+        if file.temporary is not None and not file.missing:
+            name = os.path.basename(file.temporary).rsplit(".", 2)[0]
+            os.replace(file.temporary, os.path.join(self._folder, name))
+            file.temporary = None
             self._compared.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
@@ -174,11 +250,9 @@ class DiskCache:
                 exc.strerror or exc,
             )
 
-    # -- opening ---------------------------------------------------------------------------------------------------
-
     def _fits(self, identity: ShardIdentity) -> bool:
         """Return True if the whole cache may be as large as a shard; warn of the first that is larger."""
-        needed_bytes = self._file_bytes(identity)
+        needed_bytes = cached_bytes(identity.bytes, self._part_bytes)
         with self._warning:
             first = needed_bytes > self._size_bytes and not self._warned_of_size
             self._warned_of_size |= first
@@ -192,57 +266,59 @@ class DiskCache:
             )
         return 0 < needed_bytes <= self._size_bytes
 
-    def _open_whole(self, identity: ShardIdentity) -> CacheFile | None:
-        path = self._path(identity)
+    def _open_whole(self, identity: ShardIdentity, path: str) -> CacheFile | None:
         try:
             descriptor = os.open(path, _OPEN_WHOLE)
         except FileNotFoundError:
             return None
-        file = CacheFile(descriptor, identity.bytes, self._part_bytes, path)
+        file = CacheFile(descriptor, identity.bytes, self._part_bytes)
         try:
             found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != self._file_bytes(identity):
-                os.unlink(path)  # the cache has not made it, or a release has whose files have no checksums
-                file.close()
-                return None
-            mark_in_use(descriptor)
-            if _inode(found) not in self._compared and not file.is_sound():
-                _log.warning(
-                    "%s in the disk cache does not hold what was fetched, so it is removed and fetched again; check "
-                    "the disk",
-                    path,
-                )
-                file.close()
-                _unlink(path)
-                return None
+            # Else the cache has not made it, or a release has whose files have no checksums.
+            is_ours = stat.S_ISREG(found.st_mode) and found.st_size == cached_bytes(identity.bytes, self._part_bytes)
+            if is_ours:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # `_is_in_use` of another process holds it for a moment
+                if _inode(found) in self._compared or file.is_sound():
+                    self._compared.add(_inode(found))
+                    return file
+                what = "%s in the disk cache does not hold what was fetched, so it is removed and fetched again; check "
+                _log.warning(what + "the disk", path)
+            file.close()
+            _unlink(path)
         except OSError:
             file.close()
             raise
-        self._compared.add(_inode(found))
-        return file
+        return None
 
     def _begin(self, identity: ShardIdentity, files: list[tuple[str, str, os.stat_result]]) -> CacheFile | None:
         """Make a file to be filled, if there is room beside the others. The folder's lock is held."""
-        name, key = identity.file_name, url_key(identity.url)
-        lacking_bytes = sum(found.st_size for _, _, found in files) + self._file_bytes(identity) - self._size_bytes
+        key, size_bytes = url_key(identity.url), cached_bytes(identity.bytes, self._part_bytes)
+        lacking_bytes = sum(found.st_size for _, _, found in files) + size_bytes - self._size_bytes
         if lacking_bytes > 0:
+            keys = [name.partition("-")[0] for name, _, _ in files]  # `url_key`
             evictable = [
-                (_key_of(other) != key, found.st_mtime_ns, found.st_size, path)
-                for other, path, found in files
-                if _key_of(other) == key or _key_of(other) not in self._kept_keys
+                (other != key, found.st_mtime_ns, found.st_size, path)
+                for other, (_, path, found) in zip(keys, files, strict=True)
+                if other == key or other not in self._kept_keys
             ]
             chosen = []
-            for _, _, size_bytes, path in sorted(evictable):  # older versions of the shard first, then the oldest
-                if lacking_bytes > 0 and not is_in_use(path):
+            for _, _, other_bytes, path in sorted(evictable):  # older versions of the shard first, then the oldest
+                if lacking_bytes > 0 and not _is_in_use(path):
                     chosen.append(path)
-                    lacking_bytes -= size_bytes
-            if lacking_bytes <= 0:
-                for path in chosen:
-                    _unlink(path)
-        if lacking_bytes > 0:
-            return None
-        temporary = os.path.join(self._partial_folder, f"{name}.{secrets.token_hex(8)}.part")
-        return CacheFile.create(temporary, identity.bytes, self._part_bytes, self._path(identity))
+                    lacking_bytes -= other_bytes
+            if lacking_bytes > 0:
+                return None
+            for path in chosen:
+                _unlink(path)
+        temporary = os.path.join(self._partial_folder, f"{identity.file_name}.{secrets.token_hex(8)}.part")
+        file = CacheFile(os.open(temporary, _CREATE, 0o600), identity.bytes, self._part_bytes, temporary)
+        try:
+            os.ftruncate(file.descriptor, size_bytes)
+            fcntl.flock(file.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     @cached_property
     def _kept_keys(self) -> frozenset[str]:
@@ -251,14 +327,13 @@ class DiskCache:
     def _remove_abandoned(self) -> None:
         """Remove the temporary files that no process is filling. The folder's lock is held."""
         for _, path, _ in _listed(self._partial_folder):
-            if not is_in_use(path):
+            if not _is_in_use(path):
                 _unlink(path)
 
-    def _path(self, identity: ShardIdentity) -> str:
-        return os.path.join(self._folder, identity.file_name)
 
-    def _file_bytes(self, identity: ShardIdentity) -> int:
-        return cached_bytes(identity.bytes, self._part_bytes)
+def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
+    """Return the size of the file that holds a shard and the checksums of its parts."""
+    return shard_bytes + -(-shard_bytes // part_bytes) * _CRC32.size
 
 
 def shards_folder(cache_dir: str) -> str:
@@ -273,9 +348,55 @@ def bytes_in_cache(cache_dir: str) -> int:
     return 0
 
 
-def _key_of(name: str) -> str:
-    """Return the `url_key` that a cached file's name begins with."""
-    return name.partition("-")[0]
+class LockBusyError(Exception):
+    """Another process keeps a lock for longer than is worth waiting for."""
+
+
+@contextmanager
+def locked_file(path: str, wait_s: float) -> Iterator[None]:
+    """Hold the lock of a file for the body; the file is made if it is missing.
+
+    Raises:
+        LockBusyError: another process has kept it all the time.
+        OSError: the file cannot be made, or the file system has no locks.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + wait_s
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise LockBusyError(path)
+            time.sleep(_RETRY_S)
+        try:
+            yield
+        finally:
+            # Not left to `close`: a process that is just being started has a copy of the descriptor for a moment.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file for this descriptor and its copies; False if another has it. Raises OSError without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_in_use(path: str) -> bool:
+    """Return True if a file exists, and a process reads or fills it. The folder's lock is held."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        is_free = _try_lock(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return not is_free
+    finally:
+        os.close(descriptor)
 
 
 def _inode(found: os.stat_result) -> tuple[int, int, int]:

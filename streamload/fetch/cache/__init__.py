@@ -1,1 +1,0 @@
-"""The disk cache: shared by processes, and safe against being killed."""
