@@ -27,7 +27,6 @@ from streamload.index.dataset_index import (
     DatasetIndex,
     TableGroup,
     TableRun,
-    UnpackedTables,
     index_error,
 )
 from streamload.index.listing import Listing, Shard
@@ -91,7 +90,7 @@ class Dataset:
         self.skipped: dict[str, int] = {}
         self._indexes = dict(indexes or {})
         self._locks: dict[str | TableGroup, asyncio.Lock] = {}
-        self._runs: dict[TableGroup, UnpackedTables] = {}
+        self._runs: dict[TableGroup, list[tuple[TableRun, int] | DatasetIndexError]] = {}
         self._cut: dict[TableGroup, dict[int, ShardTable]] = {}  # shards' own tables, cut from runs
         self._tables: dict[int, ShardTable] = {}  # those that were added
         self._sizes_bytes: OrderedDict[TableGroup | int, int] = OrderedDict()  # of what may be dropped, latest last

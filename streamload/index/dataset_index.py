@@ -5,39 +5,70 @@ from __future__ import annotations
 import json
 import re
 import struct
-import zlib
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import DatasetIndexError, without_secrets
 from streamload.tar.decompression import compression_of
-from streamload.tar.table import ShardTable, stretches
+from streamload.tar.table import ShardTable, starts_of, stretches
 from streamload.text import counted
 
-# The version of the layout; a table of another version is refused.
-_TABLE_FORMAT = 2
+INDEX_FOLDER = ".streamload"
+"""The name of the folder beside the shards."""
 
-MAX_COUNT = 1 << 48
-"""No shard has more bytes or samples; so the sums over all shards of a dataset fit into 63 bits."""
+INDEX_FILE = "index.json"
+"""The list of shards in that folder."""
+
+MOST_INDEX_BYTES = 4 << 30
+"""Maximum size of a file of an index."""
+
+GROUP_BYTES = 128 << 10
+"""Maximum size of neighbouring tables that are read at once: a request costs as much as reading these bytes."""
+
+_FORMAT = 2
+_KIND = "streamload-index"
+_LOOKS_LIKE_INDEX = re.compile(rb'"kind"\s*:\s*"' + _KIND.encode() + rb'"')
+_TABLE_FILE = re.compile(r"tables-[0-9a-f]{16}\.bin")
+_NO_NAMES = ("", ".", "..")
+_IN_NO_NAME = re.compile(r"[/\\\0]")
+
+# Maximum bytes and samples of a shard, so the sums over all shards of a dataset fit into 63 bits.
+_MAX_COUNT = 1 << 48
+# The columns of numbers in `index.json` with their greatest values.
+_NUMBERS = {
+    "bytes": _MAX_COUNT,
+    "samples": _MAX_COUNT,
+    "mtime_ns": (1 << 63) - 1,
+    "table_bytes": _MAX_COUNT,
+    "table_crc32": (1 << 32) - 1,
+}
+# Columns that may be absent, or hold null.
+_OPTIONAL = ("mtime_ns", "etag")
 
 _MAGIC = b"slt\n"
 # Magic, format, flags, the shard's bytes; the numbers of members, samples, bytes of keys, bytes of JSON.
 _HEADER = struct.Struct("<4sHHQQQQQ")
-
+_HEADERS = np.dtype([("magic", "S4"), ("format", "<u2"), ("flags", "<u2"), ("counts", "<u8", 5)])
 _CRC32, _LABELS = 1, 2
 _ALIGNMENT = 8
 _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<u2", "u1"))
 
 
-class _TableError(Exception):
-    """Bytes of an index are no table; the text says why."""
+def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexError:
+    """Return the error for a damaged file of an index."""
+    return DatasetIndexError(f"{why}; rebuild the index with `streamload index`", url=url, offset=offset)
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
 
 
 def pack_table(table: ShardTable) -> bytes:
@@ -56,7 +87,7 @@ def pack_table(table: ShardTable) -> bytes:
         (table.key_bytes, _UINT8),
     )
     arrays = [np.asarray(column, dtype).tobytes() for column, dtype in columns if column is not None]
-    packed = b"".join((_HEADER.pack(_MAGIC, _TABLE_FORMAT, flags, table.shard_bytes, *counts), *arrays, about))
+    packed = b"".join((_HEADER.pack(_MAGIC, _FORMAT, flags, table.shard_bytes, *counts), *arrays, about))
     return packed + bytes(-len(packed) % _ALIGNMENT)
 
 
@@ -67,71 +98,81 @@ def unpack_table(content: bytes, url: str) -> ShardTable:
         DatasetIndexError: the table is damaged, of another version, or inconsistent; `url` is for this error.
     """
     try:
-        return _joined(content, [_packed_at(content, 0, len(content))])
+        return _unpack(content, [0], [len(content)]).table
     except _TableError as exc:
         raise index_error(str(exc), url, 0) from exc
 
 
-def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexError:
-    """Return the error for a damaged file of an index."""
-    return DatasetIndexError(f"{why}; rebuild the index with `streamload index`", url=url, offset=offset)
+class _TableError(Exception):
+    """Bytes of an index are no table, or their tables cannot be joined; the text says why."""
 
 
-class _Packed(NamedTuple):
-    """The header of a packed table, and what it says of fields."""
+class TableRun(NamedTuple):
+    """The tables of neighbouring shards with the same fields as one, which costs little more than one of them.
 
-    start: int
-    members: int
-    samples: int
-    key_bytes: int
-    shard_bytes: int
-    flags: int
-    fields: tuple[str, ...]
-    skipped: tuple[tuple[str, int], ...]
+    Attributes:
+        table: the samples of all, one shard after the other; offsets are those in each sample's shard.
+        firsts: the number of each shard's first sample, and the number of all samples.
+        shard_bytes: the size of each shard.
+        about: the JSON of each table.
+    """
 
+    table: ShardTable
+    firsts: list[int]
+    shard_bytes: list[int]
+    about: list[bytes]
 
-def _packed_at(content: bytes, start: int, end: int) -> _Packed:
-    length = end - start
-    if length < _HEADER.size or end > len(content):
-        raise _TableError(f"a table is cut: {max(0, len(content) - start)} bytes are there")
-    magic, version, flags, shard_bytes, members, samples, key_bytes, about_bytes = _HEADER.unpack_from(content, start)
-    if magic != _MAGIC:
-        raise _TableError("there is no table")
-    if version != _TABLE_FORMAT:
-        raise _TableError(f"a table of format {version}, and this release reads format {_TABLE_FORMAT}")
-    bytes_of_member = 18 + (4 if flags & _CRC32 else 0)
-    bytes_of_sample = 16 + (8 if flags & _LABELS else 0)
-    about = _HEADER.size + bytes_of_member * members + bytes_of_sample * samples + 16 + key_bytes
-    stated = about + about_bytes
-    if shard_bytes > MAX_COUNT or stated + -stated % _ALIGNMENT != length or start % _ALIGNMENT:
-        raise _TableError(f"a table of {length} bytes is said to have {stated}, of a shard of {shard_bytes}")
-    described = _about(content[start + about : start + stated])
-    return _Packed(start, members, samples, key_bytes, shard_bytes, flags, *described)
-
-
-@lru_cache(64)
-def _about(content: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """Return the fields, and the skipped members by reason; most shards of a dataset share them."""
-    try:
-        about = json.loads(content)
-        fields, skipped = about["fields"], about["skipped"]
-    except (ValueError, TypeError, LookupError, RecursionError) as exc:
-        raise _TableError(f"its fields cannot be read ({exc})") from exc
-    if not isinstance(fields, list) or not all(isinstance(name, str) for name in fields):
-        raise _TableError("its fields are not a list of names")
-    if not isinstance(skipped, dict) or not all(type(n) is int and 0 <= n <= MAX_COUNT for n in skipped.values()):
-        raise _TableError("its skipped members are not counts by reason")
-    return tuple(fields), tuple(skipped.items())
+    def table_of(self, number: int) -> ShardTable:
+        """Return the table of one shard of the run."""
+        if len(self.about) == 1:
+            return self.table
+        table, start, end = self.table, self.firsts[number], self.firsts[number + 1]
+        starts, keys = table.sample_start[start : end + 1], table.key_start[start : end + 1]
+        members = slice(int(starts[0]), int(starts[-1]))
+        return ShardTable(
+            shard_bytes=self.shard_bytes[number],
+            fields=table.fields,
+            member_offset=table.member_offset[members],
+            member_size=table.member_size[members],
+            member_field=table.member_field[members],
+            sample_start=starts - starts[0],
+            key_bytes=table.key_bytes[int(keys[0]) : int(keys[-1])],
+            key_start=keys - keys[0],
+            member_crc32=None if table.member_crc32 is None else table.member_crc32[members],
+            labels=None if table.labels is None else table.labels[start:end],
+            skipped=_described(self.about[number])[1],
+        )
 
 
-def _joined(content: bytes, packed: Sequence[_Packed]) -> ShardTable:
-    """Return one table of the samples of packed tables with the same fields and flags, one table after the other.
+def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> TableRun:
+    """Join packed tables with the same fields and flags, one table after the other.
+
+    If there is one table, it has views of the bytes.
 
     Raises:
-        _TableError: a table points outside of its shard or of itself.
+        _TableError: a table is damaged, of another version, or points outside of its shard; or the fields differ.
     """
-    flags, fields = packed[0].flags, packed[0].fields
-    start, members, samples, key_bytes, shard_bytes = np.array([each[:5] for each in packed], np.int64).T
+    start, length = np.array(starts, np.int64), np.array(ends, np.int64) - np.array(starts, np.int64)
+    if min(length) < _HEADER.size or max(ends) > len(content):
+        raise _TableError(f"a table is cut: {max(0, len(content) - starts[0])} bytes are there")
+    header = np.frombuffer(b"".join([content[at : at + _HEADER.size] for at in starts]), _HEADERS)
+    if (header["magic"] != _MAGIC).any():
+        raise _TableError("there is no table")
+    if (header["format"] != _FORMAT).any():
+        raise _TableError(f"a table of format {header['format'][0]}, and this release reads format {_FORMAT}")
+    counts = header["counts"]
+    shard_bytes, members, samples, key_bytes, about_bytes = np.minimum(counts, 2 * _MAX_COUNT).astype(np.int64).T
+    flags = int(header["flags"][0])
+    size_of_member, size_of_sample = 18 + (4 if flags & _CRC32 else 0), 16 + (8 if flags & _LABELS else 0)
+    about = _HEADER.size + size_of_member * members + size_of_sample * samples + 16 + key_bytes
+    stated = about + about_bytes
+    if (counts > _MAX_COUNT).any() or (stated + -stated % _ALIGNMENT != length).any() or (start % _ALIGNMENT).any():
+        raise _TableError(f"a table of {length[0]} bytes is said to have {stated[0]}, of a shard of {counts[0, 0]}")
+    abouts = [content[at:end] for at, end in zip((start + about).tolist(), (start + stated).tolist(), strict=True)]
+    described = [_described(each) for each in dict.fromkeys(abouts)]
+    fields = described[0][0]
+    if (header["flags"] != flags).any() or any(each[0] != fields for each in described):
+        raise _TableError("the tables have different fields, so they cannot be joined")
     offset_at = start + _HEADER.size
     size_at = offset_at + 8 * members
     sample_at = size_at + 8 * members
@@ -142,7 +183,7 @@ def _joined(content: bytes, packed: Sequence[_Packed]) -> ShardTable:
     text_at = field_at + 2 * members
 
     def column(dtype: np.dtype[Any], at: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
-        if len(packed) == 1:
+        if len(starts) == 1:
             return np.frombuffer(content, dtype, int(counts[0]), int(at[0])) if counts[0] else np.empty(0, dtype)
         first = at // dtype.itemsize
         whole = np.frombuffer(content, dtype, len(content) // dtype.itemsize)
@@ -167,7 +208,7 @@ def _joined(content: bytes, packed: Sequence[_Packed]) -> ShardTable:
         raise _TableError(f"a member does not lie within the shard's {shard_bytes[0]} bytes")
     if (numbers >= len(fields)).any():
         raise _TableError("a member has a field that is not among its fields")
-    return ShardTable(
+    table = ShardTable(
         shard_bytes=int(shard_bytes.max()),
         fields=fields,
         member_offset=offset,
@@ -178,81 +219,27 @@ def _joined(content: bytes, packed: Sequence[_Packed]) -> ShardTable:
         key_start=joined_edges("key_start", key_at, key_bytes, rising=False),
         member_crc32=column(_UINT32, crc32_at, members) if flags & _CRC32 else None,
         labels=column(_INT64, label_at, samples) if flags & _LABELS else None,
-        skipped=dict(packed[0].skipped) if len(packed) == 1 else {},
+        skipped=described[0][1] if len(starts) == 1 else {},
     )
+    return TableRun(table, starts_of(samples).tolist(), shard_bytes.tolist(), abouts)
 
 
-class TableRun(NamedTuple):
-    """The tables of neighbouring shards with the same fields as one, which costs little more than one of them.
-
-    Attributes:
-        table: the samples of all, one shard after the other; offsets are those in each sample's shard.
-        firsts: the number of each shard's first sample, and the number of all samples.
-        packed: the shards' own tables.
-    """
-
-    table: ShardTable
-    firsts: list[int]
-    packed: Sequence[_Packed]
-
-    def table_of(self, number: int) -> ShardTable:
-        """Return the table of one shard of the run."""
-        if len(self.packed) == 1:
-            return self.table
-        own, table = self.packed[number], self.table
-        samples = slice(self.firsts[number], self.firsts[number + 1])
-        edges = slice(samples.start, samples.stop + 1)
-        starts, keys = table.sample_start[edges], table.key_start[edges]
-        members = slice(int(starts[0]), int(starts[-1]))
-        return ShardTable(
-            shard_bytes=own.shard_bytes,
-            fields=table.fields,
-            member_offset=table.member_offset[members],
-            member_size=table.member_size[members],
-            member_field=table.member_field[members],
-            sample_start=starts - starts[0],
-            key_bytes=table.key_bytes[int(keys[0]) : int(keys[-1])],
-            key_start=keys - keys[0],
-            member_crc32=None if table.member_crc32 is None else table.member_crc32[members],
-            labels=None if table.labels is None else table.labels[samples],
-            skipped=dict(own.skipped),
-        )
+@lru_cache(64)
+def _described(content: bytes) -> tuple[tuple[str, ...], Mapping[str, int]]:
+    """Return the fields, and the skipped members by reason; most shards of a dataset share them."""
+    try:
+        about = json.loads(content)
+        fields, skipped = about["fields"], about["skipped"]
+    except (ValueError, TypeError, LookupError, RecursionError) as exc:
+        raise _TableError(f"its fields cannot be read ({exc})") from exc
+    if not isinstance(fields, list) or not _are(fields, {str}):
+        raise _TableError("its fields are not a list of names")
+    if not isinstance(skipped, dict) or not all(type(n) is int and 0 <= n <= _MAX_COUNT for n in skipped.values()):
+        raise _TableError("its skipped members are not counts by reason")
+    return tuple(fields), skipped
 
 
-UnpackedTables = list[tuple[TableRun, int] | DatasetIndexError]
-"""For each of some shards a run of tables, and the shard's number in it; or why its table cannot be read."""
-
-
-INDEX_FOLDER = ".streamload"
-"""The name of the folder beside the shards."""
-
-INDEX_FILE = "index.json"
-"""The list of shards in that folder."""
-
-MOST_INDEX_BYTES = 4 << 30
-"""A larger file is refused as a part of an index."""
-
-GROUP_BYTES = 128 << 10
-"""Neighbouring tables are read at once up to this size: a request costs as much as reading these bytes."""
-
-_FORMAT = 2
-_KIND = "streamload-index"
-_LOOKS_LIKE_INDEX = re.compile(rb'"kind"\s*:\s*"' + _KIND.encode() + rb'"')
-_TABLE_FILE = re.compile(r"tables-[0-9a-f]{16}\.bin")
-_MOST_INT64 = (1 << 63) - 1
-_MOST_UINT32 = (1 << 32) - 1
-_COLUMNS = {
-    "bytes": MAX_COUNT,
-    "samples": MAX_COUNT,
-    "mtime_ns": _MOST_INT64,
-    "table_bytes": MAX_COUNT,
-    "table_crc32": _MOST_UINT32,
-}
-# Columns that may be absent, or hold null.
-_OPTIONAL = ("mtime_ns", "etag")
-
-_NO_NAMES = ("", ".", "..")
-_IN_NO_NAME = re.compile(r"[/\\\0]")
+# -- the list of shards --------------------------------------------------------------------------------------------
 
 
 class IndexedShard(NamedTuple):
@@ -283,63 +270,40 @@ class IndexedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableGroup:
-    """Neighbouring tables, which are read at once.
-
-    Attributes:
-        url: the table file.
-        shards: their entries.
-    """
+    """Neighbouring tables, which are read at once: the bytes from `start` to `end` of the table file `url`."""
 
     url: str
-    shards: list[IndexedShard]
+    start: int
+    end: int
+    shards: Sequence[IndexedShard]
 
-    @property
-    def start(self) -> int:
-        """The offset of the first table in the file."""
-        return self.shards[0].start
-
-    @property
-    def end(self) -> int:
-        """The end of the last table in the file."""
-        return self.shards[-1].start + self.shards[-1].table_bytes
-
-    def unpack(self, content: bytes) -> UnpackedTables:
-        """Return the tables in the bytes from `start` to `end`."""
-        found: UnpackedTables = []
-        packed = [self._packed(entry, content) for entry in self.shards]
-        for alike, run in groupby(packed, lambda each: each if isinstance(each, str) else (each.fields, each.flags)):
-            tables = [each for each in run if not isinstance(each, str)]
-            shards = self.shards[len(found) : len(found) + max(1, len(tables))]
-            try:
-                if isinstance(alike, str):
-                    raise _TableError(alike)
-                firsts = [*accumulate((each.samples for each in tables), initial=0)]
-                joined = TableRun(_joined(content, tables), firsts, tables)
-                found += [(joined, number) for number in range(len(tables))]
-            except _TableError as exc:
-                if len(shards) == 1:
-                    found.append(index_error(str(exc), self.url, shards[0].start))
-                    continue
-                for entry in shards:  # to find the wrong one
-                    first = entry.start - self.start
-                    found += TableGroup(self.url, [entry]).unpack(content[first : first + entry.table_bytes])
-        return found
-
-    def _packed(self, entry: IndexedShard, content: bytes) -> _Packed | str:
-        """Return the packed table of a shard, or why it is wrong."""
-        start, end = entry.start - self.start, entry.start - self.start + entry.table_bytes
-        if zlib.crc32(memoryview(content)[start:end]) != entry.table_crc32:
-            return "its checksum is not the one in the list of shards, so it was changed or belongs to another"
+    def unpack(self, content: bytes) -> list[tuple[TableRun, int] | DatasetIndexError]:
+        """Return for each shard a run of tables and its number there, or why its table in these bytes is wrong."""
+        starts = [entry.start - self.start for entry in self.shards]
+        ends = [start + entry.table_bytes for start, entry in zip(starts, self.shards, strict=True)]
+        view = memoryview(content)
         try:
-            packed = _packed_at(content, start, end)
+            for entry, start, end in zip(self.shards, starts, ends, strict=True):
+                if crc32(view[start:end]) != entry.table_crc32:
+                    why = "its checksum is not the one in the list of shards, so it was changed or belongs to another"
+                    raise _TableError(why)
+            run = _unpack(content, starts, ends)
+            for number, entry in enumerate(self.shards):
+                samples, total_bytes = run.firsts[number + 1] - run.firsts[number], run.shard_bytes[number]
+                if samples != entry.samples or (total_bytes != entry.bytes and not compression_of(entry.name)):
+                    raise _TableError(
+                        f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
+                        f"{entry.name!r}, and its table {samples} in {total_bytes}"
+                    )
         except _TableError as exc:
-            return str(exc)
-        if packed.samples == entry.samples and (packed.shard_bytes == entry.bytes or compression_of(entry.name)):
-            return packed
-        return (
-            f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
-            f"{entry.name!r}, and its table {packed.samples} in {packed.shard_bytes}"
-        )
+            if len(self.shards) == 1:
+                return [index_error(str(exc), self.url, self.start)]
+            half = len(self.shards) // 2  # to find the wrong one, or tables with the same fields
+            middle = self.shards[half].start
+            left = TableGroup(self.url, self.start, middle, self.shards[:half])
+            right = TableGroup(self.url, middle, self.end, self.shards[half:])
+            return left.unpack(content[: middle - self.start]) + right.unpack(content[middle - self.start :])
+        return [(run, number) for number in range(len(self.shards))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,7 +364,8 @@ class DatasetIndex:
 
     def find(self, name: str) -> IndexedShard | None:
         """Return the entry of one shard, or None."""
-        return self._by_name.get(name)
+        number = self._numbers.get(name)
+        return None if number is None else self.shards[number]
 
     def shard(self, name: str) -> IndexedShard:
         """Return the entry of one shard.
@@ -408,17 +373,20 @@ class DatasetIndex:
         Raises:
             DatasetIndexError: the index does not have it.
         """
-        if name not in self._by_name:
+        if (entry := self.find(name)) is None:
             folder = without_secrets(self.folder)
             raise DatasetIndexError(
                 f"the index in {folder!r} does not have this shard; add it with `streamload index`", url=name
             )
-        return self._by_name[name]
+        return entry
 
     def place(self, name: str) -> tuple[TableGroup, int]:
         """Return the tables that are read for the table of one shard, and its number among them; raise as `shard`."""
         self.shard(name)
-        return self._places[name]
+        number = self._numbers[name]
+        firsts, groups = self._groups
+        at = bisect_right(firsts, number) - 1
+        return groups[at], number - firsts[at]
 
     def table_of(self, entry: IndexedShard, content: bytes) -> ShardTable:
         """Return the table of one shard from its bytes.
@@ -426,7 +394,8 @@ class DatasetIndex:
         Raises:
             DatasetIndexError: its table is damaged, or disagrees with its entry.
         """
-        (found,) = TableGroup(self.table_url(entry), [entry]).unpack(content)
+        group = TableGroup(self.table_url(entry), entry.start, entry.start + entry.table_bytes, (entry,))
+        (found,) = group.unpack(content)
         if isinstance(found, DatasetIndexError):
             raise found
         return found[0].table
@@ -436,19 +405,24 @@ class DatasetIndex:
         return f"{self.folder}/{entry.file}"
 
     @cached_property
-    def _by_name(self) -> dict[str, IndexedShard]:
-        return {entry.name: entry for entry in self.shards}
+    def _numbers(self) -> dict[str, int]:
+        return {entry.name: number for number, entry in enumerate(self.shards)}
 
     @cached_property
-    def _places(self) -> dict[str, tuple[TableGroup, int]]:
-        places: dict[str, tuple[TableGroup, int]] = {}
-        group, file = TableGroup("", []), ""
-        for entry in self.shards:
-            if entry.file != file or entry.start + entry.table_bytes - group.start > GROUP_BYTES:
-                group, file = TableGroup(self.table_url(entry), []), entry.file
-            group.shards.append(entry)
-            places[entry.name] = group, len(group.shards) - 1
-        return places
+    def _groups(self) -> tuple[list[int], list[TableGroup]]:
+        """The number of each group's first shard, and the groups."""
+        firsts: list[int] = []
+        file, start = "", 0
+        for number, entry in enumerate(self.shards):
+            if entry.file != file or entry.start + entry.table_bytes - start > GROUP_BYTES:
+                firsts.append(number)
+                file, start = entry.file, entry.start
+        groups = []
+        for first, after in pairwise([*firsts, len(self.shards)]):
+            shards = self.shards[first:after]
+            url, end = self.table_url(shards[0]), shards[-1].start + shards[-1].table_bytes
+            groups.append(TableGroup(url, shards[0].start, end, shards))
+        return firsts, groups
 
 
 def looks_like_index(content: bytes) -> bool:
@@ -471,28 +445,33 @@ def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: s
     )
 
 
-def is_plain_name(name: object) -> bool:
-    """Return True for a file's name without a folder, so that no path from an index leads elsewhere."""
-    return isinstance(name, str) and _are_plain([name])
-
-
-def _are_plain(names: Sequence[str]) -> bool:
-    return not any(name in _NO_NAMES for name in names) and _IN_NO_NAME.search("".join(names)) is None
+def is_plain_name(*names: object) -> bool:
+    """Return True for names of files without a folder, so that no path from an index leads elsewhere."""
+    return (
+        _are(names, {str})
+        and not any(name in _NO_NAMES for name in names)
+        and _IN_NO_NAME.search("".join(map(str, names))) is None
+    )
 
 
 def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...] | None:
     """Return the entries of an index, or None if it is damaged."""
     files, columns = document.get("tables"), document.get("shards")
-    if not isinstance(columns, dict) or not isinstance(files, list) or not all(map(_is_table_file, files)):
+    if not isinstance(columns, dict) or not isinstance(files, list):
         return None
+    for file in files:
+        if not isinstance(file, dict) or type(file.get("shards")) is not int or file["shards"] < 0:
+            return None
+        if not isinstance(file.get("file"), str) or not _TABLE_FILE.fullmatch(file["file"]):
+            return None
     names = columns.get("name")
-    if not isinstance(names, list) or not _are(names, {str}) or len(set(names)) < len(names) or not _are_plain(names):
+    if not isinstance(names, list) or not is_plain_name(*names) or len(set(names)) < len(names):
         return None
     columns = {**dict.fromkeys(_OPTIONAL, [None] * len(names)), **columns}
-    for name in (*_COLUMNS, "etag"):
+    for name in (*_NUMBERS, "etag"):
         if not isinstance(columns.get(name), list) or len(columns[name]) != len(names):
             return None
-    for name, most in _COLUMNS.items():
+    for name, most in _NUMBERS.items():
         values = [value for value in columns[name] if value is not None or name not in _OPTIONAL]
         if values and not (_are(values, {int}) and min(values) >= 0 and max(values) <= most):
             return None
@@ -504,17 +483,8 @@ def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...] | None:
         starts += [*accumulate(lengths[len(starts) : len(starts) + file["shards"]], initial=0)][:-1]
     in_file = chain.from_iterable([file["file"]] * file["shards"] for file in files)
     stored = (columns[name] for name in ("bytes", "samples", "mtime_ns", "etag"))
-    return tuple(map(IndexedShard, names, *stored, in_file, starts, lengths, columns["table_crc32"]))
-
-
-def _is_table_file(file: object) -> bool:
-    return (
-        isinstance(file, dict)
-        and isinstance(file.get("file"), str)
-        and _TABLE_FILE.fullmatch(file["file"]) is not None
-        and type(file.get("shards")) is int
-        and 0 <= file["shards"] <= MAX_COUNT
-    )
+    rows = zip(names, *stored, in_file, starts, lengths, columns["table_crc32"], strict=True)
+    return tuple(map(IndexedShard._make, rows))
 
 
 def _are(values: Sequence[object], types: set[type]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -139,6 +141,19 @@ def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, owners: Any,
     return Listing(shards, counts, fields, sidecars, owners, sidecar_fields)
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause garbage collection, which takes a third of the time of listing very many shards in a large program."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_no_collections()
 def list_shards(
     urls: Urls,
     index: str | os.PathLike[str] | None = None,
