@@ -13,9 +13,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from streamload import ShardWriter
+from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import IndexFolder, update_with_tables
-from streamload.index.listing import IndexLookup
+from streamload.index.index_writer import IndexFolder
+from streamload.index.listing import ShardFinder, list_shards
 from streamload.storage.local_files import LocalStorage
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))  # the same server that the tests use
@@ -75,15 +76,15 @@ def bucket_of(
     number = len(shards) if number is None else number
     folder = os.path.dirname(shards[0])
     files = {f"real/{os.path.basename(path)}": Path(path).read_bytes() for path in set(shards)} | dict(others or {})
-    lookup = IndexLookup()
-    index = lookup.of_folder(folder)
-    tables = {name: lookup.table_of(folder, name) for name in map(os.path.basename, set(shards))}
+    index = ShardFinder().index_of(folder)
+    dataset = Dataset(list_shards(list(dict.fromkeys(shards))))
+    tables = {shard.name: dataset.find(number) for number, shard in enumerate(dataset.listing.shards)}
     originals = [os.path.basename(shards[place % len(shards)]) for place in range(number)]
     names = [f"train-{place:06d}.tar" for place in range(number)]
     named = list(zip(names, originals, strict=True))
     with TemporaryDirectory(prefix="streamload-bench-") as written:
         entries = [(index.shard(original)._replace(name=name), tables[original]) for name, original in named]
-        update_with_tables(IndexFolder(LocalStorage(), written), entries)
+        IndexFolder(LocalStorage(), written).update_with_tables(entries)
         files |= {f"data/{INDEX_FOLDER}/{path.name}": path.read_bytes() for path in Path(written).iterdir()}
     names_of = {f"{folder}/{name}": f"real/{original}" for folder in ("data", "bare") for name, original in named}
     with FaultServer(files, aliases=names_of | dict(aliases or {})) as server:

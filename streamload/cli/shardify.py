@@ -38,103 +38,68 @@ from streamload.storage.storages import Storages
 from streamload.text import counted
 from streamload.write.destination import Destination
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A folder with one folder of files per class, or with folders such as train and val of these; a folder of "
-        "files that share names (0.jpg, 0.txt, 0.mask.png), or of folders that do (images, masks); a .csv, .jsonl "
-        "or .parquet with a sample in each row; a .npz, .npy or .pt, by rows; or, with --labels, files named by ID.",
-    ),
-]
-Dest = Annotated[str, typer.Argument(metavar="DEST", help="The folder for the shards, or a bucket: s3://, ...")]
-MaxBytes = Annotated[str, typer.Option(help="Maximum size of a shard, as 1GB or 100MiB; 1 MB is 1,000,000 bytes.")]
-MaxCount = Annotated[int | None, typer.Option(help="Maximum number of samples in a shard.", min=1)]
-Shuffle = Annotated[bool, typer.Option(help="Shuffle the samples, or keep the order of classes and paths or rows.")]
-Seed = Annotated[int, typer.Option(help="Seed of the shuffle and of --split.", min=0, max=2**64 - 1)]
-Split = Annotated[str | None, typer.Option(help="Split each class at random into folders, as train=0.9,val=0.1.")]
-Resize = Annotated[
-    int | None,
-    typer.Option(
-        help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
-        "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
-        "and other metadata are dropped. Images that are small enough are stored unchanged.",
-        min=1,
-    ),
-]
-Quality = Annotated[int | None, typer.Option(help="Quality of the JPEG files of --resize; else 90.", min=1, max=100)]
-Processes = Annotated[
-    int | None, typer.Option(help="Processes; shards do not depend on it. Default: one a core.", min=1)
-]
-Labels = Annotated[
-    str | None,
-    typer.Option(
-        help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
-        "label. Default: labels.json (or a table of that name) in SOURCE."
-    ),
-]
-Classes = Annotated[
-    str | None,
-    typer.Option(
-        help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
-        "classes, and one that it does not contain is an error."
-    ),
-]
-PathColumn = Annotated[list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: by name.")]
-LabelColumn = Annotated[str | None, typer.Option(help="The column of labels, or array of a .npz. Default: by name.")]
-TextColumn = Annotated[list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")]
-LabelsAsNames = Annotated[bool, typer.Option("--labels-as-names", help="Sort and number labels that are numbers, too.")]
-KeepColumns = Annotated[bool, typer.Option("--keep-columns", help="Store the table's other columns as the field json.")]
-SplitColumn = Annotated[str | None, typer.Option(help="The column of splits; each is packed into DEST/SPLIT.")]
-Stems = Annotated[
-    bool | None,
-    typer.Option(
-        "--stems/--no-stems",
-        help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png, and 0.cls "
-        "with its label. Default: if the folder holds no folders, or most images have other files of their name.",
-    ),
-]
-FollowSymlinks = Annotated[bool, typer.Option("--follow-symlinks", help="Follow links to folders, not only to files.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip files that are damaged or of another kind.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run; unchanged shards stay.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Remove the shards in DEST, or an interrupted run, first.")
-]
-Version = Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True)]
-
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
 @app.command(cls=Command)
 def shardify(
-    source: Source,
-    dest: Dest,
+    source: str = typer.Argument(
+        ...,
+        metavar="SOURCE",
+        help="A folder with one folder of files per class, or with folders such as train and val of these; a folder of "
+        "files that share names (0.jpg, 0.txt, 0.mask.png), or of folders that do (images, masks); a .csv, .jsonl "
+        "or .parquet with a sample in each row; a .npz, .npy or .pt, by rows; or, with --labels, files named by ID.",
+    ),
+    dest: str = typer.Argument(..., metavar="DEST", help="The folder for the shards, or a bucket: s3://, ..."),
     *,
-    max_bytes: MaxBytes = "256MB",
-    max_count: MaxCount = None,
-    shuffle: Shuffle = True,
-    seed: Seed = 0,
-    split: Split = None,
-    resize: Resize = None,
-    quality: Quality = None,
-    workers: Processes = None,
+    max_bytes: str = typer.Option("256MB", help="Maximum size of a shard, as 1GB or 100MiB; 1 MB is 1,000,000 bytes."),
+    max_count: int | None = typer.Option(None, help="Maximum number of samples in a shard.", min=1),
+    shuffle: bool = typer.Option(True, help="Shuffle the samples, or keep the order of classes and paths or rows."),
+    seed: int = typer.Option(0, help="Seed of the shuffle and of --split.", min=0, max=2**64 - 1),
+    split: str | None = typer.Option(None, help="Split each class at random into folders, as train=0.9,val=0.1."),
+    resize: int | None = typer.Option(
+        None,
+        help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
+        "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
+        "and other metadata are dropped. Images that are small enough are stored unchanged.",
+        min=1,
+    ),
+    quality: int | None = typer.Option(None, help="Quality of the JPEG files of --resize; else 90.", min=1, max=100),
+    workers: int | None = typer.Option(None, help="Processes; shards do not depend on it. Default: one a core.", min=1),
     ray: Ray = None,
-    labels: Labels = None,
-    classes: Classes = None,
-    path_column: PathColumn = None,
-    label_column: LabelColumn = None,
-    text_column: TextColumn = None,
-    labels_as_names: LabelsAsNames = False,
-    keep_columns: KeepColumns = False,
-    split_column: SplitColumn = None,
-    stems: Stems = None,
-    follow_symlinks: FollowSymlinks = False,
-    skip_bad: SkipBad = False,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
+    labels: str | None = typer.Option(
+        None,
+        help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
+        "label. Default: labels.json (or a table of that name) in SOURCE.",
+    ),
+    classes: str | None = typer.Option(
+        None,
+        help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
+        "classes, and one that it does not contain is an error.",
+    ),
+    path_column: Annotated[
+        list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: by name.")
+    ] = None,
+    label_column: str | None = typer.Option(None, help="The column of labels, or array of a .npz. Default: by name."),
+    text_column: Annotated[
+        list[str] | None, typer.Option(help="A column to store as txt, such as captions; repeatable.")
+    ] = None,
+    labels_as_names: bool = typer.Option(False, "--labels-as-names", help="Sort and number labels even of numbers."),
+    keep_columns: bool = typer.Option(False, "--keep-columns", help="Store the table's other columns as json."),
+    split_column: str | None = typer.Option(None, help="The column of splits; each is packed into DEST/SPLIT."),
+    stems: bool | None = typer.Option(
+        None,
+        "--stems/--no-stems",
+        help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png, and 0.cls "
+        "with its label. Default: if the folder holds no folders, or most images have other files of their name.",
+    ),
+    follow_symlinks: bool = typer.Option(False, "--follow-symlinks", help="Follow links to folders, too."),
+    skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of another kind."),
+    resume: bool = typer.Option(False, "--resume", help="Continue an interrupted run; unchanged shards stay."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Remove the shards or interrupted run in DEST first."),
     storage_option: StorageOption = None,
     as_document: Json = False,
-    version: Version = False,
+    version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True),
 ) -> None:
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
@@ -234,18 +199,18 @@ def _folder(source: str, dest: str, storages: Storages, *, has_options: bool) ->
 
 
 def map_command(
-    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="MODULE:FUNCTION, here or installed.")],
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Shards, a pattern or a folder.")],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A folder or a url for the new shards.")],
+    function: str = typer.Argument(..., metavar="FUNCTION", help="MODULE:FUNCTION, here or installed."),
+    source: str = typer.Argument(..., metavar="SOURCE", help="Shards, a pattern or a folder."),
+    dest: str = typer.Argument(..., metavar="DEST", help="A folder or a url for the new shards."),
     *,
-    sidecar: Annotated[bool, typer.Option("--sidecar", help="Write only new fields, for join= of a loader.")] = False,
-    batch_size: Annotated[int | None, typer.Option(help="Pass lists of at most this many samples.", min=1)] = None,
-    max_bytes: Annotated[str | None, typer.Option(help="Cut shards anew, none larger than this.")] = None,
-    max_count: Annotated[int | None, typer.Option(help="Cut shards anew, none with more samples.", min=1)] = None,
-    decode: Annotated[bool, typer.Option("--decode", help="Pass decoded fields instead of bytes.")] = False,
+    sidecar: bool = typer.Option(False, "--sidecar", help="Write only new fields, for join= of a loader."),
+    batch_size: int | None = typer.Option(None, help="Pass lists of at most this many samples.", min=1),
+    max_bytes: str | None = typer.Option(None, help="Cut shards anew, none larger than this."),
+    max_count: int | None = typer.Option(None, help="Cut shards anew, none with more samples.", min=1),
+    decode: bool = typer.Option(False, "--decode", help="Pass decoded fields instead of bytes."),
     where: Where = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the shards in DEST.")] = False,
+    resume: bool = typer.Option(False, "--resume", help="Go on with an interrupted run."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the shards in DEST."),
     as_document: Json = False,
     workers: Workers = None,
     ray: Ray = None,

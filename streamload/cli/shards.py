@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +24,9 @@ from streamload.cli import command
 from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, without_secrets
 from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, unpack_columns
 from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard, pack_table
-from streamload.index.index_writer import IndexFolder, update_index
-from streamload.index.listing import IndexLookup, Listing, Shard, find_shards, list_shards
-from streamload.index.shard_names import folder_and_name, shard_name
+from streamload.index.index_writer import IndexFolder
+from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, list_shards
+from streamload.index.shard_names import folder_and_name, locked_folder, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
 from streamload.pack.processes import Pool
@@ -129,7 +130,7 @@ def tables(
         UsageError: the condition cannot be understood.
         StreamloadError: an index or a shard cannot be read, or is damaged.
     """
-    lookup, selected = IndexLookup(index, storages), None
+    finder, finding, selected = ShardFinder(index, storages), Lock(), None
     if where is not None:
         with closing(FeederClient(storages, listing_places(listing))) as client:
             try:
@@ -138,7 +139,8 @@ def tables(
                 raise UsageError(str(error)) from None
 
     def read(shard: Shard, report: Report) -> tuple[int, ShardTable]:
-        table = None if shard.index_folder is None else lookup.table_of(shard.folder, shard.name)
+        with finding:
+            table = None if shard.index_folder is None else finder.table_of(shard.folder, shard.name)
         if table is None:
             result = read_whole(shard.url, report, storages=storages, labels=labels)
             return result.bytes, result.table
@@ -262,12 +264,11 @@ def index_command(
             spool.seek(start)
             return spool.read(size)
 
-        lookup = IndexLookup(None, storages)
+        finder = ShardFinder(None, storages)
         for folder, inside in by_index.items():
             first = next(iter(inside.values()))
-            dropped = [] if output else _missing_names(folder_and_name(first)[0], lookup, storages)
-            update_index(
-                IndexFolder(storages.for_url(folder), folder),
+            dropped = [] if output else _missing_names(folder_and_name(first)[0], finder, storages)
+            IndexFolder(storages.for_url(folder), folder).update(
                 [packed[url][0] for url in inside.values()],
                 {name for url in inside.values() for name in packed[url][1]},
                 lambda name, inside=inside: packed_table(inside[name]),  # type: ignore[misc]
@@ -338,7 +339,7 @@ def _write_columns(
                     values[name].append(value)
     columns = unpack_columns(place.read(COLUMNS_FILE), index)
     columns |= {name: _column(name, found) for name, found in values.items()}
-    with place.writing():
+    with locked_folder(os.path.dirname(place.folder)):
         place.write(COLUMNS_FILE, pack_columns(index, columns))
 
 
@@ -376,10 +377,10 @@ def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, st
     return by_index
 
 
-def _missing_names(folder: str, lookup: IndexLookup, storages: Storages) -> list[str]:
+def _missing_names(folder: str, finder: ShardFinder, storages: Storages) -> list[str]:
     """Return the shards in the index of a folder that do not exist; none if the index or the folder cannot be read."""
     try:
-        index = lookup.of_folder(folder)
+        index = finder.index_of(folder)
         if index is None or protocol_of(folder) in WEB:
             return []
         names = {shard_name(info.url) for info in storages.for_url(folder).list(f"{escape(folder)}/*")}
@@ -417,7 +418,7 @@ def verify_command(
     options = dict(storage_option or ())
     storages = Storages(options)
     urls = list(find_shards(urls, storages))
-    lookup = IndexLookup(index, storages)
+    finder = ShardFinder(index, storages)
     whole: list[str] = []
     kept: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -435,17 +436,17 @@ def verify_command(
     with open_pool(ray, workers) as pool:
         with each(read_one, urls, workers, pool, "verifying") as reads:
             for url, read in zip(urls, reads, strict=True):
-                faults = [read] if isinstance(read, StreamloadError) else _faults(url, read, lookup)
+                faults = [read] if isinstance(read, StreamloadError) else _faults(url, read, finder)
                 report_faults(faults)
                 if not isinstance(read, StreamloadError) and not faults:
                     whole.append(url)
                     counts["samples"] += len(read.table)
                     counts["unchecked"] += (
-                        lookup.of_folder(folder_and_name(url)[0]) is None and compression_of(url) is None
+                        finder.index_of(folder_and_name(url)[0]) is None and compression_of(url) is None
                     )
         advice = "the index names a shard that does not exist; restore it, or drop it from the index with"
         for folder in dict.fromkeys(folder_and_name(url)[0] for url in urls) if index is None else ():
-            names = _missing_names(folder, lookup, storages)
+            names = _missing_names(folder, finder, storages)
             report_faults(ShardNotFoundError(f"{advice} `streamload index`", url=f"{folder}/{name}") for name in names)
         decoding = partial(_undecodable, index=index, storage_options=options or None)
         if decode and whole and pool is None:
@@ -474,16 +475,16 @@ def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes
         return exc
 
 
-def _faults(url: str, read: ReadShard, lookup: IndexLookup) -> list[StreamloadError]:
+def _faults(url: str, read: ReadShard, finder: ShardFinder) -> list[StreamloadError]:
     """Return the differences between a shard and its index."""
     _warn_of_missing_end(url, read.table)
     folder, name = folder_and_name(url)
     try:
-        known = lookup.of_folder(folder)
+        known = finder.index_of(folder)
         if known is None:
             return []
         check_shard(known.shard(name), read.bytes, url, read.etag)
-        table = lookup.table_of(folder, name)
+        table = finder.table_of(folder, name)
         return [] if table is None else list(differences(url, read.table, table))
     except StreamloadError as exc:
         return [exc]

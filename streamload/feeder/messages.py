@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamload.decode.tasks import Failure, RowFailure, StoredColumn
 from streamload.fetch.range_reader import ByteRange, RangeReader
 from streamload.index.columns import read_class_names, read_columns, read_labels
-from streamload.index.listing import Listing, list_shards, shard_sizes
+from streamload.index.listing import Listing, list_shards, shard_infos
 from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
@@ -196,7 +196,7 @@ class Calls:
         self._reader: RangeReader | None = None
         self.functions: Mapping[str, Callable[..., Any]] = {
             "list_shards": list_shards,
-            "look_at": shard_sizes,
+            "look_at": shard_infos,
             "read_class_names": read_class_names,
             "read_columns": read_columns,
             "read_labels": read_labels,

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.errors import DatasetIndexError, ShardChangedError, ShardNotFoundError, without_secrets
+from streamload.errors import DatasetIndexError, ShardChangedError, without_secrets
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.shard_names import is_page
+from streamload.index.shard_names import is_page, read_if_there
 from streamload.index.streamed_table import read_shard
 from streamload.limits import SMALL_REQUESTS
 from streamload.order.sampling import group_sizes
@@ -246,17 +246,12 @@ def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Colum
 
 def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Columns, dict[str, slice]]:
     """Read the fields of an index, and its columns as `_columns_in` returns them."""
-
-    def read(name: str) -> bytes | None:
-        url = f"{folder}/{name}"
-        try:
-            return storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError:
-            return None
-
-    index = DatasetIndex.from_json(read(INDEX_FILE) or b"", folder)
+    storage = storages.for_url(folder)
+    content = read_if_there(storage, f"{folder}/{INDEX_FILE}", MOST_INDEX_BYTES)
+    index = DatasetIndex.from_json(content or b"", folder)
     try:
-        return index.fields, *_columns_in(read(COLUMNS_FILE), index)
+        content = read_if_there(storage, f"{folder}/{COLUMNS_FILE}", MOST_INDEX_BYTES)
+        return index.fields, *_columns_in(content, index)
     except _UNREADABLE as exc:
         raise DatasetIndexError(
             f"the columns cannot be read ({exc}); make them again with `streamload index` and its --columns",
@@ -300,11 +295,8 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
     urls = [f"{folder.rstrip('/')}/{CLASSES_FILE}" for folder in folders]
 
     def names_at(url: str) -> tuple[str, ...] | None:
-        try:
-            content = storages.for_url(url).read_bytes(url, most_bytes=MOST_CLASSES_BYTES)
-        except ShardNotFoundError:
-            return None
-        return None if is_page(content) else parse_class_names(content, url)
+        content = read_if_there(storages.for_url(url), url, MOST_CLASSES_BYTES)
+        return None if content is None or is_page(content) else parse_class_names(content, url)
 
     with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-classes") as threads:
         contents = list(threads.map(names_at, urls))

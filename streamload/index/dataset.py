@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from streamload.index.dataset_index import (
     TableRun,
     index_error,
 )
-from streamload.index.listing import Listing, Shard
+from streamload.index.listing import Listing
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
 from streamload.order.layout import ShardCounts
 from streamload.storage.download import Pin, read_range
@@ -37,7 +37,7 @@ from streamload.storage.local_files import open_regular
 from streamload.storage.storages import Storages
 from streamload.tar.header_chain import BLOCK_BYTES
 from streamload.tar.scan import ScannedPiece, Scanner
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.table import MISSING, ShardTable, starts_of, stretches
 
 _log = logging.getLogger("streamload")
 
@@ -51,7 +51,7 @@ class _Joined(NamedTuple):
         matched: for each sidecar the number of each sample's sample there, or MISSING.
     """
 
-    tables: tuple[ShardTable, ...]
+    tables: list[ShardTable]
     table: ShardTable
     matched: dict[int, NDArray[np.int64]]
 
@@ -129,7 +129,8 @@ class Dataset:
             StorageError: the index cannot be read.
         """
         if shard in self._tables:
-            self._used(shard)
+            if shard in self._sizes_bytes:
+                self._sizes_bytes.move_to_end(shard)
             return self._tables[shard]
         if (found := self._run(shard)) is None:
             return None
@@ -139,6 +140,15 @@ class Dataset:
             cut[shard] = run.table_of(number)
             self._count(shard, cut[shard])
         return cut[shard]
+
+    def find_joined(self, shard: int) -> ShardTable | None:
+        """Return the table of `find`, with the fields that sidecars have of the shard's samples.
+
+        Raises:
+            DatasetIndexError: as `find`; or a sidecar has its samples in another order, or a field of the shard's.
+        """
+        table = self.find(shard)
+        return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def locate(self, shard: int) -> tuple[ShardTable, int]:
         """Return a table that has a shard's samples, as `find_joined`, and the number of the shard's first one there.
@@ -154,26 +164,18 @@ class Dataset:
 
     def _run(self, shard: int) -> tuple[TableRun, int] | None:
         """Return the run of an index's tables with that of a shard, and its number there; None for one in no index."""
-        listed = self.listing.shard(shard)
-        if listed.index_folder is None:
+        folder = self.listing.shard(shard).index_folder
+        if folder is None:
             return None
         if self.needs_read(shard):
-            self._read_now(listed)
+            self._read_now(shard, folder)
         group, number = self._place(shard)
-        self._used(group)
+        if group in self._sizes_bytes:
+            self._sizes_bytes.move_to_end(group)
         found = self._runs[group][number]
         if isinstance(found, DatasetIndexError):
             raise found.with_traceback(None)
         return found
-
-    def find_joined(self, shard: int) -> ShardTable | None:
-        """Return the table of `find`, with the fields that sidecars have of the shard's samples.
-
-        Raises:
-            DatasetIndexError: as `find`; or a sidecar has its samples in another order, or a field of the shard's.
-        """
-        table = self.find(shard)
-        return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def at_hand(self, shard: int) -> ShardTable | None:
         """Return a shard's table if nothing has to be read for it."""
@@ -203,15 +205,15 @@ class Dataset:
             DatasetIndexError: the index is damaged or does not belong to the shard.
             StorageError: the index cannot be read.
         """
-        listed = self.listing.shard(shard)
-        if listed.index_folder is None or not self.needs_read(shard):
+        folder = self.listing.shard(shard).index_folder
+        if folder is None or not self.needs_read(shard):
             return
-        async with self._locks.setdefault(listed.index_folder, asyncio.Lock()):
-            await self._index(listed.index_folder, self.storages)
+        async with self._locks.setdefault(folder, asyncio.Lock()):
+            await self._read_index(folder, self.storages)
         group, _ = self._place(shard)
         async with self._locks.setdefault(group, asyncio.Lock()):
             if group not in self._runs:
-                await self._read(group, self.storages)
+                self._unpack(group, await _download(self.storages, group.url, group.start, group.end))
 
     async def load(self, shard: int) -> ShardTable | None:
         """Fetch, and return the table of `find`. Raises what `fetch` raises."""
@@ -267,7 +269,7 @@ class Dataset:
             DatasetIndexError: as `find_joined`.
         """
         others = {number: other for number in self._sidecars[shard] if (other := self.find(number)) is not None}
-        tables = table, *others.values()
+        tables = [table, *others.values()]
         known = self._joined.get(shard)
         if known is not None and all(one is now for one, now in zip(known.tables, tables, strict=True)):
             return known
@@ -290,8 +292,8 @@ class Dataset:
                     without_secrets(url),
                     without_secrets(self.url(shard)),
                 )
-        sidecars = {number: (others[number], rows) for number, rows in matched.items()}
-        self._joined[shard] = _Joined(tables, _joined_table(shard, table, sidecars), matched)
+        joined = _joined_table([shard, *others], tables, [np.arange(len(table)), *matched.values()])
+        self._joined[shard] = _Joined(tables, joined, matched)
         return self._joined[shard]
 
     # -- reading an index ------------------------------------------------------------------------------------------
@@ -301,42 +303,33 @@ class Dataset:
         listed = self.listing.shard(shard)
         return self._indexes[listed.index_folder or ""].place(listed.name)
 
-    def _read_now(self, listed: Shard) -> None:
+    def _read_now(self, shard: int, folder: str) -> None:
         """Read the table of a shard and its neighbours, and wait."""
-        folder = listed.index_folder or ""
 
         async def read_alone() -> None:
             storages = self.storages.copy()  # connections belong to the loop that opened them
             try:
-                await self._index(folder, storages)
-                await self._read(self._indexes[folder].place(listed.name)[0], storages)
+                await self._read_index(folder, storages)
+                group, _ = self._place(shard)
+                self._unpack(group, await _download(storages, group.url, group.start, group.end))
             finally:
                 await storages.aclose()
 
         if folder in self._indexes and not self.storages.costs_requests(folder):  # a loop costs more than reading
-            group, _ = self._indexes[folder].place(listed.name)
-            self._unpack(group, _read_range(group.url, group.start, group.end))
+            group, _ = self._place(shard)
+            self._unpack(group, _read_range(group))
             return
         with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
             thread.submit(asyncio.run, read_alone()).result()
 
-    async def _read(self, group: TableGroup, storages: Storages) -> None:
-        self._unpack(group, await _download(storages, group.url, group.start, group.end))
+    async def _read_index(self, folder: str, storages: Storages) -> None:
+        if folder not in self._indexes:
+            content = await _download(storages, f"{folder}/{INDEX_FILE}", 0, MOST_INDEX_BYTES)
+            self._indexes[folder] = DatasetIndex.from_json(content, folder)
 
-    def _unpack(self, group: TableGroup, content: bytes | None) -> None:
-        """Hold the neighbouring tables in some bytes; raise DatasetIndexError if their file is gone."""
-        if content is None:
-            raise DatasetIndexError(
-                "the index has no such file any more; if it was written anew while in use, make a new loader, and "
-                "give every version of a dataset a folder of its own; else rebuild it with `streamload index`",
-                url=group.url,
-            )
+    def _unpack(self, group: TableGroup, content: bytes) -> None:
         self._runs[group] = group.unpack(content)
         self._drop_others(group, 2 * len(content))  # the shards' own tables and columns take about as much again
-
-    def _used(self, held: TableGroup | int) -> None:
-        if held in self._sizes_bytes:
-            self._sizes_bytes.move_to_end(held)
 
     def _drop_others(self, held: TableGroup | int, size_bytes: int) -> None:
         """Record what tables take that were read just now, and drop those that were used longest ago."""
@@ -355,35 +348,37 @@ class Dataset:
             for shard in shards:
                 self._joined.pop(self.listing.owner(shard), None)
 
-    async def _index(self, folder: str, storages: Storages) -> None:
-        """Read the list of an index, unless it was read. Raises DatasetIndexError if it is damaged."""
-        if folder not in self._indexes:
-            url = f"{folder}/{INDEX_FILE}"
-            content = await _download(storages, url, 0, MOST_INDEX_BYTES)
-            if content is None:
-                raise index_error("the index has no such file", url)
-            self._indexes[folder] = DatasetIndex.from_json(content, folder)
 
-
-def _read_range(url: str, start: int, end: int) -> bytes | None:
-    """Read a range of a local file; None if there is no such file."""
+def _read_range(group: TableGroup) -> bytes:
+    """Read the tables of a group from a local file. Raises DatasetIndexError if it is gone."""
     try:
-        with open(open_regular(url)[0], "rb", buffering=0) as file:
-            return os.pread(file.fileno(), end - start, start)
-    except ShardNotFoundError:
-        return None
+        descriptor, status = open_regular(group.url)
+    except ShardNotFoundError as exc:
+        raise _gone(group.url) from exc
+    try:
+        return os.pread(descriptor, max(0, min(group.end, status.st_size) - group.start), group.start)
     except OSError as exc:
-        raise StorageError(f"cannot be read: {exc.strerror}; check the disk", url=url) from exc
+        raise StorageError(f"cannot be read: {exc.strerror}; check the disk", url=group.url) from exc
+    finally:
+        os.close(descriptor)
 
 
-async def _download(storages: Storages, url: str, start: int, end: int) -> bytes | None:
-    """Download a range of a file, retried like a shard's; None if there is no such file."""
+async def _download(storages: Storages, url: str, start: int, end: int) -> bytes:
+    """Download a range of a file, retried like a shard's. Raises DatasetIndexError if it is gone or cut."""
     try:
         return await read_range(storages.for_url(url), url, start, end, pin=Pin(), retries=storages.retries)
-    except ShardNotFoundError:
-        return None
+    except ShardNotFoundError as exc:
+        raise _gone(url) from exc
     except ShardChangedError as exc:
         raise index_error(f"the file of the index is cut ({exc.message})", url, start) from exc
+
+
+def _gone(url: str) -> DatasetIndexError:
+    return DatasetIndexError(
+        "the index has no such file any more; if it was written anew while in use, make a new loader, and give every "
+        "version of a dataset a folder of its own; else rebuild it with `streamload index`",
+        url=url,
+    )
 
 
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:
@@ -409,34 +404,31 @@ def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArra
 
 
 def _joined_table(
-    shard: int, table: ShardTable, sidecars: Mapping[int, tuple[ShardTable, NDArray[np.int64]]]
+    numbers: Sequence[int], tables: Sequence[ShardTable], matched: Sequence[NDArray[np.int64]]
 ) -> ShardTable:
-    """Return a shard's table with the fields of sidecars, each given with the result of `_matched_samples`."""
-    counts = np.diff(table.sample_start)
-    fields = dict.fromkeys((*table.fields, *(name for other, _ in sidecars.values() for name in other.fields)))
-    numbers = {name: number for number, name in enumerate(fields)}
-    members = [(shard, table, np.repeat(np.arange(len(table)), counts), np.arange(len(table.member_offset)))]
-    for number, (other, matched) in sidecars.items():
-        rows = np.flatnonzero(matched != MISSING)
-        of_sample = np.repeat(np.arange(len(other)), np.diff(other.sample_start))
-        row_of = np.full(len(other), MISSING, np.int64)
-        row_of[matched[rows]] = rows
-        chosen = np.flatnonzero(row_of[of_sample] != MISSING)
-        members.append((number, other, row_of[of_sample[chosen]], chosen))
-    samples = np.concatenate([rows for _, _, rows, _ in members])
-    order = np.argsort(samples, kind="stable")
-    crc32s = [each.member_crc32[chosen] for _, each, _, chosen in members if each.member_crc32 is not None]
-    renumbered = [
-        np.array([numbers[name] for name in each.fields], np.uint16)[each.member_field[chosen]]
-        for _, each, _, chosen in members
-    ]
+    """Return a shard's table with the fields of its sidecars, given first, each with a `_matched_samples`."""
+    fields = tuple(dict.fromkeys(name for table in tables for name in table.fields))
+    members, samples, of_field = [], [], []
+    for table, theirs in zip(tables, matched, strict=True):
+        rows = np.flatnonzero(theirs != MISSING)
+        first, after = table.sample_start[theirs[rows]], table.sample_start[theirs[rows] + 1]
+        members.append(stretches(first, after))
+        samples.append(np.repeat(rows, after - first))
+        renumbered = np.array([fields.index(name) for name in table.fields], np.uint16)
+        of_field.append(renumbered[table.member_field[members[-1]]])
+    order = np.argsort(np.concatenate(samples), kind="stable")
+
+    def joined(column: str) -> NDArray[Any]:
+        parts = [getattr(table, column)[chosen] for table, chosen in zip(tables, members, strict=True)]
+        return np.concatenate(parts)[order]
+
     return replace(
-        table,
-        fields=tuple(fields),
-        member_offset=np.concatenate([each.member_offset[chosen] for _, each, _, chosen in members])[order],
-        member_size=np.concatenate([each.member_size[chosen] for _, each, _, chosen in members])[order],
-        member_field=np.concatenate(renumbered)[order],
-        member_crc32=np.concatenate(crc32s)[order] if len(crc32s) == len(members) else None,
-        member_shard=np.concatenate([np.full(len(chosen), number) for number, _, _, chosen in members])[order],
-        sample_start=np.concatenate([[0], np.cumsum(np.bincount(samples, minlength=len(table)))]).astype(np.int64),
+        tables[0],
+        fields=fields,
+        member_offset=joined("member_offset"),
+        member_size=joined("member_size"),
+        member_field=np.concatenate(of_field)[order],
+        member_crc32=None if any(table.member_crc32 is None for table in tables) else joined("member_crc32"),
+        member_shard=np.repeat(numbers, [len(chosen) for chosen in members])[order],
+        sample_start=starts_of(np.bincount(np.concatenate(samples), minlength=len(tables[0]))),
     )

@@ -388,14 +388,16 @@ class DatasetIndex:
         at = bisect_right(firsts, number) - 1
         return groups[at], number - firsts[at]
 
-    def table_of(self, entry: IndexedShard, content: bytes) -> ShardTable:
-        """Return the table of one shard from its bytes.
+    def table_of(self, entry: IndexedShard, content: bytes | None) -> ShardTable:
+        """Return the table of one shard from the content of its table file, if that exists.
 
         Raises:
-            DatasetIndexError: its table is damaged, or disagrees with its entry.
+            DatasetIndexError: its table is missing, damaged, or disagrees with its entry.
         """
-        group = TableGroup(self.table_url(entry), entry.start, entry.start + entry.table_bytes, (entry,))
-        (found,) = group.unpack(content)
+        url, end = self.table_url(entry), entry.start + entry.table_bytes
+        if content is None:
+            raise index_error("the index has no such file", url)
+        (found,) = TableGroup(url, entry.start, end, (entry,)).unpack(content[entry.start : end])
         if isinstance(found, DatasetIndexError):
             raise found
         return found[0].table

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,13 +20,13 @@ from streamload.index.dataset_index import (
     MOST_INDEX_BYTES,
     DatasetIndex,
     check_shard,
-    index_error,
     looks_like_index,
 )
 from streamload.index.shard_names import (
     UnfinishedSet,
     folder_and_name,
     is_shard_name,
+    read_if_there,
     read_mark,
     refuse_repetitions,
     refuse_unknown_compression,
@@ -200,26 +199,26 @@ def _listed(
     storages: Storages,
     indexes_read: dict[str, DatasetIndex] | None,
 ) -> Listing:
-    lookup = IndexLookup(index, storages)
-    infos = _Finder(storages, lookup).find(urls)
+    finder = ShardFinder(index, storages)
     folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # one object each, which is held and sent once
     shards: list[Shard] = []
     counts: list[int] = []
-    for url, size, mtime_ns, etag in infos:
+    for url, size, mtime_ns, etag in finder.find(urls):
         folder, name = folder_and_name(url)
         if folder not in folders:
-            folders[folder] = folder, lookup.of_folder(folder)
+            folders[folder] = folder, finder.index_of(folder)
         folder, known = folders[folder]
         entry = None if known is None else known.find(name)
         if known is None or entry is None:
-            lookup.refuse_unfinished(folder, name)
+            finder.refuse_unfinished(folder, name)
             shards.append(Shard(url, name, size, mtime_ns, folder, etag))
             continue
         if size != UNKNOWN_BYTES:
             check_shard(entry, size, url, etag)
         shards.append(Shard(url, name, size, mtime_ns, folder, etag, known.folder))
         counts.append(entry.samples)
-    lookup.warn_of_unreadable()
+    for exc in finder.unreadable.values():
+        _log.warning("going on without an index, since it cannot be read: %s", exc)
     used = {known.folder: known for _, known in folders.values() if known is not None}
     if indexes_read is not None:
         indexes_read.update(used)
@@ -292,13 +291,52 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
     )
 
 
-class IndexLookup:
-    """Reads the index of each folder of shards once, and for shards in no index the mark of an interrupted writer.
+def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
+    """Return the shards that `urls` names, without indexes: a folder stands for its tar files.
 
-    Safe for several threads.
+    Raises:
+        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, but shards named without a pattern
+            are not looked up.
+        DatasetIndexError: the writer of the shards was interrupted, or is still running.
+    """
+    finder = ShardFinder(None, storages, uses_indexes=False)
+    shards = [match if isinstance(match, str) else match.url for match in finder.matches(urls)]
+    for url in shards:
+        finder.refuse_unfinished(*folder_and_name(url))
+    return shards
+
+
+def shard_infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]:
+    """Look up shards one by one, by concurrent requests. Blocks.
+
+    Raises:
+        ShardNotFoundError, StorageError: a request fails; the first in the order of `urls`.
+    """
+    with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look") as threads:
+        try:
+            return dict(zip(urls, threads.map(lambda url: storages.for_url(url).info(url), urls), strict=True))
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+
+class _NotAnIndexError(DatasetIndexError):
+    """A file in place of an index is another tool's, or the page of a web server."""
+
+
+class ShardFinder:
+    """Finds shards with few requests: the index, or a listing and the mark of an interrupted writer, for each folder.
+
+    Args:
+        elsewhere: the folder of the one index that lies elsewhere; None to look beside the shards.
+        storages: how remote storage is read.
+        uses_indexes: whether indexes are read at all.
 
     Attributes:
         unreadable: by folder, why its index could not be read.
+
+    Raises:
+        DatasetIndexError: there is no index in `elsewhere`, or it is broken.
+        StorageError: `elsewhere` cannot be read.
     """
 
     def __init__(
@@ -308,22 +346,24 @@ class IndexLookup:
         *,
         uses_indexes: bool = True,
     ) -> None:
-        """Prepare to look beside the shards, or read the one index that lies elsewhere, or use none.
-
-        Raises:
-            DatasetIndexError: there is no index in `elsewhere`, or it is broken.
-            StorageError: `elsewhere` cannot be read.
-        """
+        self.unreadable: dict[str, StreamloadError] = {}
         self._storages = Storages() if storages is None else storages
         self._uses_indexes = uses_indexes
-        self._by_folder: dict[str, DatasetIndex | None] = {}
+        self._indexes: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
-        self.unreadable: dict[str, StreamloadError] = {}
-        self._files: dict[str, bytes] = {}
-        self._lock = threading.RLock()
-        self._elsewhere = None if elsewhere is None else self._find_elsewhere(os.fspath(elsewhere))
+        self._table_file: dict[str, bytes | None] = {}
+        self._elsewhere: DatasetIndex | None = None
+        if elsewhere is not None:
+            place = os.fspath(elsewhere).rstrip("/")
+            self._elsewhere = self._read(place or "/") or self._read(f"{place}/{INDEX_FOLDER}")
+            if self._elsewhere is None:
+                shown = without_secrets(os.fspath(elsewhere))
+                raise DatasetIndexError(
+                    f"index={shown!r} holds no index.json; write one there with `streamload index SHARDS --output "
+                    f"{shown}`"
+                )
 
-    def of_folder(self, folder: str, named: str | None = None) -> DatasetIndex | None:
+    def index_of(self, folder: str, named: str | None = None) -> DatasetIndex | None:
         """Return the index for the shards in a folder, or None.
 
         Args:
@@ -336,32 +376,46 @@ class IndexLookup:
         """
         if self._elsewhere is not None or not self._uses_indexes:
             return self._elsewhere
-        with self._lock:
-            if folder not in self._by_folder:
-                self._by_folder[folder] = self._beside(folder, named or folder)
-            return self._by_folder[folder]
+        if folder not in self._indexes:
+            try:
+                index = self._read(f"{folder.rstrip('/')}/{INDEX_FOLDER}")
+            except (NoConnectionError, UntrustedServerError) as exc:
+                raise type(exc)(exc.message, url=without_secrets(named or folder)) from None
+            except (_NotAnIndexError, StorageError) as exc:
+                if type(exc) not in (_NotAnIndexError, StorageError):
+                    raise
+                self.unreadable[folder] = exc  # without the right to list, missing objects are refused, too
+                index = None
+            self._indexes[folder] = index
+        return self._indexes[folder]
+
+    def _read(self, folder: str) -> DatasetIndex | None:
+        """Return the index in its own folder, or None."""
+        storage = self._storages.for_url(folder)
+        folder = storage.absolute(folder)
+        url = f"{folder}/{INDEX_FILE}"
+        content = read_if_there(storage, url, MOST_INDEX_BYTES)
+        if content is None:
+            return None
+        if not looks_like_index(content):
+            raise _NotAnIndexError("not a streamload index; make one with `streamload index`", url=without_secrets(url))
+        return DatasetIndex.from_json(content, folder)
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
-        """Return the table of one shard, or None if its folder has no index; the table file is read whole.
+        """Return the table of one shard, or None if its folder has no index; one table file is held.
 
         Raises:
             DatasetIndexError: the index does not have the shard, or is broken.
             StorageError: it cannot be read.
         """
-        index = self.of_folder(folder)
+        index = self.index_of(folder)
         if index is None:
             return None
         entry = index.shard(name)
         url = index.table_url(entry)
-        with self._lock:
-            if url not in self._files:
-                try:
-                    content = self._storages.for_url(url).read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-                except ShardNotFoundError as exc:
-                    raise index_error("the index has no such file", url) from exc
-                self._files = {url: content}  # the next shards' tables are here too
-            content = self._files[url]
-        return index.table_of(entry, content[entry.start : entry.start + entry.table_bytes])
+        if url not in self._table_file:  # else the next shards' tables are here too
+            self._table_file = {url: read_if_there(self._storages.for_url(url), url, MOST_INDEX_BYTES)}
+        return index.table_of(entry, self._table_file[url])
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Refuse a shard, or a whole folder, if its writer was interrupted or is still running.
@@ -388,94 +442,6 @@ class IndexLookup:
             if name is None or unfinished.shards.matches(name):
                 raise unfinished_error(unfinished, folder)
 
-    def warn_of_unreadable(self) -> None:
-        """Warn of the indexes that could not be read."""
-        unreadable, self.unreadable = self.unreadable, {}
-        for exc in unreadable.values():
-            _log.warning("going on without an index, since it cannot be read: %s", exc)
-
-    def _beside(self, folder: str, named: str) -> DatasetIndex | None:
-        try:
-            return self._read(f"{folder.rstrip('/')}/{INDEX_FOLDER}")
-        except (NoConnectionError, UntrustedServerError) as exc:
-            raise type(exc)(exc.message, url=without_secrets(named)) from None
-        except _NotAnIndexError as exc:
-            self.unreadable[folder] = exc
-        except StorageError as exc:
-            if type(exc) is not StorageError:
-                raise
-            self.unreadable[folder] = exc  # without the right to list, missing objects are refused, too
-        return None
-
-    def _find_elsewhere(self, index: str) -> DatasetIndex:
-        place = index.rstrip("/") or "/"
-        for folder in (place, f"{place.rstrip('/')}/{INDEX_FOLDER}"):
-            if (known := self._read(folder)) is not None:
-                return known
-        shown = without_secrets(index)
-        raise DatasetIndexError(
-            f"index={shown!r} holds no index.json; write one there with `streamload index SHARDS --output {shown}`"
-        )
-
-    def _read(self, folder: str) -> DatasetIndex | None:
-        """Return the index in its own folder, or None."""
-        storage = self._storages.for_url(folder)
-        folder = storage.absolute(folder)
-        url = f"{folder}/{INDEX_FILE}"
-        try:
-            content = storage.read_bytes(url, most_bytes=MOST_INDEX_BYTES)
-        except ShardNotFoundError:
-            return None
-        if not looks_like_index(content):
-            raise _NotAnIndexError("not a streamload index; make one with `streamload index`", url=without_secrets(url))
-        return DatasetIndex.from_json(content, folder)
-
-
-class _NotAnIndexError(DatasetIndexError):
-    """A file in place of an index is another tool's, or the page of a web server."""
-
-
-def shard_sizes(urls: Sequence[str], storages: Storages) -> dict[str, int]:
-    """Return the size of each shard in bytes, by concurrent requests. Blocks.
-
-    Raises:
-        ShardNotFoundError, StorageError: a request fails; the first in the order of `urls`.
-    """
-    return {url: info.bytes for url, info in _infos(urls, storages).items()}
-
-
-def _infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]:
-    with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look") as threads:
-        try:
-            return dict(zip(urls, threads.map(lambda url: storages.for_url(url).info(url), urls), strict=True))
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-
-def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
-    """Return the shards that `urls` names, without indexes: a folder stands for its tar files.
-
-    Raises:
-        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, but shards named without a pattern
-            are not looked up.
-        DatasetIndexError: the writer of the shards was interrupted, or is still running.
-    """
-    storages = Storages() if storages is None else storages
-    lookup = IndexLookup(None, storages, uses_indexes=False)
-    matches = _Finder(storages, lookup).matches(urls)
-    shards = [match if isinstance(match, str) else match.url for match in matches]
-    for url in shards:
-        lookup.refuse_unfinished(*folder_and_name(url))
-    return shards
-
-
-class _Finder:
-    """Finds shards with few requests: an index or a listing for each remote folder."""
-
-    def __init__(self, storages: Storages, lookup: IndexLookup) -> None:
-        self._storages = storages
-        self._lookup = lookup
-
     def find(self, urls: Urls) -> list[ShardInfo]:
         """Return the shards that `urls` names, in order; raise as `list_shards`."""
         matches = self.matches(urls)
@@ -483,7 +449,7 @@ class _Finder:
         return [named[match] if isinstance(match, str) else match for match in matches]
 
     def matches(self, urls: Urls) -> list[ShardInfo | str]:
-        """Return the shards; of those that are named one by one, only urls."""
+        """Return the shards; of those that have to be looked up one by one, only urls."""
         expanded = expand_urls(urls)
         matches = [match for url in expanded for match in self._resolve(url)]
         if len(expanded) > 1:
@@ -491,7 +457,7 @@ class _Finder:
         return matches
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
-        """Return the shards of one expanded url; a shard that is named by itself is looked up later."""
+        """Return the shards of one expanded url."""
         storage = self._storages.for_url(url)
         url = storage.absolute(url)
         refuse_unknown_compression(url)
@@ -504,36 +470,36 @@ class _Finder:
                 raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
             for match in matches:
                 refuse_unknown_compression(match.url)
-            return self._with_sizes(matches)
+            return matches if costly else _with_sizes(matches)
         if costly and not is_shard_name(shard_name(url)):
             return self._in_folder(storage, url.rstrip("/"))
         return [url]
 
-    def _with_sizes(self, matches: Sequence[ShardInfo | str]) -> Sequence[ShardInfo | str]:
-        """Have local matches without a size looked up, so that an error names a broken link."""
-
-        def is_unknown(match: ShardInfo) -> bool:
-            return match.bytes == UNKNOWN_BYTES and not self._storages.costs_requests(match.url)
-
-        return [match.url if isinstance(match, ShardInfo) and is_unknown(match) else match for match in matches]
-
     def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
-        index = self._lookup.of_folder(folder)
-        web = protocol_of(folder) in WEB
-        if index is not None and self._storages.costs_requests(folder):
+        index = self.index_of(folder)
+        web, costly = protocol_of(folder) in WEB, self._storages.costs_requests(folder)
+        if index is not None and costly:
             return [
                 ShardInfo(f"{folder}/{quote(name) if web else name}", size, mtime_ns or 0, etag)
                 for name, size, _, mtime_ns, etag, *_ in sorted(index.shards)
             ]
         if index is None:
-            self._lookup.refuse_unfinished(folder)  # before listing: a writer may be running
+            self.refuse_unfinished(folder)  # before listing: a writer may be running
         if web:
-            self._refuse_web_folder(folder)
+            unreadable = self.unreadable.get(folder)
+            if unreadable is None or isinstance(unreadable, _NotAnIndexError):
+                why = f"this address holds no index, and a web server does not list its files; {_BRACES}"
+                raise ShardNotFoundError(why, url=folder)
+            raise StorageError(
+                f"the index of this folder cannot be read: {unreadable.message}. If it has none (some servers refuse "
+                f"what is not there), {_BRACES}",
+                url=folder,
+            ) from unreadable
         shards = shards_in(storage, folder)
         if index is not None:
             return self._as_indexed(folder, shards, index)
         if shards:
-            return self._with_sizes(shards)
+            return shards if costly else _with_sizes(shards)
         if storage.is_folder(folder):
             advice = folder_advice(storage, folder)
             raise ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=without_secrets(folder))
@@ -546,19 +512,18 @@ class _Finder:
             ) from None
 
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo | str]:
-        """Return the shards in a folder; raise if they are not those of its index."""
+        """Return the shards in a local folder; raise if they are not those of its index."""
         listed = {info.url.rpartition("/")[2]: info for info in shards}
-        forgotten = sorted(name for name in listed if index.find(name) is None)
-        for name in forgotten:
-            self._lookup.refuse_unfinished(folder, name)
-        if forgotten:
+        names = sorted(entry.name for entry in index.shards)
+        if forgotten := sorted(listed.keys() - set(names)):
+            for name in forgotten:
+                self.refuse_unfinished(folder, name)
             raise DatasetIndexError(
                 f"the folder holds {counted(len(forgotten), 'shard')} that its index does not know, from "
                 f"{forgotten[0]!r} on; add them with `streamload index {folder}`, or name the "
                 "shards with a pattern",
                 url=folder,
             )
-        names = sorted(entry.name for entry in index.shards)
         missing = [name for name in names if name not in listed and not name.startswith(".")]
         if missing:
             raise ShardNotFoundError(
@@ -566,19 +531,8 @@ class _Finder:
                 f"`streamload index {folder}`",
                 url=f"{folder}/{missing[0]}",
             )
-        return self._with_sizes([listed.get(name, f"{folder}/{name}") for name in names])  # listings lack hidden ones
-
-    def _refuse_web_folder(self, folder: str) -> None:
-        """Raise the error for a folder on a web server without a readable index."""
-        unreadable = self._lookup.unreadable.get(folder)
-        if unreadable is None or isinstance(unreadable, _NotAnIndexError):
-            why = f"this address holds no index, and a web server does not list its files; {_BRACES}"
-            raise ShardNotFoundError(why, url=folder)
-        raise StorageError(
-            f"the index of this folder cannot be read: {unreadable.message}. If it has none (some servers refuse what "
-            f"is not there), {_BRACES}",
-            url=folder,
-        ) from unreadable
+        matches = [listed.get(name) for name in names]  # listings lack hidden ones
+        return _with_sizes([match or f"{folder}/{name}" for match, name in zip(matches, names, strict=True)])
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """Look up shards that are named one by one."""
@@ -589,23 +543,22 @@ class _Finder:
             if not self._storages.costs_requests(url):
                 infos[url] = self._storages.for_url(url).info(url)
                 continue
-            index = self._lookup.of_folder(folder, url)
+            index = self.index_of(folder, url)
             if index is not None and (entry := index.find(name)) is not None:
                 infos[url] = ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
+            elif protocol_of(folder) in WEB:
+                infos[url] = ShardInfo(url, UNKNOWN_BYTES, 0)
             else:
                 by_folder.setdefault(folder, []).append(url)
-        alone = [named[0] for folder, named in by_folder.items() if len(named) == 1 and protocol_of(folder) not in WEB]
-        infos |= _infos(alone, self._storages) if alone else {}
+        alone = [named[0] for named in by_folder.values() if len(named) == 1]
+        infos |= shard_infos(alone, self._storages) if alone else {}
         for folder, named in by_folder.items():
-            if named[0] not in infos:
+            if len(named) > 1:
                 infos |= self._look_up_in(folder, named)
         return infos
 
     def _look_up_in(self, folder: str, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """Look up several shards of a remote folder without an index, by one listing if possible."""
-        unknown = {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls}
-        if protocol_of(folder) in WEB:
-            return unknown
         storage = self._storages.for_url(urls[0])
         try:
             listed = {info.url: info for info in storage.list(f"{escaped(folder)}/*")}
@@ -614,7 +567,7 @@ class _Finder:
                 raise
             first = storage.info(urls[0])  # the right to read may exist without that to list; else this raises
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
-            return unknown | {urls[0]: first}
+            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls} | {urls[0]: first}
         for url in urls:
             if url in listed:
                 continue
@@ -623,6 +576,11 @@ class _Finder:
                 raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
             listed[url] = storage.info(url)
         return {url: listed[url] for url in urls}
+
+
+def _with_sizes(matches: Sequence[ShardInfo | str]) -> Sequence[ShardInfo | str]:
+    """Have local matches without a size looked up, so that an error names a broken link."""
+    return [each if isinstance(each, str) or each.bytes != UNKNOWN_BYTES else each.url for each in matches]
 
 
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:

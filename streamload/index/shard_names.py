@@ -149,36 +149,42 @@ class UnfinishedSet:
     writer: str
 
 
-def mark_path(folder: str) -> str:
-    """Return the place of a folder's mark; the folder may be a url."""
-    return f"{folder.rstrip('/')}/{_FILE}"
-
-
 def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
-    """Return the unfinished sets in a folder.
+    """Return the unfinished sets in a folder, which may be a url.
 
     Raises:
         DatasetIndexError: the mark is damaged.
         StorageError: the storage cannot be read.
     """
-    try:
-        content = storage.read_bytes(mark_path(folder), most_bytes=_MOST_MARK_BYTES)
-    except ShardNotFoundError:
-        return ()
-    if is_page(content):
+    url = f"{folder.rstrip('/')}/{_FILE}"
+    content = read_if_there(storage, url, _MOST_MARK_BYTES)
+    if content is None or is_page(content):
         return ()
     try:
         return [UnfinishedSet(ShardNaming(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
     except (ValueError, TypeError, LookupError, RecursionError) as exc:
         raise DatasetIndexError(
             "this mark of an interrupted writer is damaged; write the shards again, or remove it if they are complete",
-            url=without_secrets(mark_path(folder)),
+            url=without_secrets(url),
         ) from exc
 
 
-def is_page(content: bytes) -> bool:
-    """Return True for a page that some web servers send, with status 200, in place of a missing file."""
-    return content.lstrip()[:1] == b"<"
+def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str | None) -> None:
+    """Mark a folder before `writer` changes a set in it; if that is None, the set is complete. Idempotent.
+
+    Raises:
+        StorageError: the mark cannot be read or written.
+        DatasetIndexError: an existing mark is damaged.
+    """
+    with locked_folder(folder):
+        before, url = read_mark(storage, folder), f"{folder.rstrip('/')}/{_FILE}"
+        sets = [each for each in before if each.shards != shards]
+        if writer is not None:
+            sets.append(UnfinishedSet(shards, writer))
+        if sets:
+            storage.write(url, json.dumps([asdict(each) for each in sets]).encode("ascii"))
+        elif before:
+            storage.delete(url)
 
 
 def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexError:
@@ -191,32 +197,17 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
     )
 
 
-def mark_unfinished(storage: Storage, folder: str, added: UnfinishedSet) -> None:
-    """Mark a folder before a set is changed in it. Idempotent.
-
-    Raises:
-        StorageError: the mark cannot be read or written.
-        DatasetIndexError: an existing mark is damaged.
-    """
-    with locked_folder(folder):
-        others = [each for each in read_mark(storage, folder) if each.shards != added.shards]
-        _write(storage, folder, [*others, added])
+def read_if_there(storage: Storage, url: str, most_bytes: int) -> bytes | None:
+    """Read a small file whole; None if there is none. Raises StorageError if it cannot be read."""
+    try:
+        return storage.read_bytes(url, most_bytes=most_bytes)
+    except ShardNotFoundError:
+        return None
 
 
-def mark_finished(storage: Storage, folder: str, shards: ShardNaming) -> None:
-    """Remove the mark of a set from a folder. Idempotent.
-
-    Raises:
-        StorageError: the mark cannot be read or removed.
-        DatasetIndexError: it is damaged.
-    """
-    with locked_folder(folder):
-        before = read_mark(storage, folder)
-        others = [each for each in before if each.shards != shards]
-        if others:
-            _write(storage, folder, others)
-        elif before:
-            storage.delete(mark_path(folder))
+def is_page(content: bytes) -> bool:
+    """Return True for a page that some web servers send, with status 200, in place of a missing file."""
+    return content.lstrip()[:1] == b"<"
 
 
 @contextmanager
@@ -231,7 +222,3 @@ def locked_folder(folder: str) -> Iterator[None]:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def _write(storage: Storage, folder: str, sets: Sequence[UnfinishedSet]) -> None:
-    storage.write(mark_path(folder), json.dumps([asdict(each) for each in sets]).encode("ascii"))

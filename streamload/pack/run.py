@@ -18,9 +18,8 @@ from functools import partial
 from streamload.errors import ShardNotFoundError, StorageError, StreamloadError, without_secrets
 from streamload.index.columns import CLASSES_FILE
 from streamload.index.dataset_index import INDEX_FOLDER, is_plain_name
-from streamload.index.index_writer import update_with_tables
-from streamload.index.listing import IndexLookup
-from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, UnfinishedSet, mark_finished, mark_unfinished
+from streamload.index.listing import ShardFinder
+from streamload.index.shard_names import PACKING_FOLDER, SHARDIFY, write_mark
 from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
 from streamload.pack.processes import Pool, processes
@@ -161,7 +160,7 @@ class _Run:
             if existing and unfinished is None:
                 state = f"{folder.folder!r} holds {counted(len(existing), 'shard')} already"
                 if target.overwrite:
-                    index = IndexLookup(None, target.storages).of_folder(folder.folder)
+                    index = ShardFinder(None, target.storages).index_of(folder.folder)
                     self._names[split] = set() if index is None else {shard.name for shard in index.shards}
                 elif target.resume:
                     say(f"note: there is no unfinished run to resume, and {state}; to pack again, add {_OVERWRITE}")
@@ -205,7 +204,7 @@ class _Run:
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
         for folder in self._folders.values():  # all before a shard is removed, or a glob takes the rest for all
-            mark_unfinished(self._storage, folder.folder, UnfinishedSet(naming, SHARDIFY))
+            write_mark(self._storage, folder.folder, naming, SHARDIFY)
             folder.remove(naming, ())
         self._remove_half_written()
         self._remove_shards({(record.split, each.name) for record in self.records.values() for each in record.shards})
@@ -279,7 +278,7 @@ class _Run:
             if not shards:
                 continue
             folder = self._folders[split]
-            update_with_tables(folder.index, indexed(shards))
+            folder.index.update_with_tables(indexed(shards))
             if classes is not None:
                 numbers = {name: number for number, name in enumerate(classes)}
                 content = json.dumps({"classes": list(classes), "class_to_idx": numbers}, indent=1) + "\n"
@@ -288,7 +287,7 @@ class _Run:
 
     def _unmark(self) -> None:
         for folder in self._folders.values():
-            mark_finished(self._storage, folder.folder, self._target.naming)
+            write_mark(self._storage, folder.folder, self._target.naming, None)
         self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from here on nothing is unfinished
         self._remove_records()
 

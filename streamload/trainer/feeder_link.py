@@ -238,7 +238,7 @@ class FeederLink:
         shards = self.listing.shards
         unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
         found = self._client.call("look_at", unknown, self.options.storages) if unknown else {}
-        return tuple(found.get(shard.url, shard.bytes) for shard in shards)
+        return tuple(found.get(shard.url, shard).bytes for shard in shards)
 
     def disconnect(self) -> None:
         """End the feeder; the next `connect` starts another one."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from streamload.errors import StorageError, without_secrets
 from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
-from streamload.index.index_writer import IndexFolder, remove_entries
+from streamload.index.index_writer import IndexFolder
 from streamload.index.shard_names import ShardNaming
 from streamload.storage.local_files import LocalStorage, local_path
 from streamload.storage.protocol import WEB, ShardInfo, escaped, protocol_of
@@ -66,7 +66,7 @@ class Destination:
 
     def remove(self, names: ShardNaming, shards: Sequence[str]) -> None:
         """Remove the index entries of all shards with such names, then some shards."""
-        remove_entries(self.index, names.matches)
+        self.index.remove(names.matches)
         for shard in shards:
             self.storage.delete(f"{self.folder}/{shard}")
 

@@ -14,15 +14,7 @@ import numpy as np
 from streamload.arguments import advises, check_int, parse_bytes
 from streamload.errors import StorageError, StreamloadError, without_secrets
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.index_writer import update_with_tables
-from streamload.index.shard_names import (
-    SHARD_WRITER,
-    ShardNaming,
-    UnfinishedSet,
-    destination_of,
-    mark_finished,
-    mark_unfinished,
-)
+from streamload.index.shard_names import SHARD_WRITER, ShardNaming, destination_of, write_mark
 from streamload.storage.storages import Storages
 from streamload.tar.header_writer import member_header
 from streamload.tar.scan import LABEL_FIELD
@@ -192,8 +184,8 @@ class ShardWriter:
             self._shards.finish()
             if self._shards.published:
                 if self._index:
-                    update_with_tables(self._destination.index, self.tables)
-                mark_finished(self._destination.storage, self.folder, self._names)
+                    self._destination.index.update_with_tables(self.tables)
+                write_mark(self._destination.storage, self.folder, self._names, None)
             elif self._replaces:
                 warn_at_caller(
                     f"no sample was written, so the shards in {without_secrets(self.folder)!r} to be overwritten are "
@@ -231,7 +223,7 @@ def _clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
 
     Entries of shards that were all deleted by hand are removed from the index.
     """
-    mark_unfinished(folder.storage, folder.folder, UnfinishedSet(names, SHARD_WRITER))
+    write_mark(folder.storage, folder.folder, names, SHARD_WRITER)
     existing = folder.existing(names)
     if overwrite or not existing:
         folder.remove(names, existing)

@@ -17,7 +17,7 @@ from streamload.index import dataset as dataset_module
 from streamload.index import dataset_index
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import IndexedShard
-from streamload.index.index_writer import IndexFolder, update_with_tables
+from streamload.index.index_writer import IndexFolder
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
 
@@ -40,12 +40,14 @@ def served(folder: Path) -> dict[str, bytes]:
 def test_a_damaged_table_is_an_error_where_it_is_needed(folder: Path) -> None:
     (file,) = (folder / ".streamload").glob("tables-*.bin")
     content = bytearray(file.read_bytes())
-    content[read_index(folder / ".streamload").shard("part1-000000.tar").start] ^= 1
+    for name in ("part1-000000.tar", "part2-000000.tar"):
+        content[read_index(folder / ".streamload").shard(name).start] ^= 1
     file.write_bytes(content)
     dataset = Dataset(list_shards(folder))
     assert dataset.find(0) is not None
-    with pytest.raises(DatasetIndexError):
-        dataset.find(1)
+    for damaged in (1, 2):
+        with pytest.raises(DatasetIndexError):
+            dataset.find(damaged)
 
 
 def test_tables_beyond_the_limit_are_dropped_and_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +131,7 @@ async def test_an_index_that_is_written_anew_while_in_use_is_an_error(
         name = "part2-000000.tar"
         table = replace(table_in(read_index(folder / ".streamload"), name), member_crc32=None)
         place = IndexFolder(storages.for_url(url), f"{url}/.streamload")
-        update_with_tables(place, [(IndexedShard(name, table.shard_bytes, len(table)), table)])
+        place.update_with_tables([(IndexedShard(name, table.shard_bytes, len(table)), table)])
         with pytest.raises(DatasetIndexError, match=r"written anew while in use, make a new loader"):
             await dataset.load(1)
     finally:

@@ -21,7 +21,6 @@ from indexed_shards import index_shards, read_index, table_in, write_index
 
 from streamload.errors import DatasetIndexError, StorageError
 from streamload.index.dataset_index import DatasetIndex, IndexedShard, pack_table, unpack_table
-from streamload.index.listing import IndexLookup
 from streamload.tar.scan import scan_shard
 from streamload.tar.table import ShardTable
 
@@ -272,18 +271,18 @@ def table_file(folder: Path) -> Path:
     return found
 
 
-def change_list(folder: Path, *path: str | int, value: Any) -> IndexLookup:
+def change_list(folder: Path, *path: str | int, value: Any) -> DatasetIndex:
     document = json.loads((folder / "index.json").read_bytes())
     _set(*path, value=value)(document)
     (folder / "index.json").write_text(json.dumps(document))
-    return IndexLookup(folder)
+    return read_index(folder)
 
 
 def test_a_table_that_is_not_of_its_entry_is_refused(tmp_path: Path) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 2)])
-    lookup = change_list(tmp_path, "shards", "samples", value=[2, 1])
+    index = change_list(tmp_path, "shards", "samples", value=[2, 1])
     with pytest.raises(DatasetIndexError, match=r"2 samples in .* 'a.tar', and its table 1 in ") as caught:
-        lookup.table_of("", "a.tar")
+        table_in(index, "a.tar")
     assert caught.value.url == str(table_file(tmp_path))
 
 
@@ -302,7 +301,7 @@ def test_a_damaged_table_file_says_which_and_spares_the_other_tables(tmp_path: P
         assert (caught.value.url, caught.value.offset) == (str(file), start)
     file.unlink()
     with pytest.raises(DatasetIndexError, match="no such file") as caught:
-        IndexLookup(tmp_path).table_of("", "a.tar")
+        table_in(index, "a.tar")
     assert caught.value.url == str(file)
 
 
@@ -377,15 +376,11 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
     with ThreadPoolExecutor(1) as writer:
         done = writer.submit(rewrite)
         while not ended.is_set():
-            lookup = IndexLookup(tmp_path)
-            index = lookup.of_folder("")
-            assert index is not None
+            index = read_index(tmp_path)
             assert len({shard.samples for shard in index.shards}) == 1
             for shard in index.shards:
                 try:
-                    table = lookup.table_of("", shard.name)
-                    assert table is not None
-                    seen.add(len(table) - shard.samples)
+                    seen.add(len(table_in(index, shard.name)) - shard.samples)
                 except DatasetIndexError as exc:
                     gone.add(exc.message)
         done.result()
@@ -395,10 +390,10 @@ def test_a_reader_sees_the_index_before_or_after_and_nothing_between(tmp_path: P
 
 def test_a_table_larger_than_its_file_is_damage_and_takes_no_memory(tmp_path: Path) -> None:
     write_index(str(tmp_path), [entry_of("a.tar", 1), entry_of("b.tar", 1)])
-    lookup = change_list(tmp_path, "shards", "table_bytes", value=[1 << 47, 1 << 47])
+    index = change_list(tmp_path, "shards", "table_bytes", value=[1 << 47, 1 << 47])
     for name in ("a.tar", "b.tar"):
         with pytest.raises(DatasetIndexError):
-            lookup.table_of("", name)
+            table_in(index, name)
 
 
 def test_a_name_that_is_not_utf_8_is_indexed(tmp_path: Path) -> None:

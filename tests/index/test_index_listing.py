@@ -12,7 +12,7 @@ from indexed_shards import index_shards
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageError
 from streamload.index.listing import Listing, find_shards, list_shards
-from streamload.index.shard_names import SHARDIFY, ShardNaming, UnfinishedSet, mark_unfinished
+from streamload.index.shard_names import SHARDIFY, ShardNaming, write_mark
 from streamload.storage.local_files import LocalStorage, local_path, open_regular
 
 
@@ -223,7 +223,7 @@ def test_a_shard_of_another_size_is_stale(tmp_path: Path) -> None:
 def test_an_unfinished_set_without_a_shard_is_no_empty_folder(tmp_path: Path) -> None:
     write(tmp_path, [1], index=False)
     (tmp_path / "shard0-000000.tar").unlink()
-    mark_unfinished(LocalStorage(), str(tmp_path), UnfinishedSet(ShardNaming("shard-", 6, ".tar"), SHARDIFY))
+    write_mark(LocalStorage(), str(tmp_path), ShardNaming("shard-", 6, ".tar"), SHARDIFY)
     for find in (list_shards, find_shards):
         with pytest.raises(DatasetIndexError, match="shardify.*interrupted.*--resume"):
             find(tmp_path)

@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard
-from streamload.index.index_writer import IndexFolder, update_with_tables
-from streamload.index.listing import IndexLookup
+from streamload.index.index_writer import IndexFolder
+from streamload.index.listing import Listing, Shard, ShardFinder
 from streamload.storage.local_files import LocalStorage
+from streamload.storage.protocol import UNKNOWN_BYTES
 from streamload.tar.scan import scan_file
 from streamload.tar.table import ShardTable
 
@@ -26,19 +28,19 @@ def index_shards(paths: Sequence[str | os.PathLike[str]], folder: str | None = N
 
 def write_index(folder: str, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
     """Add shards to the index in its own folder."""
-    return update_with_tables(IndexFolder(LocalStorage(), folder), entries)
+    return IndexFolder(LocalStorage(), folder).update_with_tables(entries)
 
 
 def read_index(folder: str | os.PathLike[str]) -> DatasetIndex:
     """The index in its own folder."""
-    index = IndexLookup(folder).of_folder("")
+    index = ShardFinder(folder).index_of("")
     assert index is not None
     return index
 
 
 def table_in(index: DatasetIndex, name: str) -> ShardTable:
-    """The table of one shard in a local index."""
-    entry = index.shard(name)
-    with open(index.table_url(entry), "rb") as file:
-        file.seek(entry.start)
-        return index.table_of(entry, file.read(entry.table_bytes))
+    """The table of one shard in an index, as a loader reads it."""
+    shard = Shard(name, name, UNKNOWN_BYTES, 0, "", None, index.folder)
+    table = Dataset(Listing((shard,), None, ()), indexes={index.folder: index}).find(0)
+    assert table is not None
+    return table
