@@ -22,8 +22,6 @@ _ROW_BY_ROW_BYTES = 1024
 # Smaller values of functions are copied to their batch together, which takes less time for each.
 _COPIED_TOGETHER_BYTES = 4 << 10
 
-_set_item = list.__setitem__  # found sooner than by its name, which is asked for with each value
-
 
 def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
     """View every run of bytes as long as an item of `dtype`, by where it begins."""
@@ -110,7 +108,7 @@ class PlacedRows(list[Any]):
 
     def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
         self.places = [place for block in blocks for place in block]
-        self._blocks = _by_first_row(blocks)
+        self._blocks = by_first_row(blocks)
         super().__init__([None] * len(self.places))
 
     def __setitem__(self, row: Any, value: Any) -> None:
@@ -128,50 +126,23 @@ class PlacedRows(list[Any]):
 
 
 class OwnValues(list[Any]):
-    """A column whose arrays are copied as they are made: a function may return the same one every time."""
-
-    def __setitem__(self, row: Any, value: Any) -> None:
-        list.__setitem__(self, row, value.copy() if type(value) is np.ndarray else value)
-
-
-class PlacedBlocks(list[Any]):
-    """A column of small arrays, copied to the memory of a batch together, as soon as all of the batch are made.
-
-    Copied one by one, each would cost a view; copied after all batches of a task, they would have left the caches.
-    Until two consecutive values do not share memory, each is also copied at once: a function may return the same array
-    every time.
-
-    Args:
-        blocks: for each batch the memory for its values.
-        are_filled: the values will be written there by the caller.
+    """A column whose arrays are copied as they are made: a function may return the same one every time.
 
     Attributes:
-        filled: the blocks that hold their values, by their first row.
+        are_apart: two arrays in turn did not share memory.
     """
 
-    def __init__(self, blocks: Sequence[NDArray[Any]], *, are_filled: bool = False) -> None:
-        self._blocks = _by_first_row(blocks)
-        self._first_rows = {start + len(block) - 1: start for start, block in self._blocks.items()}
-        self.filled = dict(self._blocks) if are_filled else {}
-        self._are_apart = False
+    def __init__(self, count: int) -> None:
+        super().__init__([None] * count)
+        self.are_apart = False
         self._previous: NDArray[Any] | None = None
-        super().__init__(() if are_filled else [None] * sum(map(len, blocks)))
 
     def __setitem__(self, row: Any, value: Any) -> None:
-        if not self._are_apart and type(value) is np.ndarray:
-            self._are_apart = self._previous is not None and not np.may_share_memory(self._previous, value)
-            self._previous, value = value, value if self._are_apart else value.copy()
-        _set_item(self, row, value)
-        if row in self._first_rows:
-            start = self._first_rows[row]
-            values, block = self[start : row + 1], self._blocks[start]
-            if set(map(type, values)) == {np.ndarray} and copied_together(values, block):
-                self.filled[start] = block
-                list.__setitem__(self, slice(start, row + 1), [None] * len(block))
-
-    def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
-        """Return the rows of one batch: their memory, or the values if they do not fit there."""
-        return self.filled[start] if start in self.filled else self[start:end]
+        if type(value) is np.ndarray:
+            if not self.are_apart and self._previous is not None:
+                self.are_apart = not np.may_share_memory(self._previous, value)
+            self._previous, value = value, value.copy()
+        list.__setitem__(self, row, value)
 
 
 def values_of(count: int, blocks: list[NDArray[Any]] | None, *, may_be_small: bool = True) -> list[Any]:
@@ -183,15 +154,15 @@ def values_of(count: int, blocks: list[NDArray[Any]] | None, *, may_be_small: bo
         may_be_small: small arrays may be copied together at the end of their batch.
     """
     if blocks is None and count > 1:
-        return OwnValues([None] * count)
+        return OwnValues(count)
     if blocks is None or blocks[0].ndim == 1:
         return [None] * count
     if may_be_small and blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
-        return PlacedBlocks(blocks)
+        return OwnValues(count)
     return PlacedRows(blocks)
 
 
-def _by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
+def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
     """Return the blocks of consecutive rows by the number of their first row."""
     return dict(zip(accumulate(map(len, blocks), initial=0), blocks, strict=False))
 
@@ -215,8 +186,8 @@ class Rows:
 
     Attributes:
         values: the rows themselves, if they are not kept as columns.
-        columns: for each field a list, an array with a leading axis of rows, `PlacedRows`, `PlacedBlocks` or
-            `StoredBytes`; of a single batch never one of the `Placed`.
+        columns: for each field a list, an array with a leading axis of rows, `StoredBytes`, or for several batches
+            `PlacedRows`, or a dict that has for the first row of each batch one of the others.
         keys: the names of the fields if a row is a dict; None for tuples.
         optional: the numbers of the columns in which None stands for a missing optional field.
     """
@@ -244,8 +215,13 @@ class Rows:
 
     def slice(self, start: int, end: int) -> Rows:
         """Return the rows of one batch."""
-        placed = PlacedRows | PlacedBlocks | StoredBytes
-        return self._some(end - start, lambda c: c.slice(start, end) if isinstance(c, placed) else c[start:end])
+
+        def part(column: Any) -> Any:
+            if isinstance(column, dict):
+                return column[start]
+            return column.slice(start, end) if isinstance(column, PlacedRows | StoredBytes) else column[start:end]
+
+        return self._some(end - start, part)
 
     def take(self, numbers: Sequence[int]) -> Rows:
         """Return some of the rows of a batch, in the order given."""

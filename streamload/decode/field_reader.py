@@ -13,14 +13,26 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from operator import gt
+from struct import iter_unpack
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
-from streamload.decode.columns import PlacedBlocks, Rows, StoredBytes, copy_stored, values_of, windows
+from streamload.decode.columns import (
+    OwnValues,
+    PlacedRows,
+    Rows,
+    StoredBytes,
+    by_first_row,
+    copied_together,
+    copy_stored,
+    values_of,
+    windows,
+)
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
 from streamload.decode.seeding import RowRandomness
@@ -193,9 +205,14 @@ class Work:
         """Add to the seconds of a stage and name."""
         self.named_s[name] = self.named_s.get(name, 0.0) + seconds
 
-    def each_row(self, action: Callable[[Iterator[int]], None], failed: Callable[[int, Exception], RowFailure]) -> None:
+    def each_row(
+        self,
+        action: Callable[[Iterator[int]], None],
+        failed: Callable[[int, Exception], RowFailure],
+        numbers: range | None = None,
+    ) -> None:
         """Run an action over the rows that have not failed; if it raises, that row fails, and it goes on after it."""
-        rows = self._rows_left()
+        rows = self._rows_left(range(self.count) if numbers is None else numbers)
         while True:
             with Attempt(exits=True) as attempt:
                 action(rows)
@@ -204,9 +221,9 @@ class Work:
             row = self.progress[0]
             self.failures[row] = failed(row, attempt.error)
 
-    def _rows_left(self) -> Iterator[int]:
+    def _rows_left(self, numbers: range) -> Iterator[int]:
         progress, failures = self.progress, self.failures
-        for row in range(self.count):
+        for row in numbers:
             if row not in failures:
                 progress[0] = row
                 yield row
@@ -311,26 +328,27 @@ class FieldReader:
             blocks: for each batch the memory for its values, if it is known.
             may_stay_stored: bytes may be `StoredBytes`, which are read later.
         """
-        small: Iterator[Encoded] | None = None
-        if column.crc32 is None and not work.failures and not (column.offsets == MISSING).any():
-            together = None if self._single else self._read_together(work, column, blocks, may_stay_stored)
+        may_be_together = column.crc32 is None and not work.failures and not (column.offsets == MISSING).any()
+        if may_be_together and not self._single:
+            together = self._read_together(work, column, blocks, may_stay_stored)
             if together is not None:
                 return together
-            if _has_first(column):
-                first, kind = self.decoding(column.alternatives[0])
-                small = _small_fields(column, work, kind)
-        values = values_of(work.count, blocks)
+        return self._read_by_row(work, column, failed, blocks, may_be_together=may_be_together)
 
-        # Counted here, which for a small field takes noticeably less time than a generator of rows.
-        numbered = None if small is None else zip(range(work.count), small, strict=False)
-        progress = work.progress
+    def _read_by_row(
+        self,
+        work: Work,
+        column: Column,
+        failed: Callable[[int, Exception], RowFailure],
+        blocks: list[NDArray[Any]] | None,
+        *,
+        may_be_together: bool,
+    ) -> Any:
+        first, first_kind = self.decoding(column.alternatives[0])
+        small = _small_fields(column, work, first_kind) if may_be_together and _has_first(column) else None
+        values, progress = values_of(work.count, blocks), work.progress
 
         def read_rows(rows: Iterator[int]) -> None:
-            if numbered is not None:
-                for row, data in numbered:
-                    progress[0] = row
-                    values[row] = first(data)
-                return
             for row in rows:
                 if self.is_absent(column, row):
                     values[row] = self.absent
@@ -338,12 +356,37 @@ class FieldReader:
                     decoder, kind = self.decoding(field_of(column, row))
                     values[row] = decoder(self.encoded(work, column, row, kind))
 
-        work.each_row(read_rows, failed)
-        return values
+        def read_span(start: int, end: int) -> None:
+            # Counted here, which for a small field takes noticeably less time than a generator of rows.
+            numbered = zip(range(start, end), small or (), strict=False)
+
+            def read_small(_: Iterator[int]) -> None:
+                for row, data in numbered:
+                    progress[0] = row
+                    values[row] = first(data)
+
+            work.each_row(read_rows if small is None else read_small, failed, range(start, end))
+
+        first_rows = min(2, work.count)
+        read_span(0, first_rows)
+        if isinstance(values, OwnValues) and values.are_apart:
+            values = list(values)
+        if blocks is None or isinstance(values, PlacedRows) or blocks[0].ndim == 1:
+            read_span(first_rows, work.count)
+            return values
+        batches: dict[int, Any] = {}
+        for start, block in by_first_row(blocks).items():
+            end = start + len(block)
+            read_span(max(start, first_rows), end)
+            batches[start] = values[start:end]
+            if set(map(type, batches[start])) == {np.ndarray} and copied_together(batches[start], block):
+                batches[start] = block
+            values[start:end] = [None] * len(block)  # the next ones get their memory, which is in the caches
+        return batches
 
     def _read_together(
         self, work: Work, column: Column, blocks: list[NDArray[Any]] | None, may_stay_stored: bool
-    ) -> NDArray[Any] | PlacedBlocks | StoredBytes | None:
+    ) -> NDArray[Any] | dict[int, NDArray[Any]] | StoredBytes | None:
         """Return a whole column that needs no decoder for each row; None if there is no such way."""
         if all(self.decoding(name)[0] is bytes for name in column.alternatives):
             return _stored_bytes(column, work) if may_stay_stored else None
@@ -388,7 +431,9 @@ def _stored_bytes(column: Column, work: Work) -> StoredBytes | None:
     return StoredBytes(places, work.shards)
 
 
-def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> NDArray[Any] | PlacedBlocks | None:
+def _arrays(
+    column: Column, work: Work, blocks: list[NDArray[Any]] | None
+) -> NDArray[Any] | dict[int, NDArray[Any]] | None:
     """Copy arrays of one dtype and shape together, to their batches' memory if they fit; None if they differ."""
     if work.rows_per_shard < _ROWS_PER_SHARD or not is_array(column.alternatives[0]):
         return None
@@ -409,11 +454,11 @@ def _arrays(column: Column, work: Work, blocks: list[NDArray[Any]] | None) -> ND
         and (blocks[0].dtype, blocks[0].shape[1:]) == (layout.dtype, layout.shape)
         and blocks[0].flags.c_contiguous
     ):
-        values = PlacedBlocks(blocks, are_filled=True)
-        for start, block in values.filled.items():
+        batches = by_first_row(blocks)
+        for start, block in batches.items():
             batch = slice(start, start + len(block))
             copy_stored(column.shards[batch], starts[batch], memory, block)
-        return values
+        return batches
     out = np.empty((work.count, *layout.shape), layout.dtype)
     copy_stored(column.shards, starts, memory, out)
     return out
@@ -447,7 +492,8 @@ def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[E
         copies = np.empty(work.count, f"V{largest}")
         for _, rows, data, places in gathered:
             copies[rows] = windows(data.data, copies.dtype)[places]
-        return map(convert, copies.tolist())
+        fields = chain.from_iterable(iter_unpack(f"{largest}s", copies.data))  # unlike `tolist`, one at a time
+        return fields if kind is bytes else map(convert, fields)
     if work.rows_per_shard < _VIEWS_PER_SHARD or largest > _VIEWED_BYTES:
         return None
     shards, starts, ends = column.shards.tolist(), column.offsets.tolist(), (column.offsets + column.sizes).tolist()
