@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from threading import RLock
 from types import SimpleNamespace
@@ -339,17 +340,7 @@ class StreamLoader(OpenDataset):
         It counts samples given to the loop, not prefetched ones, over all ranks: every rank's state is the same, and
         one is enough to save. Within the loop it stands behind the current batch.
         """
-        epoch, position = self._cursor.to_save()
-        return LoaderState(
-            seed=self._options.seed,
-            epoch=epoch,
-            position=position,
-            lanes=self._link.lanes,
-            window=self._options.shuffle_window,
-            shuffle=self._options.shuffles,
-            fingerprint=self._known_fingerprint,
-            **self._sampling.state(epoch),
-        ).to_json()
+        return self._state_at(*self._cursor.to_save()).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called: the next pass is the rest of that epoch, at any world size.
@@ -360,19 +351,12 @@ class StreamLoader(OpenDataset):
             LoaderStateError: not a state, or one of another dataset, seed, window or number of lanes.
         """
         loaded = LoaderState.from_json(state)
-        shards = self._listing.shards
-        own = fingerprint((shard.name, UNKNOWN_BYTES) for shard in shards)
+        names = [shard.name for shard in self._listing.shards]
+        own = fingerprint((name, UNKNOWN_BYTES) for name in names)
         if loaded.fingerprint != own:
-            own = fingerprint(zip((shard.name for shard in shards), self._link.sizes(), strict=True))
-        check(
-            loaded,
-            seed=self._options.seed,
-            shuffle=self._options.shuffles,
-            window=self._options.shuffle_window,
-            lanes=self._options.lanes,
-            fingerprint=own,
-            sampling=self._sampling.state(loaded.epoch),
-        )
+            own = fingerprint(zip(names, self._link.sizes(), strict=True))
+        now = replace(self._state_at(loaded.epoch, loaded.position), fingerprint=own)
+        check(loaded, now, lanes=self._options.lanes)
         self._end_iterator("a state was loaded")
         if self._sampling.resume(loaded) or loaded.lanes != self._link.lanes:
             self._link.disconnect()
@@ -460,6 +444,18 @@ class StreamLoader(OpenDataset):
         if running is not None:
             running.end(why)
         self._iterator = None
+
+    def _state_at(self, epoch: int, position: int) -> LoaderState:
+        return LoaderState(
+            seed=self._options.seed,
+            epoch=epoch,
+            position=position,
+            lanes=self._link.lanes,
+            window=self._options.shuffle_window,
+            shuffle=self._options.shuffles,
+            fingerprint=self._known_fingerprint,
+            **self._sampling.state(epoch),
+        )
 
     @cached_property
     def _known_fingerprint(self) -> str:

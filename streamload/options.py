@@ -49,26 +49,26 @@ class Options:
         TypeError, ValueError: an argument makes no sense.
     """
 
-    batch_size: int
-    shuffle: bool | int
-    fields: Sequence[str] | None
-    decode: bool | Mapping[str, Callable[[bytes], Any]]
-    transform: Transform | None
-    collate_fn: Callable[[list[Any]], Any] | None
-    drop_last: bool
-    pad: bool
-    num_workers: int | Literal["auto"] | RayFeeders
-    prefetch_batches: int
-    worker_init_fn: Callable[[int], Any] | None
-    seed: int
-    lanes: int | None
-    storage_options: Mapping[str, Any] | None = field(repr=False)  # it holds keys
-    filesystem: Any = field(repr=False)
-    cache_dir: str | os.PathLike[str] | None
-    cache_size: int | str | None
-    memory_budget: int | str
-    on_error: OnError
-    verify: bool
+    batch_size: int = 1
+    shuffle: bool | int = False
+    fields: Sequence[str] | None = None
+    decode: bool | Mapping[str, Callable[[bytes], Any]] = True
+    transform: Transform | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    drop_last: bool = False
+    pad: bool = True
+    num_workers: int | Literal["auto"] | RayFeeders = "auto"
+    prefetch_batches: int = 4
+    worker_init_fn: Callable[[int], Any] | None = None
+    seed: int = 0
+    lanes: int | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # it holds keys
+    filesystem: Any = field(default=None, repr=False)
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_size: int | str | None = None
+    memory_budget: int | str = "auto"
+    on_error: OnError = "raise"
+    verify: bool = False
 
     shuffles: bool = field(init=False)
     shuffle_window: int = field(init=False)
@@ -82,7 +82,8 @@ class Options:
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
         """Take the options from other arguments."""
-        return cls(**{field.name: arguments[field.name] for field in fields(cls) if field.init})
+        names = {field.name for field in fields(cls) if field.init}
+        return cls(**{name: value for name, value in arguments.items() if name in names})
 
     def __post_init__(self) -> None:
         self.feeders = self.num_workers if isinstance(self.num_workers, RayFeeders) else None

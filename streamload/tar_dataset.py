@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 import os
 import threading
@@ -11,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -34,7 +33,6 @@ from streamload.fetch.resident import open_listed
 from streamload.index.columns import LABEL
 from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing
-from streamload.loader import StreamLoader
 from streamload.memory.mapped import Bytes
 from streamload.options import Options
 from streamload.order.plan import RowBlock
@@ -270,7 +268,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         where: Where | None = None,
         join: Urls | None = None,
     ) -> None:
-        options = Options.among({**_loaders_defaults(), **locals(), "num_workers": 0})
+        options = Options.among({**locals(), "num_workers": 0})
         portion = Portion(urls, 1.0, index=index, where=where, join=join)
         with closing(FeederClient(options.storages, named_places([portion]))) as client:
             listing = client.list_shards(urls, index, portion.sidecars)
@@ -286,12 +284,6 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
     def __len__(self) -> int:
         """Return the number of samples."""
         return int(self._ends[-1]) if self._selected is None else len(self._selected)
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
 
     def __getitem__(self, index: int | slice) -> Any:
         """Return one sample by its number, which may count from the end; or a list of samples for a slice.
@@ -424,11 +416,6 @@ class _FromTorch:
 
     def seeds(self, _shard: int, _sample: int, _copy: int = 0) -> tuple[int, int, int]:
         raise AssertionError("the global generators belong to the caller")
-
-
-def _loaders_defaults() -> dict[str, Any]:
-    parameters = inspect.signature(StreamLoader.__init__).parameters.values()
-    return {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
 
 
 def _checked_counts(access: RandomAccess, options: Options) -> list[int]:

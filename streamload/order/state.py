@@ -105,36 +105,29 @@ def fingerprint(names_and_bytes: Iterable[tuple[str, int]]) -> str:
     return digest.hexdigest()
 
 
-def check(
-    state: LoaderState,
-    *,
-    seed: int,
-    shuffle: bool,
-    window: int,
-    lanes: int | None,
-    fingerprint: str,
-    sampling: Mapping[str, int | str] | None = None,
-) -> None:
+def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
     """Make sure that a loader reads in the order that a state was saved in.
 
-    The window is compared only with shuffle; lanes only if the loader was given a number. `sampling` holds the loader's
-    values of the optional names of a state; after the first word `sampler` is the digest of an order.
+    Args:
+        saved: the state to resume from.
+        now: a state of the loader. The window is compared only with shuffle, and of a sampler whether it gives whole
+            orders or those of a rank.
+        lanes: the loader's argument; any number resumes if it has none.
 
     Raises:
         LoaderStateError: the message lists all differences, with both values, and what to do.
     """
-    given = sampling or {}
-    compared: list[tuple[str, object, object]] = [("seed", state.seed, seed), ("shuffle", state.shuffle, shuffle)]
-    if state.shuffle or shuffle:
-        compared.append(("window", state.window, window))
+    names = ["seed", "shuffle", "window", "epoch_size", "weights", "mixture", "selection"]
+    if not (saved.shuffle or now.shuffle):
+        names.remove("window")
+    compared = [(name, getattr(saved, name), getattr(now, name)) for name in names]
+    kinds = [state.sampler and state.sampler.split(":")[0] for state in (saved, now)]
+    compared.append(("sampler", kinds[0], kinds[1]))
     if lanes is not None:
-        compared.append(("lanes", state.lanes, lanes))
-    for name in ("epoch_size", "weights", "mixture", "selection"):
-        compared.append((name, getattr(state, name), given.get(name)))
-    compared.append(("sampler", _first_word(state.sampler), _first_word(given.get("sampler"))))
-    differences = [f"{name} was {saved!r} and is {now!r} now" for name, saved, now in compared if saved != now]
+        compared.append(("lanes", saved.lanes, lanes))
+    differences = [f"{name} was {before!r} and is {after!r} now" for name, before, after in compared if before != after]
     remedies = ["make the StreamLoader with the saved values"] if differences else []
-    if state.fingerprint != fingerprint:
+    if saved.fingerprint != now.fingerprint:
         differences.append("the dataset had other shards, by their names, sizes or order")
         remedies.insert(0, "list the same shards in the same order as when the state was saved")
     if differences:
@@ -142,7 +135,3 @@ def check(
             f"the saved state belongs to another order: {'; '.join(differences)}. "
             f"To resume, {' and '.join(remedies)}; otherwise start without a state"
         )
-
-
-def _first_word(value: object) -> str | None:
-    return None if value is None else str(value).split(":")[0]

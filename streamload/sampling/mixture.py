@@ -36,7 +36,7 @@ class Portion:
     index: str | os.PathLike[str] | None = field(default=None, repr=False)
     where: Where | None = field(default=None, repr=False)
     join: Urls | None = field(default=None, repr=False)
-    selection: Selection = field(init=False, repr=False)
+    selection: Selection = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "selection", Selection(self.where))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,14 +41,17 @@ class ColumnsOf:
 
     def fetch(self, names: Iterable[str]) -> None:
         """Read several columns at once."""
-        stored = dict.fromkeys(map(_stored_name, names))
-        missing = [name for name in stored if name not in self._found]
+        made_of = dict.fromkeys(names, LABEL)
+        for name in made_of:
+            if name != CLASS_NAME:
+                made_of[name] = KEY_HASH if name.partition(".")[0] == FRACTION else name
+        missing = [stored for stored in dict.fromkeys(made_of.values()) if stored not in self._found]
         if missing:
             self._found.update(self._read(missing))
-        for name in names:
+        for name, stored in made_of.items():
             if name == CLASS_NAME:
                 self._found[name] = self._named(self._found[LABEL])
-            elif name.partition(".")[0] == FRACTION:
+            elif stored == KEY_HASH != name:
                 self._found[name] = _fractions(self._found[KEY_HASH], int(name.partition(".")[2] or 0))
 
     def check_classes(self, names: Iterable[str]) -> None:
@@ -73,7 +74,6 @@ class ColumnsOf:
         return np.array([names[label] for label in existing.tolist()], dtype=np.str_)[number]
 
 
-@dataclass(frozen=True)
 class Selection:
     """Which samples take part.
 
@@ -84,13 +84,10 @@ class Selection:
         TypeError, ValueError: it makes no sense.
     """
 
-    where: Where | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.where, str):
-            _ = self._expression
-        elif self.where is not None and not callable(self.where):
-            _ = self._keys
+    def __init__(self, where: Where | None = None) -> None:
+        self.where = where
+        self._condition = Expression(where) if isinstance(where, str) else None
+        self._keys = frozenset() if where is None or isinstance(where, str) or callable(where) else _keys_of(where)
 
     def select(self, columns: ColumnsOf, count: Callable[[], int]) -> NDArray[np.bool_]:
         """Return which samples take part, bool[N], in the order of the listing.
@@ -99,75 +96,57 @@ class Selection:
             TypeError, ValueError: none does, keys do not exist, or the condition does not fit the columns.
             StreamloadError: a column cannot be read.
         """
-        if isinstance(self.where, str):
-            columns.fetch(self._expression.names)
-            columns.check_classes(self._expression.class_names)
-            selected = self._expression.select({name: columns[name] for name in self._expression.names})
+        if self._condition is not None:
+            columns.fetch(self._condition.names)
+            columns.check_classes(self._condition.class_names)
+            selected = self._condition.select({name: columns[name] for name in self._condition.names})
         elif callable(self.where):
-            selected = self._met(self.where(columns), count)
+            selected = np.asarray(self.where(columns))
+            if selected.dtype != np.bool_ or selected.shape != (count(),):
+                raise TypeError(
+                    f"where= returned {selected.dtype}{list(selected.shape)}; it must return one truth value for each "
+                    f"of {counted(count(), 'sample')}, such as columns['label'] == 3"
+                )
         else:
-            selected = self._among_keys(columns[KEY])
+            keys = columns[KEY]
+            selected = np.fromiter((key in self._keys for key in keys), np.bool_, len(keys))
+            if missing := self._keys.difference(keys[selected]):
+                shown = listed(sorted(missing)[:_SHOWN_KEYS])
+                raise ValueError(
+                    f"where= has {counted(len(missing), 'key')} that no sample has, such as {shown}; a sample's key is "
+                    "its name in the shard up to the first dot, with folders"
+                )
         if not selected.any():
             raise ValueError(f"where={self.where!r} selects none of {counted(len(selected), 'sample')}")
         return selected
 
-    @cached_property
-    def _expression(self) -> Expression:
-        assert isinstance(self.where, str)
-        return Expression(self.where)
 
-    @cached_property
-    def _keys(self) -> Collection[str]:
-        if isinstance(self.where, os.PathLike):
-            try:
-                with open(self.where, encoding="utf-8") as file:
-                    keys = {line for line in map(str.strip, file) if line}
-            except (OSError, UnicodeDecodeError) as error:
-                raise ValueError(
-                    f"where={self.where!r} names a file with one key a line, which cannot be read: {error}"
-                ) from error
-        elif isinstance(self.where, Iterable):
-            given = list(self.where)
-            wrong = next((key for key in given if not isinstance(key, str)), None)
-            if wrong is not None:
-                raise TypeError(f"where= has {wrong!r} among its keys; keys are strings")
-            keys = set(given)
-        else:
-            raise TypeError(
-                f"where={self.where!r} must be a condition such as 'size.jpg < 1_000_000', a function, or keys"
-            )
-        if not keys:
-            raise ValueError("where= has no keys; leave it out for all samples")
-        return keys
-
-    def _met(self, returned: Any, count: Callable[[], int]) -> NDArray[np.bool_]:
-        met = np.asarray(returned)
-        if met.dtype != np.bool_ or met.shape != (count(),):
-            raise TypeError(
-                f"where= returned {met.dtype}{list(met.shape)}; it must return one truth value for each of "
-                f"{counted(count(), 'sample')}, such as columns['label'] == 3"
-            )
-        return met
-
-    def _among_keys(self, keys: NDArray[Any]) -> NDArray[np.bool_]:
-        selected = np.fromiter((key in self._keys for key in keys), np.bool_, len(keys))
-        missing = set(self._keys).difference(keys[selected])
-        if missing:
-            shown = listed(list(islice(sorted(missing), _SHOWN_KEYS)))
+def _keys_of(where: os.PathLike[str] | Iterable[str]) -> frozenset[str]:
+    """Return keys that are given themselves, or in a file."""
+    if isinstance(where, os.PathLike):
+        try:
+            with open(where, encoding="utf-8") as file:
+                keys = frozenset(line for line in map(str.strip, file) if line)
+        except (OSError, UnicodeDecodeError) as error:
             raise ValueError(
-                f"where= has {counted(len(missing), 'key')} that no sample has, such as {shown}; a sample's key is its "
-                "name in the shard up to the first dot, with folders"
-            )
-        return selected
+                f"where={where!r} names a file with one key a line, which cannot be read: {error}"
+            ) from error
+    elif isinstance(where, Iterable):
+        given = list(where)
+        wrong = next((key for key in given if not isinstance(key, str)), None)
+        if wrong is not None:
+            raise TypeError(f"where= has {wrong!r} among its keys; keys are strings")
+        keys = frozenset(given)
+    else:
+        raise TypeError(f"where={where!r} must be a condition such as 'size.jpg < 1_000_000', a function, or keys")
+    if not keys:
+        raise ValueError("where= has no keys; leave it out for all samples")
+    return keys
 
 
 def digest(selected: NDArray[np.bool_]) -> str:
     """Return a short name for a selection, by which a state recognizes it."""
     return hashlib.blake2b(np.packbits(selected).tobytes(), digest_size=8).hexdigest()
-
-
-def _stored_name(name: str) -> str:
-    return LABEL if name == CLASS_NAME else KEY_HASH if name.partition(".")[0] == FRACTION else name
 
 
 def _fractions(key_hashes: NDArray[np.uint64], seed: int) -> NDArray[np.float64]:
