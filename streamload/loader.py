@@ -188,9 +188,9 @@ class StreamLoader(OpenDataset):
         self.batch_size, self.drop_last, self.num_workers = batch_size, drop_last, options.workers
         start_elsewhere = None
         if (feeders := options.feeders) is not None:
-            from streamload.cluster.connection import RayConnection
+            from streamload.cluster.connection import RayChannel
 
-            start_elsewhere = partial(RayConnection, feeders, budget_is_automatic=memory_budget == "auto")
+            start_elsewhere = partial(RayChannel, feeders, budget_is_automatic=memory_budget == "auto")
         self._link = FeederLink(options, portions, self._sampling, cuda=cuda, start_elsewhere=start_elsewhere)
         self._listing = self._link.listing
         self._batch_builder = BatchBuilder(on_error, repeats=pad and on_error != "raise")

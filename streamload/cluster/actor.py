@@ -15,7 +15,7 @@ from streamload.fetch.budget import default_budget
 from streamload.log_records import set_log_levels
 from streamload.memory.mapped import Bytes
 from streamload.order.share import EpochStart
-from streamload.trainer.connection import FeederConnection, start_feeder_process
+from streamload.trainer.connection import Connection, start_feeder_process
 from streamload.workers.launchers import available_processors
 
 
@@ -39,7 +39,7 @@ class FeederActor:
     def __init__(self) -> None:
         # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
         os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
-        self._feeder: FeederConnection | None = None
+        self._feeder: Connection | None = None
         self._pass = (-1, -1, -1)
         self._ended = True
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from streamload.cluster.actor import FeederActor, Program
 from streamload.cluster.ray_cluster import check_version, connect, own_version
 from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
 from streamload.feeder.messages import Configure, Failed, Ready, ReadyBatch
+from streamload.memory.channel import Message
 from streamload.memory.mapped import Bytes
+from streamload.memory.unnamed import new_memory, write_fully
 from streamload.order.share import EpochStart, Share
 from streamload.ray_feeders import RayFeeders
 from streamload.totals import Totals
-from streamload.trainer.connection import Connection
+from streamload.trainer.connection import DirectChannel
 from streamload.workers.launch import program_arguments
 
 _log = logging.getLogger("streamload")
@@ -55,7 +55,7 @@ class _Feeder:
     died: bool = False
 
 
-class RayConnection(Connection):
+class RayChannel(DirectChannel):
     """Feeders that are actors of a Ray cluster, seen from the trainer.
 
     Feeder j of k makes the batches j, j + k, j + 2k, ... of a pass, so taking them in turn gives the rank's order.
@@ -65,15 +65,14 @@ class RayConnection(Connection):
     """
 
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
-        super().__init__()
         self._demands = feeders
         program = Program(program_arguments(), sys.path, os.getcwd())
         self._started_with = program, pickle.dumps(configure), feeders.num_cpus, budget_is_automatic
         self._feeders = [_Feeder(number) for number in range(feeders.number)]
         self._start: EpochStart | None = None
         self._turn = self._position = 0
-        self._memory: dict[int, Bytes] = {}
         self._slots = itertools.count()
+        self._announced: tuple[int, ...] = ()  # the slots of the last message
         self._of_lost = Totals()
         self._cluster = connect(feeders.address, runtime_env=feeders.runtime_env)
         self._cluster.require(feeders.demands, feeders.number, "feeders")
@@ -85,25 +84,20 @@ class RayConnection(Connection):
 
     def close(self) -> None:
         """End the feeders. Idempotent."""
-        if not self.closed:
-            self._closed = True
-            for feeder in self._feeders:
-                self._end(feeder)
-            self.messages.clear()
-            self._memory.clear()
+        for feeder in self._feeders:
+            self._end(feeder)
 
     # -- the trainer -----------------------------------------------------------------------------------------------
 
-    def send(self, message: Any, *, later: bool = False) -> None:  # noqa: ARG002
+    def send_all(self, messages: Sequence[Any]) -> None:
         """Begin a pass; the feeders need no other message."""
-        if isinstance(message, EpochStart):
-            self._start, self._turn, self._position = message, 0, message.position
-            self.messages.clear()
-            self._memory.clear()
-            for feeder in self._feeders:
-                self._begin(feeder)
+        for message in messages:
+            if isinstance(message, EpochStart):
+                self._start, self._turn, self._position = message, 0, message.position
+                for feeder in self._feeders:
+                    self._begin(feeder)
 
-    def receive_now(self) -> Any | None:
+    def receive_now(self) -> Message | None:
         """Return the next message if its batch is here already."""
         while (feeder := self._needed()) is not None:
             if not self._cluster.ray.wait([feeder.coming[0]], timeout=0)[0]:
@@ -111,35 +105,32 @@ class RayConnection(Connection):
             self._fetch(feeder, None)
         return self._message()
 
-    def _go_on(self, deadline_s: float | None) -> None:
-        if (feeder := self._needed()) is not None:
+    def receive(self, timeout_s: float | None) -> Message:
+        """Wait for the next message."""
+        deadline_s = None if timeout_s is None else monotonic() + timeout_s
+        while (feeder := self._needed()) is not None:
             self._fetch(feeder, None if deadline_s is None else max(0.0, deadline_s - monotonic()))
+        return self._message()
 
     def what_holds_up(self) -> str:
         """Say what the next batch waits for."""
         number, of = self._turn % len(self._feeders), len(self._feeders)
         return f"feeder {number} of {of} on the Ray cluster has not returned its next batch"
 
-    def lease(self, slot: int) -> Bytes:
-        """Return the memory of a batch: a copy, since the object of Ray is read-only."""
-        return np.array(self._memory.pop(slot))
-
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def _needed(self) -> _Feeder | None:
-        """The feeder that the next message waits for; None if it can be made."""
+        """Return the feeder that the next message waits for; None if it can be made."""
         feeder = self._feeders[self._turn % len(self._feeders)]
-        if self.messages or feeder.batches or feeder.failed is not None:
+        if feeder.batches or feeder.failed is not None:
             return None
         if not feeder.ended:
             return feeder
         last = self._feeders[(self._turn - 1) % len(self._feeders)]
         return None if last.ended else last
 
-    def _message(self) -> Any:
+    def _message(self) -> Message:
         """Make the next message, for which nothing is needed."""
-        if self.messages:
-            return self.messages.popleft()
         assert self._start is not None
         feeder = self._feeders[self._turn % len(self._feeders)]
         if feeder.batches:
@@ -147,20 +138,24 @@ class RayConnection(Connection):
             self._turn, self._position = self._turn + 1, batch.end
             return self._ready([(batch, memory)], last=False)
         if feeder.failed is not None:
-            return feeder.failed._replace(start=self._start.identity)
+            return feeder.failed._replace(start=self._start.identity), []
         last = self._feeders[(self._turn - 1) % len(self._feeders)]
         return self._ready(last.batches, last=True)  # the one that replaces empty batches at the end, if any
 
-    def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Ready:
+    def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
+        """Make a message with batches, each copied to a slot of its own: the object of Ray is read-only."""
         assert self._start is not None
-        announced = []
+        retired, announced, descriptors = self._announced, [], []
         for batch, memory in batches:
             announced.append(batch._replace(slot=next(self._slots)))
-            self._memory[announced[-1].slot] = memory
+            descriptors.append(new_memory(max(1, len(memory))))
+            write_fully(descriptors[-1], memory.data, 0)
+        self._announced = tuple(batch.slot for batch in announced)
         totals = Totals(self._of_lost)
         for feeder in self._feeders:
             totals.add(feeder.totals)
-        return Ready(self._start.identity, tuple(announced), (), (), last, acknowledge_after=1, totals=totals)
+        ready = Ready(self._start.identity, tuple(announced), self._announced, retired, last, 1, totals)
+        return ready, descriptors
 
     def _fetch(self, feeder: _Feeder, timeout_s: float | None) -> None:
         """Take in what a feeder returns next; one that has died is placed again."""

@@ -305,9 +305,6 @@ class Failure(NamedTuple):
 
 Task = RowTask | ScanTask
 
-WorkerMessage = RowTask | ScanTask | ShardsOpened | SlotOpened | Forget
-"""Sent by a pool to a worker that has started."""
-
 
 class RowFailure(NamedTuple):
     """The error of one row.

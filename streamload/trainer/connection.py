@@ -10,14 +10,14 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from streamload.decode.failure import error_from
-from streamload.decode.tasks import WorkerMessage
+from streamload.decode.tasks import Forget, RowTask, ScanTask, ShardsOpened, SlotOpened
 from streamload.errors import LoaderClosedError, WorkerError
 from streamload.feeder.messages import (
     WHAT_HOLDS_UP,
@@ -31,7 +31,7 @@ from streamload.feeder.messages import (
     Scanning,
 )
 from streamload.log_records import Logged
-from streamload.memory.channel import Channel
+from streamload.memory.channel import Channel, Message
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
 from streamload.order.share import EpochStart
@@ -39,7 +39,6 @@ from streamload.workers.launch import Child, launch
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch
-    from streamload.trainer.in_process_feeder import InProcessChannel
     from streamload.workers.caller_worker import CallerWorker
 
 _GRACE_S = 0.7
@@ -82,41 +81,95 @@ def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
         raise second_death(error) from error
 
 
-class Connection(ABC):
-    """A feeder, seen from the trainer: keeps its messages in order.
+class DirectChannel(ABC):
+    """A feeder that is not behind a socket, reached by the methods of `Channel`."""
+
+    @abstractmethod
+    def send_all(self, messages: Sequence[Any]) -> None:
+        """Have the feeder handle messages."""
+
+    @abstractmethod
+    def receive_now(self) -> Message | None:
+        """Return the next message if it is here, else None."""
+
+    @abstractmethod
+    def receive(self, timeout_s: float | None) -> Message:
+        """Wait for the next message. Raises TimeoutError if none comes in time."""
+
+    @abstractmethod
+    def what_holds_up(self) -> str:
+        """Say what the next batch waits for; empty if nothing shows."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the feeder. Idempotent."""
+
+
+class Connection:
+    """A feeder, seen from the trainer: keeps its messages in order, and the memory of its batches.
+
+    A feeder's process ends with this object at the latest: when it is closed or garbage-collected, when the interpreter
+    exits, and by itself when the trainer is killed.
+
+    Args:
+        channel: leads to the feeder.
+        child: the feeder's process, if it is one of this machine.
+        cuda: page-locks slots.
 
     Attributes:
-        death: how the feeder ended, if it has been found dead.
+        configured: whether the process was sent a `Configure`.
+        death: how the process ended, if it has been found dead.
         messages: those that have come, for `receive`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, channel: Channel | DirectChannel, child: Child | None = None, cuda: Cuda | None = None) -> None:
+        self.configured = False
         self.death: str | None = None
         self.messages: deque[Any] = deque()
         self._answers: dict[int, Answer] = {}
         self._failed: Failed | None = None
-        self._owner = os.getpid()
-        self._closed = False
         self._scans_due_s = monotonic() + _SCANS_LOGGED_AFTER_S
+        lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
+        self._slots = SlotReader(lock, fence)
+        self._unsent: deque[Any] = deque()
+        self._sending = Lock()
+        self._unacknowledged = 0
+        self._acknowledge_after = 1
+        self._worker: CallerWorker | None = None
+        self._child = child
+        self._channel = channel
+        self._owner = os.getpid()
+        self._end = weakref.finalize(self, _end, child, channel, self._slots, self._owner)
+
+    def make_rows(self, worker: CallerWorker) -> None:
+        """Do the tasks of a feeder without workers: `receive` does them, in its caller's thread."""
+        self._worker = worker
+        weakref.finalize(self, worker.close)
 
     @property
     def closed(self) -> bool:
         """Whether it has been closed, or this is a fork of the process that it belongs to: two cannot share it."""
-        return self._closed or os.getpid() != self._owner
+        return not self._end.alive or os.getpid() != self._owner
 
-    @abstractmethod
     def send(self, message: Any, *, later: bool = False) -> None:
         """Send the feeder a message; if it is dead, the next `receive` says so.
 
         With `later` the message goes with the next one, or before this waits: to wake the feeder takes time, and on a
         busy machine our processor.
         """
+        self.configured = self.configured or isinstance(message, Configure)
+        if isinstance(message, EpochStart) and self._worker is not None:
+            self._worker.begin(message.number)
+        self._unsent.append(message)
+        if not later:
+            self._flush()
 
-    def abandon(self, number: int) -> None:  # noqa: B027
-        """Have the feeder do nothing more for a pass, if the next start does not do that.
-
-        Safe at any moment in any thread, and does not wait.
-        """
+    def abandon(self, number: int) -> None:
+        """Have the feeder do nothing more for a pass. Safe at any moment in any thread, and does not wait."""
+        if self._worker is not None:
+            self._worker.leave(number)
+        self._unsent.append(AbandonEpoch(number))
+        self._send_unsent()
 
     def receive(self, timeout_s: float | None) -> Any:
         """Return the feeder's next message, when all batches of earlier messages have been leased.
@@ -132,13 +185,36 @@ class Connection(ABC):
             self._go_on(deadline_s)
         return message
 
-    @abstractmethod
     def receive_now(self) -> Any | None:
         """Return the feeder's next message if it is here already, else None, without any work."""
+        while not self.messages:
+            try:
+                arrived = self._channel.receive_now()
+            except (EOFError, OSError) as error:
+                self._raise_broken(error)
+            if arrived is None:
+                if self._unsent:
+                    self._flush()
+                return None
+            self._open(*arrived)
+        message = self.messages.popleft()
+        if isinstance(message, Ready):
+            self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
+            self._acknowledge_after = message.acknowledge_after
+        return message
 
-    @abstractmethod
     def _go_on(self, deadline_s: float | None) -> None:
         """Do a task, or wait for a message. Raises TimeoutError if there is none in time."""
+        if self._worker is not None and (done := self._worker.step()) is not None:
+            self.send(done)
+            return
+        try:
+            arrived = self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - monotonic()))
+        except TimeoutError:
+            raise
+        except (EOFError, OSError) as error:
+            self._raise_broken(error)
+        self._open(*arrived)
 
     def call(self, function: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Call a function of the feeder. Messages that come before its answer are kept for `receive`.
@@ -159,154 +235,50 @@ class Connection(ABC):
             raise error_from(answer.failure)
         return answer.value
 
-    @abstractmethod
-    def what_holds_up(self) -> str:
-        """Say what the next batch waits for; empty if nothing shows."""
-
-    def fileno(self) -> int | None:
-        """Return a descriptor that is readable when something may have come; None if `receive` does all work."""
-        return None
-
-    @abstractmethod
-    def lease(self, slot: int) -> Bytes:
-        """Return the memory of the next batch, which counts as taken; when its last view is gone, the slot is free."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the feeder and its workers, and wait for them. Idempotent."""
-
-    def _put(self, message: Any) -> None:
-        if isinstance(message, Answer):
-            self._answers[message.number] = message
-        elif isinstance(message, Scanning):
-            if monotonic() >= self._scans_due_s:
-                self._scans_due_s = monotonic() + _SCANS_LOGGED_AFTER_S
-                counts = f"{message.scanned:,} of {message.shards:,}"
-                _log.warning("scanned %s shards without an index; `streamload index` saves that", counts)
-        else:
-            self.messages.append(message)
-        if isinstance(message, Failed):
-            self._failed = message
-
-
-class FeederConnection(Connection):
-    """A connection to a feeder of this machine: a subprocess, or an object of this process.
-
-    The process ends with this object at the latest: when it is closed or garbage-collected, when the interpreter exits,
-    and by itself when the trainer is killed.
-
-    Args:
-        channel: leads to the feeder.
-        child: the feeder's process, if it has one.
-        cuda: page-locks slots.
-
-    Attributes:
-        configured: whether it was sent a `Configure`.
-    """
-
-    def __init__(self, channel: Channel | InProcessChannel, child: Child | None = None, cuda: Cuda | None = None):
-        super().__init__()
-        lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
-        self._slots = SlotReader(lock, fence)
-        self.configured = False
-        self._unsent: deque[Any] = deque()
-        self._sending = Lock()
-        self._unacknowledged = 0
-        self._acknowledge_after = 1
-        self._worker: CallerWorker | None = None
-        self._child = child
-        self._channel = channel
-        self._end = weakref.finalize(self, _end, child, channel, self._slots, self._owner)
-
-    def make_rows(self, worker: CallerWorker) -> None:
-        """Do the tasks of a feeder without workers: `receive` does them, in its caller's thread."""
-        self._worker = worker
-        weakref.finalize(self, worker.close)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been closed, or this is a fork of the process that it serves."""
-        return not self._end.alive or os.getpid() != self._owner
-
-    def send(self, message: Any, *, later: bool = False) -> None:
-        """Send the feeder a message, now or `later`; if it is dead, the next `receive` says so."""
-        self.configured = self.configured or isinstance(message, Configure)
-        if isinstance(message, EpochStart) and self._worker is not None:
-            self._worker.begin(message.number)
-        self._unsent.append(message)
-        if not later:
-            self._flush()
-
-    def abandon(self, number: int) -> None:
-        """Have the feeder do nothing more for a pass."""
-        if self._worker is not None:
-            self._worker.leave(number)
-        self._unsent.append(AbandonEpoch(number))
-        self._send_unsent()
-
-    def receive_now(self) -> Any | None:
-        """Return the feeder's next message if it is here already."""
-        while not self.messages:
-            try:
-                arrived = self._channel.receive_now()
-            except (EOFError, OSError) as error:
-                self._raise_broken(error)
-            if arrived is None:
-                if self._unsent:
-                    self._flush()
-                return None
-            self._open(*arrived)
-        message = self.messages.popleft()
-        if isinstance(message, Ready):
-            self._slots.drop(message.retired)  # not sooner: batches of earlier messages may lie there
-            self._acknowledge_after = message.acknowledge_after
-        return message
-
-    def _go_on(self, deadline_s: float | None) -> None:
-        if self._worker is not None and (done := self._worker.step()) is not None:
-            self.send(done)
-            return
-        try:
-            arrived = self._channel.receive(None if deadline_s is None else max(0.0, deadline_s - monotonic()))
-        except TimeoutError:
-            raise
-        except (EOFError, OSError) as error:
-            self._raise_broken(error)
-        self._open(*arrived)
-
     def _raise_broken(self, error: EOFError | OSError) -> NoReturn:
         """Raise why nothing can be received."""
         if self.death is None and self.closed:
             raise LoaderClosedError("the loader was closed while a batch or an answer was waited for") from error
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        if self._child is None or (isinstance(error, OSError) and error.errno == errno.EMFILE):
             raise error  # it is this process that has too many open files, and the error says so
         if self.death is None:
-            assert self._child is not None
             is_alive = self._child.wait(_GRACE_S) is None
             ended = "has closed its connection" if is_alive else self._child.end(0.0)
             self.death = f"the feeder process {ended}"
         raise FeederDiedError(self.death) from error
 
     def _open(self, message: Any, descriptors: list[int]) -> None:
-        """Map the slots that come with a message, and keep it for `receive`; log it if it is a record."""
-        if isinstance(message, Logged):
-            message.handle_if_enabled()
-            return
-        if self._worker is not None and isinstance(message, WorkerMessage):
-            self._worker.put(message, descriptors)
-            return
-        try:
-            if isinstance(message, Ready):
-                for slot, descriptor in zip(message.opened, descriptors, strict=True):
-                    self._slots.add(slot, descriptor)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        self._put(message)
+        """Take in a message: map the slots that come with it, and keep it for its receiver."""
+        match message:
+            case Logged():
+                message.handle_if_enabled()
+            case RowTask() | ScanTask() | ShardsOpened() | SlotOpened() | Forget() if self._worker is not None:
+                self._worker.put(message, descriptors)
+                return
+            case Answer():
+                self._answers[message.number] = message
+            case Scanning():
+                if monotonic() >= self._scans_due_s:
+                    self._scans_due_s = monotonic() + _SCANS_LOGGED_AFTER_S
+                    counts = f"{message.scanned:,} of {message.shards:,}"
+                    _log.warning("scanned %s shards without an index; `streamload index` saves that", counts)
+            case Failed():
+                self._failed = message
+                self.messages.append(message)
+            case Ready():
+                try:
+                    for slot, descriptor in zip(message.opened, descriptors, strict=True):
+                        self._slots.add(slot, descriptor)
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                self.messages.append(message)
 
     def what_holds_up(self) -> str:
         """Say what the next batch waits for; empty if nothing shows."""
-        assert self._child is not None, "in this process there is nothing to wait for"
+        if isinstance(self._channel, DirectChannel):
+            return self._channel.what_holds_up()
+        assert self._child is not None
         try:
             return str(self.call(WHAT_HOLDS_UP, timeout_s=_ANSWER_S) or "")
         except TimeoutError:
@@ -316,7 +288,7 @@ class FeederConnection(Connection):
             return error.message
 
     def fileno(self) -> int | None:
-        """Return the socket's descriptor, unless this process makes the rows."""
+        """Return a descriptor that is readable when a message may have come; None if `receive` does the work."""
         return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
 
     def lease(self, slot: int) -> Bytes:
@@ -357,13 +329,13 @@ class FeederConnection(Connection):
             warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
 
-def start_feeder_process(workers: int, cuda: Cuda | None) -> FeederConnection:
+def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
     """Start a feeder in a subprocess with so many workers."""
     child = launch("streamload.feeder.start", workers)
-    return FeederConnection(Channel(child.socket), child, cuda)
+    return Connection(Channel(child.socket), child, cuda)
 
 
-def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotReader, owner: int) -> None:
+def _end(child: Child | None, channel: Channel | DirectChannel, slots: SlotReader, owner: int) -> None:
     is_owner = os.getpid() == owner
     if is_owner and isinstance(channel, Channel):
         channel.end_sending()  # a fork of this process may keep the socket open

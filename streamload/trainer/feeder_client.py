@@ -29,7 +29,7 @@ from streamload.sampling.selection import ColumnsOf, Selection
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, as_strings, expand_urls
 from streamload.trainer.checks import labelled_folders
-from streamload.trainer.connection import FeederConnection, start_feeder_process, with_another_feeder
+from streamload.trainer.connection import Connection, start_feeder_process, with_another_feeder
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda
@@ -79,9 +79,9 @@ class FeederClient:
         self._workers = workers
         self._cuda = cuda
         self._calls = Calls()
-        self.process: FeederConnection | None = None
+        self.process: Connection | None = None
 
-    def feeder(self) -> FeederConnection:
+    def feeder(self) -> Connection:
         """Return the feeder's process; another one than before if that has ended.
 
         Raises:

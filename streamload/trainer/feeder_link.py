@@ -33,7 +33,7 @@ from streamload.trainer.checks import (
     warn_of_separate_crops,
     warn_of_unused_decoders,
 )
-from streamload.trainer.connection import Connection, FeederConnection, with_another_feeder
+from streamload.trainer.connection import Connection, DirectChannel, with_another_feeder
 from streamload.trainer.device import Cuda
 from streamload.trainer.feeder_client import FeederClient, named_places
 
@@ -68,7 +68,7 @@ class FeederLink:
         sampling: SamplingOptions,
         *,
         cuda: Cuda,
-        start_elsewhere: Callable[[Configure], Connection] | None = None,
+        start_elsewhere: Callable[[Configure], DirectChannel] | None = None,
     ) -> None:
         self.options = options
         self.lanes = sampling.lanes
@@ -280,12 +280,12 @@ class FeederLink:
         (configure, job), client = self._configured, self._client
         if self._start_elsewhere is not None:
             client.close()
-            return self._start_elsewhere(configure)
+            return Connection(self._start_elsewhere(configure))
         fetched = () if client.is_process_local else fetched_shards(self.listing, self.options.storages)
         if job is not None and client.is_here and not fetched:
             from streamload.trainer.in_process_feeder import InProcessChannel  # with the scheduler and the decoders
 
-            connection = FeederConnection(InProcessChannel(configure, self.listing))
+            connection = Connection(InProcessChannel(configure, self.listing))
         else:
             connection = client.feeder()
             if connection is self._listed_by:

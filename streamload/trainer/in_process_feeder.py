@@ -17,6 +17,7 @@ from streamload.memory.channel import Message
 from streamload.memory.unnamed import new_memory
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import decompressed
+from streamload.trainer.connection import DirectChannel
 
 _MOST_SHARD_BYTES = 1 << 40
 
@@ -53,8 +54,8 @@ class CopiedShards(ResidentShards):
             raise
 
 
-class InProcessChannel:
-    """Stands for a `Channel` to a feeder that is an object of this process, and works while a message is sent to it."""
+class InProcessChannel(DirectChannel):
+    """A feeder that is an object of this process, and works while a message is sent to it."""
 
     def __init__(self, configure: Configure, listing: Listing) -> None:
         self._arrived: deque[Message] = deque()
@@ -79,6 +80,10 @@ class InProcessChannel:
         if not self._arrived:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
         return self._arrived.popleft()
+
+    def what_holds_up(self) -> str:
+        """Return nothing: there is nothing to wait for."""
+        return ""
 
     def close(self) -> None:
         """Close the feeder, and what was not received. Idempotent."""
