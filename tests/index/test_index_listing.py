@@ -131,7 +131,7 @@ def test_the_same_shard_twice_is_refused(tmp_path: Path, second: str) -> None:
 
 def test_matches_that_are_not_files_are_named(tmp_path: Path) -> None:
     os.symlink(tmp_path / "gone", tmp_path / "a.tar")
-    with pytest.raises(ShardNotFoundError, match="no such shard"):
+    with pytest.raises(ShardNotFoundError, match="the link leads to .*gone"):
         list_shards(tmp_path)
 
 
