@@ -58,7 +58,7 @@ class RetryPolicy(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """What the requests to a host or bucket share."""
+    """The state of a host or bucket."""
 
     reached: bool = False
     answered_s: float = -math.inf
@@ -339,7 +339,8 @@ class _Request:
 
     def _warn_when_silent(self) -> None:
         """Warn if nothing arrives for long, since a request that hangs fails much later."""
-        if left_s := self.attempts.warn_of_silence():
+        left_s = self.attempts.warn_of_silence()
+        if left_s > 0.0:
             self.warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), self._warn_when_silent)
 
 

@@ -234,9 +234,10 @@ class LocalStorage:
 
 
 def _check_regular(path: str, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
+    if stat.S_ISREG(mode):
+        return
+    kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+    raise StorageError(f"this is {kind}, and a shard must be a file; check the path", url=path)
 
 
 def _listed(path: str) -> ShardInfo:

@@ -79,9 +79,10 @@ class Storages:
 
     def check(self, urls: Iterable[str]) -> None:
         """Raise TypeError or ValueError for options that do not fit urls."""
-        for protocol in dict.fromkeys(map(protocol_of, urls)) if self._filesystem is None else ():
-            options = self._options_of(protocol)
-            if options and protocol in FAMILY:
+        if self._filesystem is not None or not self._options:
+            return
+        for protocol in dict.fromkeys(map(protocol_of, urls)):
+            if protocol in FAMILY and (options := self._options_of(protocol)):
                 from streamload.storage.object_storage import object_options
 
                 object_options(protocol, options)
@@ -129,11 +130,13 @@ class Storages:
             from streamload.storage.object_storage import ObjectStorage, object_options
 
             return ObjectStorage(object_options(protocol, self._options_of(protocol)), self.retries)
+        import fsspec
+
         from streamload.storage.filesystem_storage import FilesystemStorage
 
         if protocol == "fsspec":
             return FilesystemStorage(self._options, self._filesystem, self.retries)
-        if protocol not in _protocols_of_fsspec():
+        if protocol not in fsspec.available_protocols():
             raise ValueError(
                 f"urls names {without_secrets(url)!r}, but no storage is called {protocol}://; check the spelling "
                 "(s3://, gs://, az://, https://, hf://, or any protocol of fsspec)"
@@ -142,22 +145,16 @@ class Storages:
 
     def _options_of(self, protocol: str) -> dict[str, Any]:
         """Return the options for all protocols, overridden by those of this protocol."""
-        nested = {
-            name
-            for name, value in self._options.items()
-            if isinstance(value, Mapping) and (name in FAMILY or name in _protocols_of_fsspec())
-        }
-        options = {name: value for name, value in self._options.items() if name not in nested}
+        dicts = [name for name, value in self._options.items() if isinstance(value, Mapping)]
+        if dicts:
+            import fsspec
+
+            dicts = [name for name in dicts if name in FAMILY or name in fsspec.available_protocols()]
+        options = {name: value for name, value in self._options.items() if name not in dicts}
         family = FAMILY.get(protocol, protocol)
-        for name in sorted((name for name in nested if FAMILY.get(name, name) == family), key=protocol.__eq__):
+        for name in sorted((name for name in dicts if FAMILY.get(name, name) == family), key=protocol.__eq__):
             options |= self._options[name]
         return options
-
-
-def _protocols_of_fsspec() -> list[str]:
-    from fsspec import available_protocols
-
-    return list(available_protocols())
 
 
 def _refuse_other_protocol(filesystem: Any, url: str) -> None:

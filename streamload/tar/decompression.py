@@ -19,6 +19,7 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from streamload.errors import ShardFormatError
@@ -101,7 +102,7 @@ PIECE_BYTES = 1 << 20
 """Maximum size of a decompressed piece."""
 
 _SLICE_BYTES = 64 << 10  # the input of one call of a decompressor: bounds copies, and locates damage
-_STEP_BYTES = 4 << 20  # the output of one call of the thread
+_STEP_PIECES = 8  # the output of one call of the thread
 
 
 class Decompressor:
@@ -161,9 +162,10 @@ class Decompressor:
         Raises:
             ShardFormatError: the shard is cut.
         """
-        if self._stream is not None or not self._streams_ended:
-            start = f"it ends within the {self._name} that starts at byte {self._stream_start}"
-            raise self._error(f"the shard is cut: {start}; fetch or pack it again", self.compressed_bytes)
+        if self._stream is None and self._streams_ended:
+            return
+        start = f"it ends within the {self._name} that starts at byte {self._stream_start}"
+        raise self._error(f"the shard is cut: {start}; fetch or pack it again", self.compressed_bytes)
 
     def _decompress(self, stream: _Stream, data: bytes) -> bytes:
         start = self.compressed_bytes - len(data)
@@ -214,8 +216,8 @@ async def decompress(
 ) -> int:
     """Decompress a shard on another thread while it arrives, and return its decompressed size in bytes.
 
-    At most a chunk of the body and about 5 MiB that are not written yet are held: the next chunk is requested when the
-    last one was decompressed and written.
+    At most a chunk of the body and 8 MiB of output are held: the next chunk is requested when the last one was
+    decompressed and written.
 
     Args:
         body: the compressed shard; it is not closed here.
@@ -229,7 +231,7 @@ async def decompress(
     offset = 0
     async for chunk in body:
         pieces = decompressor.feed(chunk)
-        while step := await loop.run_in_executor(None, _next_pieces, pieces):
+        while step := await loop.run_in_executor(None, list, islice(pieces, _STEP_PIECES)):
             for piece in step:
                 written = write(offset, piece)
                 if written is not None:
@@ -237,15 +239,3 @@ async def decompress(
                 offset += len(piece)
     decompressor.finish()
     return offset
-
-
-def _next_pieces(pieces: Iterator[bytes]) -> list[bytes]:
-    """Return some pieces of about `_STEP_BYTES` together; none at the end."""
-    step: list[bytes] = []
-    step_bytes = 0
-    for piece in pieces:
-        step.append(piece)
-        step_bytes += len(piece)
-        if step_bytes >= _STEP_BYTES:
-            break
-    return step

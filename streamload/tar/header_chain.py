@@ -184,7 +184,7 @@ def _check_sum(block: bytes, url: str, offset: int) -> None:
     if block[257:262] != b"ustar" and stored == total - 256 * high_bytes:
         return
     if offset == 0 and (what := what_else(block)) is not None:
-        raise ShardFormatError(what, url=url, offset=offset)
+        raise ShardFormatError(what, url=url, offset=0)
     why = "its checksum field is malformed" if stored is None else f"checksum {stored}, but its bytes add up to {total}"
     start = "this is not a tar archive" if offset == 0 else "no tar header where one must be"
     raise ShardFormatError(f"{start} ({why}); fetch the shard again or re-pack it", url=url, offset=offset)
@@ -226,12 +226,10 @@ def parse_long_name(payload: bytes, url: str, offset: int) -> bytes:
 
 
 def _check_name_bytes(name: bytes, url: str, offset: int) -> None:
-    if len(name) > MAX_NAME_BYTES:
-        raise ShardFormatError(
-            f"a name of {len(name)} bytes (at most {MAX_NAME_BYTES} are read); re-pack the shard with shorter names",
-            url=url,
-            offset=offset,
-        )
+    if len(name) <= MAX_NAME_BYTES:
+        return
+    most = f"{len(name)} bytes (at most {MAX_NAME_BYTES} are read)"
+    raise ShardFormatError(f"a name of {most}; re-pack the shard with shorter names", url=url, offset=offset)
 
 
 def parse_records(payload: bytes, url: str, offset: int) -> dict[bytes, bytes]:

@@ -258,8 +258,7 @@ class Scanner:
         if len(self._keys) < n_before + len(keys):
             raise self._repeated_key([*self._tables, table])
         numbers = [self._fields.setdefault(name, len(self._fields)) for name in table.fields]
-        if len(self._fields) > _MOST_FIELDS:
-            raise _many_fields(len(self._fields), self._url)
+        _check_fields(len(self._fields), self._url)
         self._tables.append(replace(table, member_field=np.array(numbers, np.uint16)[table.member_field]))
         self._skipped.update(table.skipped)
         self.resume, self.needs = piece.resume, piece.needs
@@ -297,7 +296,8 @@ def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
 
 def _edges(table: ShardTable) -> list[tuple[int, int]]:
     """Return where each member's payload begins and ends."""
-    return list(zip(table.member_offset.tolist(), (table.member_offset + table.member_size).tolist(), strict=True))
+    ends = table.member_offset + table.member_size
+    return list(zip(table.member_offset.tolist(), ends.tolist(), strict=True))
 
 
 def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryview]) -> NDArray[np.int64] | None:
@@ -370,8 +370,7 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
             stem_bytes = len(stem)
         member_field.append(fields[name[dot + 1 :]])
     sample_start.append(len(member_field))
-    if len(fields.names) > _MOST_FIELDS:
-        raise _many_fields(len(fields.names), url)
+    _check_fields(len(fields.names), url)
     chosen = np.delete(np.arange(len(chain.names)), list(reasons))
     offset, starts = offsets[chosen], np.array(sample_start, np.int64)
     numbers, names = np.array(member_field, np.int64), tuple(fields.names)
@@ -429,8 +428,10 @@ def _refuse_repeated_fields(table: ShardTable, url: str) -> None:
         )
 
 
-def _many_fields(count: int, url: str) -> ShardFormatError:
-    return ShardFormatError(
+def _check_fields(count: int, url: str) -> None:
+    if count <= _MOST_FIELDS:
+        return
+    raise ShardFormatError(
         f"{count} different fields (at most {_MOST_FIELDS}); the text after the first dot of a file's name is its "
         "field, so numbers belong before that dot",
         url=url,
