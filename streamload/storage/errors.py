@@ -277,6 +277,12 @@ def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedErr
     )
 
 
+def missing_error(url: str, name: str, names: Iterable[str], folder: str) -> ShardNotFoundError:
+    """Make the error for a missing shard; `names` are those in its folder."""
+    advice = close_matches(name, names, folder)
+    return ShardNotFoundError(f"no such shard: {advice}", url=url)
+
+
 def check_small(url: str, size_bytes: int, most_bytes: int) -> None:
     """Raise StorageError for a file that is too large."""
     if size_bytes > most_bytes:

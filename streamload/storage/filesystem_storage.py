@@ -33,7 +33,6 @@ from streamload.storage.protocol import (
     protocols_of,
     quoted,
     same_etag,
-    split_pattern,
 )
 
 _Result = TypeVar("_Result")
@@ -102,8 +101,7 @@ class FilesystemStorage:
                     names = [entry.path.rpartition("/")[2] for entry in _level(fs, folder)]
             except StorageError:
                 raise errors.answer_error(url, 404) from None
-            advice = errors.close_matches(name, names, url.rpartition("/")[0])
-            raise ShardNotFoundError(f"no such shard: {advice}", url=url)
+            raise errors.missing_error(url, name, names, url.rpartition("/")[0])
 
         return self._retried(url, look)
 
@@ -115,13 +113,10 @@ class FilesystemStorage:
         """Return the matches, by one `ls` of each folder; links count as their targets."""
 
         def matching(fs: Any, path: str) -> list[ShardInfo]:
-            folder, steps = split_pattern(path)
-            entries = find_entries(folder, steps, partial(_level, fs), folders=folders)
+            entries = find_entries(path, partial(_level, fs), folders=folders)
             bare, path = pattern.rstrip("/"), path.strip("/")
             before = bare.removesuffix(path) if bare.endswith(path) else ""  # what urls have before the path
-            return sorted(
-                shard_info(before + entry.path.strip("/"), {} if folders else entry.known) for entry in entries
-            )
+            return [shard_info(before + entry.path.strip("/"), {} if folders else entry.known) for entry in entries]
 
         return self._retried(pattern, matching)
 

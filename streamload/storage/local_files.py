@@ -30,7 +30,6 @@ from streamload.storage.protocol import (
     RangeBody,
     ShardInfo,
     find_entries,
-    split_pattern,
 )
 
 _ROOT = 0
@@ -165,9 +164,7 @@ class LocalStorage:
         path = local_path(pattern)
         if os.path.exists(path) and os.path.isdir(path) == folders:
             return [_listed(path)]  # a name that really holds a bracket or an asterisk
-        folder, steps = split_pattern(path)
-        entries = find_entries(folder or "/", steps, _level, folders=folders)
-        return [_listed(path) for path in sorted(entry.path for entry in entries)]
+        return [_listed(entry.path) for entry in find_entries(path, _level, folders=folders, root="/")]
 
     def is_folder(self, url: str) -> bool:
         """Return True if the path is a folder, or a link to one."""

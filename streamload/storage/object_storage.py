@@ -49,7 +49,6 @@ from streamload.storage.protocol import (
     protocol_of,
     quoted,
     same_etag,
-    split_pattern,
 )
 from streamload.text import counted
 
@@ -329,11 +328,10 @@ class ObjectStorage:
                 "with braces: train-{000000..000099}.tar",
                 url=pattern,
             )
-        folder, steps = split_pattern(key.strip("/"))
-        entries = find_entries(folder, steps, partial(self._level, root), folders=folders)
+        entries = find_entries(key.strip("/"), partial(self._level, root), folders=folders)
         if folders:
-            return [ShardInfo(f"{root}{path}", UNKNOWN_BYTES, 0) for path in sorted(entry.path for entry in entries)]
-        return sorted((_info(f"{root}{entry.path}", entry.known) for entry in entries), key=lambda info: info.url)
+            return [ShardInfo(f"{root}{entry.path}", UNKNOWN_BYTES, 0) for entry in entries]
+        return [_info(f"{root}{entry.path}", entry.known) for entry in entries]
 
     def is_folder(self, url: str) -> bool:
         """Return True if a key begins with this one and a slash; never on a web server."""
@@ -479,8 +477,7 @@ class ObjectStorage:
                 raise type(exc)(exc.message, url=url) from None
             return
         if is_missing:
-            advice = errors.close_matches(name, names, root + folder)
-            raise ShardNotFoundError(f"no such shard: {advice}", url=url) from None
+            raise errors.missing_error(url, name, names, root + folder) from None
 
     def _level(self, root: str, folder: str) -> Sequence[Entry]:
         listed: Any = self._retried(root + folder, lambda store, _: obstore.list_with_delimiter(store, folder or None))

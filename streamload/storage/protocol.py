@@ -167,7 +167,7 @@ def _matches(path: str, component: str) -> bool:
     return fnmatchcase(name, component)
 
 
-def split_pattern(path: str) -> tuple[str, list[str]]:
+def _split_pattern(path: str) -> tuple[str, list[str]]:
     """Split a pattern into the folder before the first glob and the remaining components, at least one."""
     components = path.split("/")
     first = next((number for number, each in enumerate(components) if is_pattern(each)), len(components) - 1)
@@ -181,11 +181,11 @@ def split_pattern(path: str) -> tuple[str, list[str]]:
 
 
 def find_entries(
-    folder: str, steps: Sequence[str], level: Callable[[str], Iterable[Entry]], *, folders: bool
+    pattern: str, level: Callable[[str], Iterable[Entry]], *, folders: bool, root: str = ""
 ) -> list[Entry]:
-    """Return the files (or the folders) below a folder that match the steps of `split_pattern`, each once.
+    """Return the files (or the folders) whose paths match a pattern, each once, sorted.
 
-    `level` lists a folder; it returns nothing for a missing one.
+    `level` lists a folder; it returns nothing for a missing one. `root` is the path of the outermost folder.
     """
     listed: dict[str, list[Entry]] = {}
 
@@ -214,4 +214,6 @@ def find_entries(
                 if entry.is_folder == (folders or bool(rest)) and _matches(entry.path, step):
                     yield from walk(entry.path, rest, depth) if rest else [entry]
 
-    return list({entry.path: entry for entry in walk(folder, steps, 0)}.values())
+    start, every_step = _split_pattern(pattern)
+    found = {entry.path: entry for entry in walk(start or root, every_step, 0)}
+    return sorted(found.values(), key=lambda entry: entry.path)
