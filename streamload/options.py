@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from streamload.arguments import alternatives, by_field, check_int, check_takes_one, parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.failure import Attempt
+from streamload.decode.failure import Attempt, those_there_are
 from streamload.decode.job_pickle import pickle_job
-from streamload.decode.missing_field import those_there_are
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.feeder.messages import PipelineSettings
 from streamload.fetch.budget import default_budget, expansion_bytes

@@ -20,9 +20,8 @@ from torch.utils import data as torch_data
 
 from streamload.arguments import advises
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.failure import sample_error
+from streamload.decode.failure import sample_error, with_fields
 from streamload.decode.field_reader import OpenShards, ShardReader
-from streamload.decode.missing_field import with_fields
 from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import RowFailure, RowTable, Transform
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError, without_secrets
@@ -36,6 +35,7 @@ from streamload.index.listing import Listing
 from streamload.memory.mapped import Bytes
 from streamload.options import Options
 from streamload.order.plan import RowBlock
+from streamload.order.randomness import SampleRandomness
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Where
 from streamload.storage.urls import Urls
@@ -408,14 +408,15 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         return self._access
 
 
-class _FromTorch:
+class _FromTorch(SampleRandomness):
     """Seeds each sample's generator from torch's."""
 
-    def generator(self, _shard: int, _sample: int, _copy: int = 0) -> np.random.Generator:
-        return np.random.default_rng(int(torch.randint(_SEEDS, ())))
+    def __init__(self) -> None:
+        """Make no generators of an epoch."""
 
-    def seeds(self, _shard: int, _sample: int, _copy: int = 0) -> tuple[int, int, int]:
-        raise AssertionError("the global generators belong to the caller")
+    def generator(self, shard: int, sample: int, repeat: int = 0) -> np.random.Generator:
+        del shard, sample, repeat
+        return np.random.default_rng(int(torch.randint(_SEEDS, ())))
 
 
 def _checked_counts(access: RandomAccess, options: Options) -> list[int]:

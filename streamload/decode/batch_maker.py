@@ -14,26 +14,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.batch_layout import (
+from streamload.decode.collate import (
     ArrayLeaf,
     Layout,
+    LayoutMismatchError,
     MappingNode,
     Node,
+    Rows,
     SequenceNode,
+    UnreadableError,
+    choose_rows,
     describe_batch,
     describe_rows,
+    dump_values,
     is_tensor_class,
     slot_views,
-)
-from streamload.decode.collate import (
-    LayoutMismatchError,
-    choose_rows,
-    dump_values,
     store_values,
     torch_collate,
     write_rows,
 )
-from streamload.decode.columns import Rows, UnreadableError
 from streamload.decode.failure import Attempt, failure_here, failure_of, in_words
 from streamload.decode.field_reader import OpenShards, Progress, Work
 from streamload.decode.rows import RowMaker

@@ -1,37 +1,494 @@
-"""Collating: rows to a slot's memory in the worker, and the slot's memory to a batch of tensors in the trainer.
+"""Collating: rows of values to a slot's memory in the worker, and the slot's memory to a batch in the trainer.
 
 The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
+
+A layout is the batch's tree of containers, and where each array lies in the slot. Leaves of the tree are arrays, or
+other values, which lie after the arrays in columns. A batch of rows gets its layout from one row, by `describe_rows`;
+what a `collate_fn` returns, by `describe_batch`.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 import pickle
-from collections.abc import Callable, Container, Sequence
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.decode.batch_layout import (
-    ArrayLeaf,
-    Layout,
-    MappingNode,
-    Node,
-    SequenceNode,
-    ValueLeaf,
-    as_array,
-    is_named_tuple,
-    is_plain_array,
-    is_tensor_class,
-    slot_views,
-)
-from streamload.decode.columns import Rows, StoredBytes, copied_together
-from streamload.decode.tasks import StoredColumn
+from streamload.decode.tasks import StoredColumn, by_shard
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import ALIGNMENT_BYTES, round_up
+
+if TYPE_CHECKING:
+    from streamload.decode.field_reader import ShardReader
+
+_TENSOR_ITEM_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+
+
+class ArrayLeaf(NamedTuple):
+    """An array in the slot.
+
+    Attributes:
+        number: its number in the tree.
+        dtype: as NumPy writes it.
+        shape: in memory (C order); of one row, or of the whole array if the layout has no rows.
+        axes: the permutation to the logical shape; None for the identity.
+        torch_dtype: the name of a torch dtype that NumPy lacks and `dtype` replaces.
+        tensor: it becomes a tensor; otherwise it stays an array.
+    """
+
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...] | None = None
+    torch_dtype: str | None = None
+    tensor: bool = True
+
+
+class ValueLeaf(NamedTuple):
+    """A value in a column: that of one row, or (`row` is None) the whole column as a list, one value per row."""
+
+    column: int
+    row: int | None = None
+
+
+class MappingNode(NamedTuple):
+    """A mapping of class `kind`."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    children: tuple[Node, ...]
+
+
+class SequenceNode(NamedTuple):
+    """A list, a tuple or a named tuple of class `kind`."""
+
+    kind: type
+    children: tuple[Node, ...]
+
+
+Node = ArrayLeaf | ValueLeaf | MappingNode | SequenceNode
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tree of a batch and its place in a slot.
+
+    Attributes:
+        arrays: the tree's array leaves, by number.
+        value_columns: the number of columns of other values.
+        capacity: in rows; None if each leaf is a whole array.
+    """
+
+    tree: Node
+    arrays: tuple[ArrayLeaf, ...]
+    value_columns: int
+    capacity: int | None
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """The offset of each array in the slot, and the bytes of all arrays."""
+        offsets = [0]
+        for leaf in self.arrays:
+            entries = math.prod(leaf.shape) * (1 if self.capacity is None else self.capacity)
+            end = offsets[-1] + entries * np.dtype(leaf.dtype).itemsize
+            offsets.append(round_up(end, ALIGNMENT_BYTES) if end else 0)
+        return offsets
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all arrays."""
+        return self.offsets[-1]
+
+
+class _Builder:
+    """Collects and numbers the leaves of a tree."""
+
+    def __init__(self) -> None:
+        self.leaves: list[ArrayLeaf] = []
+        self.arrays: list[NDArray[Any]] = []
+        self.columns: list[list[Any]] = []
+        self._column_of: dict[type, int] = {}
+
+    def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
+        stored, inverse = value, None
+        if not value.flags.c_contiguous and value.ndim > 1:
+            # The axes from slowest to fastest in memory; of use if the array is dense in this order.
+            axes = np.argsort([-stride for stride in value.strides], kind="stable")
+            if value.transpose(axes).flags.c_contiguous:
+                stored, inverse = value.transpose(axes), tuple(np.argsort(axes).tolist())
+        leaf = ArrayLeaf(len(self.leaves), value.dtype.str, stored.shape, inverse, torch_dtype, tensor)
+        self.leaves.append(leaf)
+        self.arrays.append(value)
+        return leaf
+
+    def column(self) -> int:
+        """Add an empty column and return its number."""
+        self.columns.append([])
+        return len(self.columns) - 1
+
+    def value(self, value: Any) -> ValueLeaf:
+        """Add a single value to the column of all values of the batch that are stored alike."""
+        kind = type(value) if type(value) in (bytes, str) else object
+        number = self._column_of.get(kind)
+        if number is None:
+            number = self._column_of[kind] = self.column()
+        self.columns[number].append(value)
+        return ValueLeaf(number, len(self.columns[number]) - 1)
+
+
+def is_tensor_class(kind: type) -> bool:
+    """Return True for the class of torch tensors or a subclass; does not import torch."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread imports torch
+    return tensor is not None and issubclass(kind, tensor)
+
+
+def is_named_tuple(kind: type) -> bool:
+    """Return True for a class made by `collections.namedtuple` or `typing.NamedTuple`."""
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def is_plain_array(kind: type) -> bool:
+    """Return True for plain arrays and NumPy scalars; subclasses of arrays may have another meaning."""
+    return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
+
+
+def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
+    """View a dense CPU tensor as an array; the name is that of a dtype that NumPy lacks."""
+    tensor, torch = tensor.detach(), sys.modules["torch"]
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise TypeError(f"a batch is made of dense CPU tensors, got {tensor.layout} on {tensor.device}")
+    try:
+        return tensor.resolve_conj().resolve_neg().numpy(), None
+    except TypeError:
+        same_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+        return tensor.view(same_size).numpy(), str(tensor.dtype).removeprefix("torch.")
+
+
+def describe_rows(row: Any) -> Layout:
+    """Return the layout of batches of rows like this one, as torch's `default_collate` would collate them.
+
+    Raises:
+        TypeError: the row holds something that `default_collate` refuses, or must collate itself.
+    """
+    builder = _Builder()
+    tree = _describe_row(row, builder)
+    return Layout(tree, tuple(builder.leaves), len(builder.columns), capacity=1)
+
+
+def _describe_row(row: Any, builder: _Builder) -> Node:
+    kind = type(row)
+    if is_tensor_class(kind):
+        value, torch_dtype = as_array(row)
+        return builder.array(value, torch_dtype=torch_dtype)
+    if is_plain_array(kind):
+        value = np.asarray(row)
+        if value.dtype.itemsize not in _TENSOR_ITEM_BYTES.get(value.dtype.kind, ()):
+            raise TypeError(f"cannot collate arrays of dtype {value.dtype}; convert them in a transform")
+        return builder.array(value.astype(value.dtype.newbyteorder("="), copy=False))
+    if isinstance(row, bool | int | float):
+        dtype = np.bool_ if isinstance(row, bool) else np.int64 if isinstance(row, int) else np.float64
+        return builder.array(np.empty((), dtype))
+    if isinstance(row, str | bytes):
+        return ValueLeaf(builder.column())
+    if kind in (dict, OrderedDict):
+        return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
+    if kind in (tuple, list) or is_named_tuple(kind):
+        children = tuple(_describe_row(item, builder) for item in row)
+        return SequenceNode(list if kind is tuple else kind, children)
+    raise TypeError(
+        "a batch is collated from arrays, tensors, numbers, strings, bytes, mappings and sequences; "
+        f"got {kind.__module__}.{kind.__qualname__}. Convert it in a transform, or give a collate_fn"
+    )
+
+
+def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[Any]]]:
+    """Return the layout of a batch that a `collate_fn` has made, its arrays and its columns of values.
+
+    Dense arrays and tensors in plain dicts, lists, tuples and named tuples become arrays of the slot, all other values
+    are stored in columns.
+    """
+    builder = _Builder()
+    tree = _describe_whole(batch, builder)
+    return Layout(tree, tuple(builder.leaves), len(builder.columns), capacity=None), builder.arrays, builder.columns
+
+
+def _describe_whole(value: Any, builder: _Builder) -> Node:
+    kind = type(value)
+    dense = _as_dense(value)
+    if dense is not None:
+        array, torch_dtype = dense
+        return builder.array(array, tensor=kind is not np.ndarray, torch_dtype=torch_dtype)
+    if kind is dict:
+        return MappingNode(kind, tuple(value), tuple(_describe_whole(item, builder) for item in value.values()))
+    if kind in (list, tuple) or is_named_tuple(kind):
+        return SequenceNode(kind, tuple(_describe_whole(item, builder) for item in value))
+    return builder.value(value)
+
+
+def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:
+    """Return a dense tensor as by `as_array`, or a plain array of numbers; None for anything else."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return (value, None) if value.dtype.kind in _TENSOR_ITEM_BYTES else None
+    torch = sys.modules.get("torch")
+    if not is_tensor_class(kind) or torch is None or kind is not torch.Tensor:
+        return None
+    is_dense = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+    return as_array(value) if is_dense else None
+
+
+def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[Any]]:
+    """Return a layout's arrays in a slot's memory, in their logical shapes; `rows` is None if it has no rows."""
+    views = []
+    lead = () if rows is None else (rows,)
+    for leaf, start in zip(layout.arrays, layout.offsets, strict=False):
+        view: NDArray[Any] = np.ndarray(lead + leaf.shape, leaf.dtype, memory, start)
+        if leaf.axes:
+            view = view.transpose(leaf.axes if rows is None else (0, *(axis + 1 for axis in leaf.axes)))
+        views.append(view)
+    return views
+
+
+if TYPE_CHECKING:
+    from streamload.decode.field_reader import ShardReader
+
+# Larger rows are copied one by one; smaller ones by one indexing operation for each shard.
+_ROW_BY_ROW_BYTES = 1024
+
+# Smaller values of functions are copied to their batch together, which takes less time for each.
+_COPIED_TOGETHER_BYTES = 4 << 10
+
+
+def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """View every run of bytes as long as an item of `dtype`, by where it begins."""
+    return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
+
+
+def copy_stored(
+    shards: NDArray[np.int64], starts: NDArray[np.int64], memory: Mapping[int, memoryview], out: NDArray[Any]
+) -> None:
+    """Copy the stored elements of arrays to `out`, which is C-contiguous and has one entry for each of them.
+
+    Args:
+        shards: int64[n], the shard of each array.
+        starts: int64[n], its first byte in the shard's memory.
+        memory: of each shard.
+        out: takes the arrays.
+    """
+    row_bytes = out.nbytes // max(1, len(out))
+    if row_bytes == 0:
+        return
+    target = out.reshape(-1).view(np.uint8)
+    if row_bytes < _ROW_BY_ROW_BYTES:
+        items = target.view(f"V{row_bytes}")
+        for shard, rows in by_shard(shards):
+            items[rows] = windows(memory[shard], items.dtype)[starts[rows]]
+        return
+    # Slices of memoryviews cost half as much as slices of arrays.
+    written, end = target.data, 0
+    for shard, start in zip(shards.tolist(), starts.tolist(), strict=True):
+        begin, end = end, end + row_bytes
+        written[begin:end] = memory[shard][start : start + row_bytes]
+
+
+class UnreadableError(Exception):
+    """A field that was left in its shard cannot be read, or only in part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBytes:
+    """A column of undecoded fields, left in their shards until they are written to a slot.
+
+    Attributes:
+        places: each row's shard, first byte of its field and number of bytes, all within the shard.
+        reader: reads the fields.
+    """
+
+    places: list[tuple[int, int, int]]
+    reader: ShardReader
+
+    def __getitem__(self, row: int) -> bytes:
+        """Read one row; an UnreadableError if that fails."""
+        own = bytearray(self.places[row][2])
+        self._read(row, memoryview(own))
+        return bytes(own)
+
+    def slice(self, start: int, end: int) -> StoredBytes:
+        """Return consecutive rows."""
+        return StoredBytes(self.places[start:end], self.reader)
+
+    def read_to(self, target: memoryview, offsets: Sequence[int]) -> None:
+        """Read all rows to `target`, each to its offset; an UnreadableError if that fails."""
+        for row, start in enumerate(offsets[:-1]):
+            self._read(row, target[start : offsets[row + 1]])
+
+    def _read(self, row: int, target: memoryview) -> None:
+        shard, start, size = self.places[row]
+        try:
+            count = self.reader.read_into(target, shard, start)
+        except OSError as error:
+            raise UnreadableError from error
+        if count != size:
+            raise UnreadableError
+
+
+class PlacedRows(list[Any]):
+    """A column whose values are copied to their batches' memory as they are made, so that they do not pile up.
+
+    Args:
+        blocks: for each batch the memory for its values.
+
+    Attributes:
+        places: for each row the array that its value is copied to if dtype and shape are the same.
+    """
+
+    def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
+        self.places = [place for block in blocks for place in block]
+        self._blocks = by_first_row(blocks)
+        super().__init__([None] * len(self.places))
+
+    def __setitem__(self, row: Any, value: Any) -> None:
+        place = self.places[row]
+        if type(value) is np.ndarray and value.dtype == place.dtype and value.shape == place.shape:
+            if value is not place:
+                place[...] = value
+            value = place
+        list.__setitem__(self, row, value)
+
+    def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
+        """Return the rows of one batch: their memory, or the values if one of them is not there."""
+        values = self[start:end]
+        return self._blocks[start] if all(map(operator.is_, values, self.places[start:end])) else values
+
+
+class OwnValues(list[Any]):
+    """A column whose arrays are copied as they are made: a function may return the same one every time.
+
+    Attributes:
+        are_apart: two arrays in turn did not share memory.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__([None] * count)
+        self.are_apart = False
+        self._previous: NDArray[Any] | None = None
+
+    def __setitem__(self, row: Any, value: Any) -> None:
+        if type(value) is np.ndarray:
+            if not self.are_apart and self._previous is not None:
+                self.are_apart = not np.may_share_memory(self._previous, value)
+            self._previous, value = value, value.copy()
+        list.__setitem__(self, row, value)
+
+
+def values_of(count: int, blocks: list[NDArray[Any]] | None, *, may_be_small: bool = True) -> list[Any]:
+    """Return a list for a column's values, which are written row by row.
+
+    Args:
+        count: of rows.
+        blocks: for each batch the memory for its values; None if it is not known, and one axis for numbers.
+        may_be_small: small arrays may be copied together at the end of their batch.
+    """
+    if blocks is None and count > 1:
+        return OwnValues(count)
+    if blocks is None or blocks[0].ndim == 1:
+        return [None] * count
+    if may_be_small and blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
+        return OwnValues(count)
+    return PlacedRows(blocks)
+
+
+def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
+    """Return the blocks of consecutive rows by the number of their first row."""
+    return dict(zip(accumulate(map(len, blocks), initial=0), blocks, strict=False))
+
+
+def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
+    """Copy arrays to the entries of `out`; False if one has another dtype or shape."""
+    length, *rest = out.shape[1:]
+    try:
+        if set(map(len, arrays)) != {length}:
+            return False
+        # NumPy compares dtypes, and all but the length of the first axis.
+        np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="no")
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class Rows:
+    """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
+
+    Attributes:
+        values: the rows themselves, if they are not kept as columns.
+        columns: for each field a list, an array with a leading axis of rows, `StoredBytes`, or for several batches
+            `PlacedRows`, or a dict that has for the first row of each batch one of the others.
+        keys: the names of the fields if a row is a dict; None for tuples.
+        optional: the numbers of the columns in which None stands for a missing optional field.
+    """
+
+    count: int
+    values: list[Any] | None = None
+    columns: list[Any] | None = None
+    keys: tuple[str, ...] | None = None
+    optional: frozenset[int] = frozenset()
+
+    def row(self, number: int, *, alike: bool = False) -> Any:
+        """Return one row, as the user sees it; `alike` with text for missing fields and unread bytes."""
+        if self.columns is None:
+            assert self.values is not None
+            return self.values[number]
+        items = []
+        for place, column in enumerate(self.columns):
+            item = b"" if alike and isinstance(column, StoredBytes) else column[number]
+            items.append("" if alike and item is None and place in self.optional else item)
+        return tuple(items) if self.keys is None else dict(zip(self.keys, items, strict=True))
+
+    def as_list(self) -> list[Any]:
+        """Return all rows, as the user sees them."""
+        return [self.row(number) for number in range(self.count)] if self.values is None else self.values
+
+    def slice(self, start: int, end: int) -> Rows:
+        """Return the rows of one batch."""
+
+        def part(column: Any) -> Any:
+            if isinstance(column, dict):
+                return column[start]
+            return column.slice(start, end) if isinstance(column, PlacedRows | StoredBytes) else column[start:end]
+
+        return self._some(end - start, part)
+
+    def take(self, numbers: Sequence[int]) -> Rows:
+        """Return some of the rows of a batch, in the order given."""
+        return self._some(len(numbers), lambda column: _chosen(column, list(numbers)))
+
+    def _some(self, count: int, part: Callable[[Any], Any]) -> Rows:
+        values = None if self.values is None else part(self.values)
+        columns = None if self.columns is None else [part(column) for column in self.columns]
+        return replace(self, count=count, values=values, columns=columns)
+
+
+def _chosen(column: Any, numbers: list[int]) -> Any:
+    if isinstance(column, np.ndarray):
+        return column[numbers]
+    if isinstance(column, StoredBytes):
+        return StoredBytes([column.places[number] for number in numbers], column.reader)
+    # Arrays may lie in the batch's memory, which is written over, one place after the other.
+    values = [column[number] for number in numbers]
+    return [value.copy() if type(value) is np.ndarray else value for value in values]
+
 
 # Values that are smaller on average are copied all at once: that takes fewer calls.
 _SMALL_BYTES = 512

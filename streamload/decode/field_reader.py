@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import NpyLayout, npy_layout
-from streamload.decode.columns import (
+from streamload.decode.collate import (
     OwnValues,
     PlacedRows,
     Rows,
@@ -35,9 +35,9 @@ from streamload.decode.columns import (
 )
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
 from streamload.decode.failure import Attempt
-from streamload.decode.seeding import RowRandomness
 from streamload.decode.tasks import Column, Job, RowFailure, RowTable, by_shard
 from streamload.memory.mapped import Bytes, gather, map_memory, read_fully
+from streamload.order.randomness import SampleRandomness
 from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_array, is_image, last_extension
 from streamload.tar.table import MISSING
 
@@ -62,8 +62,8 @@ def decode_integers(
 ) -> NDArray[np.int64] | None:
     """Decode an integer field of n samples exactly as the built-in decoder would one by one, or return None.
 
-    None for other kinds of field, numbers with spaces or more than 18 digits, and anything out of bounds or damaged;
-    the caller then decodes sample by sample, which raises the proper errors.
+    None for other kinds of field, numbers with signs, spaces or more than 18 digits, and anything out of bounds or
+    damaged; the caller then decodes sample by sample, which raises the proper errors.
 
     Args:
         field: the field's full name; its last extension decides.
@@ -81,11 +81,6 @@ def decode_integers(
     first = width - sizes
     if first.any():
         characters[np.arange(width) < first[:, None]] = ord("0")
-    negative = np.flatnonzero(data[offsets] == ord("-"))
-    if len(negative):
-        if sizes[negative].min() < 2:
-            return None
-        characters[negative, first[negative]] = ord("0")
     digits = characters - np.uint8(ord("0"))  # wraps around to more than 9 for what is no digit
     if digits.max() > 9:
         return None
@@ -93,7 +88,6 @@ def decode_integers(
     for position in range(1, width):
         values *= 10
         values += digits[:, position]
-    values[negative] *= -1
     return values
 
 
@@ -189,7 +183,7 @@ class Work:
         self,
         table: RowTable,
         shards: ShardReader,
-        random: RowRandomness,
+        random: SampleRandomness,
         keys: Sequence[str] | None,
         progress: Progress,
     ) -> None:
@@ -517,7 +511,8 @@ class OpenShards(ShardReader):
         self._descriptors: dict[int, int] = {}
         self._opened: dict[int, tuple[str, int]] = {}  # url and size in bytes
         self._mapped: dict[int, Bytes] = {}
-        weakref.finalize(self, _close_all, self._descriptors).atexit = False
+        descriptors = self._descriptors.values()
+        weakref.finalize(self, lambda: [*map(os.close, descriptors)]).atexit = False
 
     def add(self, shard: int, url: str, size_bytes: int, descriptor: int) -> None:
         """Take over a shard's descriptor, replacing an earlier one."""
@@ -581,8 +576,3 @@ class OpenShards(ShardReader):
     def close(self) -> None:
         """Close all shards."""
         self.drop(tuple(self._opened))
-
-
-def _close_all(descriptors: dict[int, int]) -> None:
-    while descriptors:
-        os.close(descriptors.popitem()[1])

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from streamload.arguments import by_field
 from streamload.decode.array_files import BeyondBudgetError
-from streamload.decode.columns import PlacedRows, Rows, values_of
+from streamload.decode.collate import PlacedRows, Rows, values_of
 from streamload.decode.failure import SystemExitError, failure_here, failure_of, in_words
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
-from streamload.decode.seeding import GlobalSeeds, RowRandomness
+from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowTable, Transform
 from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
 from streamload.errors import without_secrets
+from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
 
 _SHARE_OF_BUDGET = (
@@ -95,7 +96,7 @@ class RowMaker:
         self,
         table: RowTable,
         shards: ShardReader,
-        random: RowRandomness,
+        random: SampleRandomness,
         *,
         keys: Sequence[str] | None = None,
         untried: Mapping[int, str] | None = None,

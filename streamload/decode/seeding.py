@@ -6,9 +6,11 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from numpy import random as numpy_random  # otherwise NumPy loads it at its first use, and each worker for itself
+
+from streamload.order.randomness import SampleRandomness
 
 # The global generators, as names for `pkgutil.resolve_name`.
 _GENERATORS = (
@@ -17,16 +19,6 @@ _GENERATORS = (
     "numpy.random.mtrand:_rand._bit_generator",
     "torch:default_generator",
 )
-
-
-class RowRandomness(Protocol):
-    """The source of a sample's random numbers."""
-
-    def generator(self, shard: int, sample: int, repeat: int = 0, /) -> numpy_random.Generator:
-        """Return the generator for a function that takes an `rng`; valid until the next call."""
-
-    def seeds(self, shard: int, sample: int, repeat: int = 0, /) -> tuple[int, int, int]:
-        """Return the seeds for `random`, NumPy's legacy functions and torch."""
 
 
 class UnseededError(Exception):
@@ -71,7 +63,7 @@ class GlobalSeeds:
         if not had_torch and _torch_generator() is not None:
             raise UnseededError
 
-    def seed(self, randomness: RowRandomness, shard: int, sample: int, repeat: int = 0) -> None:
+    def seed(self, randomness: SampleRandomness, shard: int, sample: int, repeat: int = 0) -> None:
         """Seed for one sample; torch only if it is loaded."""
         if not self._needed:
             return

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from streamload.decode.failure import Attempt
-from streamload.decode.missing_field import with_fields
+from streamload.decode.failure import Attempt, with_fields
 from streamload.decode.tasks import BatchDone, BatchSlot, RowFailure, RowsDone, RowTask
 from streamload.errors import StreamloadError
 from streamload.feeder.lookahead import MAX_RUN_ROWS, Lookahead, Source

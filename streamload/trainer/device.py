@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from streamload.decode.batch_layout import is_named_tuple
+from streamload.decode.collate import is_named_tuple
 from streamload.memory.mapped import Bytes
 
 _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable

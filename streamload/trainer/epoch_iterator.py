@@ -13,8 +13,7 @@ from threading import Event, Lock, RLock, current_thread, main_thread
 from time import perf_counter
 from typing import Any, Literal, Self
 
-from streamload.decode.batch_layout import Layout
-from streamload.decode.collate import build_batch, load_values
+from streamload.decode.collate import Layout, build_batch, load_values
 from streamload.decode.failure import Attempt, error_from, sample_error
 from streamload.decode.tasks import OnError
 from streamload.errors import LoaderClosedError, SampleError, StreamloadError
