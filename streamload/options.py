@@ -17,7 +17,7 @@ from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, T
 from streamload.feeder.messages import PipelineSettings
 from streamload.fetch.budget import default_budget, expansion_bytes
 from streamload.fetch.disk_cache import bytes_in_cache, shards_folder
-from streamload.fetch.fetched_listing import Fetching
+from streamload.fetch.resident import Fetching
 from streamload.order.options import MAX_LANES, MAX_SAMPLES, OrderOptions
 from streamload.ray_feeders import RayFeeders
 from streamload.storage.local_files import refuse_url, why_not_private

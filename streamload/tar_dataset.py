@@ -26,9 +26,8 @@ from streamload.decode.rows import RowMaker
 from streamload.decode.tasks import RowFailure, RowTable, Transform
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError, without_secrets
 from streamload.feeder.planned import PlannedRows, locate
-from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.range_reader import ByteRange, joined_ranges
-from streamload.fetch.resident import open_listed
+from streamload.fetch.resident import fetched_shards, open_listed
 from streamload.index.columns import LABEL
 from streamload.index.dataset import Dataset
 from streamload.index.listing import Listing

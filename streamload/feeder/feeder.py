@@ -33,10 +33,9 @@ from streamload.feeder.scans import Scans
 from streamload.feeder.stream import BatchStream
 from streamload.fetch.budget import budget_for_window, bytes_for_parts, requests_at_once
 from streamload.fetch.disk_cache import DiskCache
-from streamload.fetch.fetched_listing import Fetching, fetched_shards, waits_for_index
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.resident import ResidentShards
+from streamload.fetch.resident import Fetching, ResidentShards, fetched_shards, waits_for_index
 from streamload.fetch.transfers import Transfers
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex

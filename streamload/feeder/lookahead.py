@@ -63,7 +63,8 @@ class EpochNeeds:
 
     def start(self, keys: Collection[int]) -> None:
         """Hold the parts of the next batch until it is made, and for this epoch until they are passed."""
-        self._window.start(keys)
+        self._window.hold(keys)
+        self._window.unplan(keys)
         for key in keys:
             shard, number = shard_and_number(key)
             if not self._parts.get(shard, {}).get(key) and not self.is_passed(shard, number):
@@ -96,7 +97,7 @@ class EpochNeeds:
         if self.on_arrival in self._fetcher.on_arrival:
             self._fetcher.on_arrival.remove(self.on_arrival)
         for keys in unscheduled:
-            self._window.cancel(keys)
+            self._window.unplan(keys, -1)
         for shard in list(self._parts):
             self._release(shard, list(self._parts[shard]))
         self._scans.clear()
@@ -277,7 +278,7 @@ class Lookahead:
             self._fetcher is not None
             and len(self._blocks) < 2
             and rows + sum(len(block.shard) for block, _ in self._blocks) < _MOST_LOOKAHEAD_ROWS
-            and self._fetcher.below_watermark()
+            and len(self._fetcher.window.missing.ranks) < self._fetcher.most_requests
         )
 
     def _plan_block(self) -> bool:

@@ -16,7 +16,7 @@ from streamload.storage.storages import Storages
 from streamload.tar.table import ShardTable
 
 if TYPE_CHECKING:
-    from streamload.fetch.fetched_listing import Fetching
+    from streamload.fetch.resident import Fetching
     from streamload.order.options import OrderOptions
     from streamload.totals import Totals
     from streamload.trace import Event
@@ -223,7 +223,7 @@ class Calls:
     async def aclose(self) -> None:
         """Close the reader's connections that belong to the running event loop."""
         if self._reader is not None:
-            await self._reader.aclose()
+            await self._reader.storages.aclose()
 
     async def _call_and_close(self, function: str, arguments: tuple[Any, ...]) -> Any:
         try:
@@ -236,8 +236,8 @@ class Calls:
 
     async def _read_tables(self, shards: Sequence[int]) -> list[ShardTable | None]:
         assert self._reader is not None, "open_reader comes first"
-        return await self._reader.tables(shards)
+        return await asyncio.gather(*map(self._reader.table, shards))
 
     async def _read_ranges(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         assert self._reader is not None, "open_reader comes first"
-        return await self._reader.read(ranges)
+        return await asyncio.gather(*map(self._reader.read, ranges))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from streamload.errors import StorageError
 from streamload.fetch.parts import PART_BYTES
 from streamload.limits import (
     EXPANSION_SHARE,
@@ -36,8 +34,7 @@ def available_bytes(root: str = "/") -> int:
     with suppress(OSError, ValueError, IndexError), open(meminfo, encoding="ascii") as file:
         found += [1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:")]
     allowed = free_memory_bytes(root)
-    if allowed is not None:
-        found.append(allowed)
+    found += [] if allowed is None else [allowed]
     return min(found or [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2])
 
 
@@ -58,7 +55,7 @@ def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
         budget_bytes: for everything.
         expands: fields are read that may expand (`expansion_bytes`).
     """
-    return budget_bytes - _requests_bytes(budget_bytes) - (expansion_bytes(budget_bytes) if expands else 0)
+    return budget_bytes - requests_bytes(budget_bytes) - (expansion_bytes(budget_bytes) if expands else 0)
 
 
 def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
@@ -71,11 +68,12 @@ def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
 
 def requests_at_once(budget_bytes: int) -> int:
     """Return how many requests a budget has room for, at least one."""
-    requests_bytes = _requests_bytes(budget_bytes)
-    return MOST_REQUESTS if requests_bytes == REQUESTS_BYTES else max(1, requests_bytes // REQUEST_BYTES)
+    share_bytes = requests_bytes(budget_bytes)
+    return MOST_REQUESTS if share_bytes == REQUESTS_BYTES else max(1, share_bytes // REQUEST_BYTES)
 
 
-def _requests_bytes(budget_bytes: int) -> int:
+def requests_bytes(budget_bytes: int) -> int:
+    """Return the share of a budget for the buffers of requests."""
     return min(REQUESTS_BYTES, budget_bytes * REQUESTS_PROPORTION // (PARTS_PROPORTION + REQUESTS_PROPORTION))
 
 
@@ -99,38 +97,7 @@ def budget_for_window(
     return budget_for(int(_MARGIN * held_bytes), expands=expands)
 
 
-def budget_error(
-    budget_bytes: int,
-    enough_bytes: int,
-    missing_bytes: int,
-    needed_bytes: int,
-    *,
-    counting: bool,
-    expands: bool = False,
-    cache_helps: bool = True,
-) -> StorageError:
-    """Make the error for a budget within which nothing goes on.
-
-    A disk cache does not help with compressed shards, which it keeps compressed.
-    """
-    budget, missing, needed = map(_shown, (budget_bytes, missing_bytes, needed_bytes))
-    least_bytes = max(enough_bytes, budget_for(missing_bytes + needed_bytes, expands=expands))
-    advice = "an index (`streamload index`), which gives len() without reading" if counting else "a smaller batch_size"
-    return StorageError(
-        f"memory_budget of {budget} is too small: {missing} more are needed now, while {needed} of shards are held "
-        f"because samples in them are wanted too or are yet to be drawn within the shuffle window, "
-        f"and {_left(budget_bytes, expands=expands)}. Give a memory_budget of at "
-        f"least {_shown(least_bytes, math.ceil)}, a smaller window (shuffle=N), or {advice}"
-        f"{', or a cache_dir on a disk with more room' if cache_helps else ''}"
-    )
-
-
-def _left(budget_bytes: int, *, expands: bool) -> str:
-    expansion = f" and {_shown(expansion_bytes(budget_bytes))} to what fields expand to" if expands else ""
-    return f"{_shown(_requests_bytes(budget_bytes))} are left to requests{expansion}"
-
-
-def _shown(size_bytes: float, rounded: Callable[[float], int] = round) -> str:
+def shown_bytes(size_bytes: float, rounded: Callable[[float], int] = round) -> str:
     """Return a size with two digits or more: `999 kB`, `1.3 MB`, `24 MB`."""
     if 0 < size_bytes < 1e6:
         return f"{rounded(size_bytes / 1e3)} kB"

@@ -31,6 +31,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from threading import Lock
 from urllib.parse import urlsplit
 
@@ -284,7 +285,7 @@ class DiskCache:
                 what = "%s in the disk cache does not hold what was fetched, so it is removed and fetched again; check "
                 _log.warning(what + "the disk", path)
             file.close()
-            _unlink(path)
+            Path(path).unlink(missing_ok=True)
         except OSError:
             file.close()
             raise
@@ -309,7 +310,7 @@ class DiskCache:
             if lacking_bytes > 0:
                 return None
             for path in chosen:
-                _unlink(path)
+                Path(path).unlink(missing_ok=True)
         temporary = os.path.join(self._partial_folder, f"{identity.file_name}.{secrets.token_hex(8)}.part")
         file = CacheFile(os.open(temporary, _CREATE, 0o600), identity.bytes, self._part_bytes, temporary)
         try:
@@ -328,7 +329,7 @@ class DiskCache:
         """Remove the temporary files that no process is filling. The folder's lock is held."""
         for _, path, _ in _listed(self._partial_folder):
             if not _is_in_use(path):
-                _unlink(path)
+                Path(path).unlink(missing_ok=True)
 
 
 def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
@@ -412,8 +413,3 @@ def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
                 found = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(found.st_mode) and _FILE_NAME.fullmatch(entry.name):
                     yield entry.name, entry.path, found
-
-
-def _unlink(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)

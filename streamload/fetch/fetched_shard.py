@@ -33,7 +33,6 @@ class SparseMemory:
     def __init__(self, size_bytes: int | None) -> None:
         self.size_bytes = size_bytes or _LEAST_GROWTH_BYTES
         self.descriptor = new_memory(self.size_bytes)
-        self._mapped: mmap.mmap | None = None
         self._closing = Lock()
 
     def allocate(self, start: int, end: int) -> None:
@@ -47,31 +46,23 @@ class SparseMemory:
         if offset + len(data) > self.size_bytes:
             self.size_bytes = max(offset + len(data), 2 * self.size_bytes)
             os.ftruncate(self.descriptor, self.size_bytes)
-            self._unmap()
         write_fully(self.descriptor, data, offset)
 
     def free(self, start: int, end: int) -> None:
         """Free the pages that lie wholly between two places, on Linux; the last page of all counts as whole."""
         first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
         behind = self.size_bytes if end >= self.size_bytes else end // _PAGE_BYTES * _PAGE_BYTES
-        if behind <= first or not hasattr(mmap, "MADV_REMOVE"):
-            return
-        if self._mapped is None:  # takes no memory, since its pages are never touched
-            self._mapped = mmap.mmap(self.descriptor, self.size_bytes)
-        self._mapped.madvise(mmap.MADV_REMOVE, first, behind - first)
+        if behind > first and hasattr(mmap, "MADV_REMOVE"):
+            with mmap.mmap(self.descriptor, self.size_bytes) as mapped:
+                mapped.madvise(mmap.MADV_REMOVE, first, behind - first)
 
     def close(self) -> None:
         """Release it, but for copies of the descriptor. Idempotent."""
-        if self.descriptor >= 0:
-            self._unmap()
-            with self._closing:
-                os.close(self.descriptor)
-                self.descriptor = -1
-
-    def _unmap(self) -> None:
-        mapped, self._mapped = self._mapped, None
-        if mapped is not None:
-            mapped.close()
+        if self.descriptor < 0:
+            return
+        with self._closing:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -104,10 +95,6 @@ class FetchedShard:
         """A value that changes whenever workers need a new descriptor; and its second item, how much they may map."""
         return self.generation, self.total_bytes or self.ensure_memory().size_bytes
 
-    def descriptor(self) -> int:
-        """Return a copy of the descriptor, which the caller closes."""
-        return os.dup(self.file.descriptor if self.file is not None else self.ensure_memory().descriptor)
-
     def ensure_memory(self) -> SparseMemory:
         """Return the memory, which is made if there is none."""
         if self.memory is None:
@@ -116,9 +103,12 @@ class FetchedShard:
 
     def free(self, part: int) -> None:
         """Free a part, if it lies in memory."""
-        if self.memory is not None:
-            whole = 0, self.memory.size_bytes
-            self.memory.free(*(whole if self.compression is not None else part_edges(part, self.total_bytes)))
+        if self.memory is None:
+            return
+        if self.compression is not None:
+            self.memory.free(0, self.memory.size_bytes)
+        else:
+            self.memory.free(*part_edges(part, self.total_bytes))
 
     def release(self) -> None:
         """Close the memory or the file; what comes from now on comes into another one."""

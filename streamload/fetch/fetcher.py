@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import sys
 from collections import Counter
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from streamload.errors import DatasetIndexError, StorageError, without_secrets
-from streamload.fetch.budget import budget_error, budget_for
+from streamload.fetch.budget import budget_for, expansion_bytes, requests_bytes, shown_bytes
 from streamload.fetch.disk_cache import CacheFile, DiskCache, ShardIdentity
 from streamload.fetch.fetched_shard import FetchedShard
 from streamload.fetch.parts import PART_BYTES, part_edges, part_key, shard_and_number
 from streamload.fetch.resident import open_listed
 from streamload.fetch.transfers import PIECE_BYTES, PIECES_AHEAD, Source, Transfers
-from streamload.fetch.window import PartWindow, raise_first
+from streamload.fetch.window import LAST, PartWindow, raise_first
 from streamload.index.dataset import Dataset
 from streamload.limits import DECOMPRESSED_AT_ONCE, FETCHED_SHARDS_SHARE, MOST_REQUESTS, SMALL_REQUESTS
 from streamload.memory.unnamed import descriptor_limit
@@ -107,7 +108,7 @@ class Fetcher:
         budget_bytes: for parts.
         wake: called when something has come or failed, or there is something to pump.
         cache: shards on the disk.
-        most_requests: how many parts may be in flight.
+        most_requests: how many uncompressed parts may be in flight.
 
     Attributes:
         compressed: the fetched shards that are compressed: each has a single part.
@@ -130,7 +131,6 @@ class Fetcher:
         most_requests: int = MOST_REQUESTS,
     ) -> None:
         self._tables = tables
-        self._listing = tables.listing
         self.fetched = fetched
         self.compressed = frozenset(each for each in fetched if compression_of(tables.url(each)) is not None)
         self.window = PartWindow(budget_bytes)
@@ -141,7 +141,7 @@ class Fetcher:
         self._storages = storages
         self._wake = wake
         self._cache = cache
-        self._most_requests = most_requests
+        self.most_requests = most_requests
         self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
         self._shards: dict[int, FetchedShard] = {}
         # A finished shard is closed with its last part: until then the next epoch may use that.
@@ -170,10 +170,6 @@ class Fetcher:
         self.window.try_again()
         self.notify()
 
-    def below_watermark(self) -> bool:
-        """Return True if more could be fetched at once than is needed."""
-        return len(self.window.missing.ranks) < self._most_requests
-
     def finish(self, shards: Iterable[int]) -> None:
         """Close shards that are not needed soon when their last part is dropped.
 
@@ -186,8 +182,8 @@ class Fetcher:
             if file is not None and 2 * len(missing) <= file.n_parts:
                 for number in missing:
                     self.window.request(part_key(shard, number), scan=None)
-                self.notify()
             self._close_if_unused(shard)
+        self.notify()
 
     # -- what is there ---------------------------------------------------------------------------------------------
 
@@ -195,7 +191,7 @@ class Fetcher:
         """Return a shard."""
         state = self._shards.get(shard)
         if state is None:
-            url, pin = self._tables.url(shard), self._listing.pin(shard)
+            url, pin = self._tables.url(shard), self._tables.listing.pin(shard)
             total_bytes = None if shard in self.compressed else pin.total_bytes
             state = self._shards[shard] = FetchedShard(shard, url, pin, compression_of(url), total_bytes)
         return state
@@ -235,7 +231,7 @@ class Fetcher:
             if job.state.number in self._decompressions and job.growing and self._grow(job):  # one before may stop it
                 job.growing.set_result(None)
                 job.growing = None
-        while (key := self.window.next_missing()) is not None and self._begin(key):
+        while (key := next(iter(self.window.missing), None)) is not None and self._begin(key):
             pass
 
     def _begin(self, key: int) -> bool:
@@ -253,7 +249,7 @@ class Fetcher:
             return True
         start, end = part_edges(number, state.total_bytes)
         size_bytes = 0 if state.file is not None and number not in state.file.missing else max(0, end - start)
-        is_busy = len(self._tasks) - len(self._decompressions) >= self._most_requests
+        is_busy = len(self._tasks) - len(self._decompressions) >= self.most_requests
         if is_busy or not self._admit(key, size_bytes, size_bytes):
             return False
         self._start(state, number, self._fetch(state, number))
@@ -265,7 +261,7 @@ class Fetcher:
             self.lacking = self.lacking or (key, room_bytes)
             return False
         shard = shard_and_number(key)[0]
-        self._open[shard] = self._open.get(shard, False) and self.window.is_last(key)
+        self._open[shard] = self._open.get(shard, False) and self.window.turn_of(key) == LAST
         self.window.admit(key, size_bytes)
         return True
 
@@ -284,7 +280,7 @@ class Fetcher:
         """
         key, missing_bytes = self.lacking or (0, 0)
         shard = shard_and_number(key)[0]
-        if self._to_close(shard) is None:
+        if self._to_close(key) is None:
             limit = descriptor_limit()
             return StorageError(
                 f"more than {self._most_open} shards are needed at once, because samples in them are yet to be drawn "
@@ -292,14 +288,19 @@ class Fetcher:
                 f"(`ulimit -n {FETCHED_SHARDS_SHARE * limit}`, before the program is started), give a smaller window "
                 "(shuffle=N), or pack fewer and larger shards"
             )
-        return budget_error(
-            budget_for(self.window.budget_bytes, expands=expands),
-            enough_bytes,
-            missing_bytes,
-            self.window.bytes_kept_from(key),
-            counting=counting,
-            expands=expands,
-            cache_helps=shard not in self.compressed,
+        kept_bytes = self.window.used_bytes - sum(self.window.sizes[each] for each in self.window.evictable(key))
+        budget_bytes = budget_for(self.window.budget_bytes, expands=expands)
+        enough_bytes = max(enough_bytes, budget_for(missing_bytes + kept_bytes, expands=expands))
+        expansion = f" and {shown_bytes(expansion_bytes(budget_bytes))} to what fields expand to" if expands else ""
+        index = "an index (`streamload index`), which gives len() without reading"
+        # A disk cache keeps compressed shards compressed.
+        cache = "" if shard in self.compressed else ", or a cache_dir on a disk with more room"
+        return StorageError(
+            f"memory_budget of {shown_bytes(budget_bytes)} is too small: {shown_bytes(missing_bytes)} more are needed "
+            f"now, while {shown_bytes(kept_bytes)} of shards are held because samples in them are wanted too or are "
+            f"yet to be drawn within the shuffle window, and {shown_bytes(requests_bytes(budget_bytes))} are left to "
+            f"requests{expansion}. Give a memory_budget of at least {shown_bytes(enough_bytes, math.ceil)}, a smaller "
+            f"window (shuffle=N), or {index if counting else 'a smaller batch_size'}{cache}"
         )
 
     async def close(self) -> None:
@@ -320,7 +321,7 @@ class Fetcher:
 
     def _start(self, state: FetchedShard, number: int, work: Coroutine[None, None, int]) -> None:
         """Start to fetch a part; `work` returns the bytes that it takes."""
-        generation = state.generation
+        key, generation = part_key(state.number, number), state.generation
 
         def on_end(task: asyncio.Task[int]) -> None:
             del self._tasks[task]
@@ -328,10 +329,16 @@ class Fetcher:
                 self._decompressions.pop(state.number, None)
                 if isinstance(error := task.exception(), Exception):
                     state.free(number)
-                    self.window.fail(part_key(state.number, number), error)
+                    self.window.fail(key, error)
                     self._close_if_unused(state.number)
                 else:
-                    self._arrived(state, number, task.result())
+                    size_bytes = task.result()
+                    state.total_bytes = state.pin.total_bytes if state.compression is None else size_bytes
+                    if state.compression is not None:
+                        self._largest_bytes = max(self._largest_bytes, size_bytes)
+                    self.window.arrive(key, size_bytes)
+                    for on_arrival in self.on_arrival:
+                        on_arrival(state.number, key)
             self.lacking = None
             self._wake()
 
@@ -339,29 +346,18 @@ class Fetcher:
         self._tasks[task] = state
         task.add_done_callback(on_end)
 
-    def _arrived(self, state: FetchedShard, number: int, size_bytes: int) -> None:
-        key = part_key(state.number, number)
-        if state.compression is None:
-            state.total_bytes = state.pin.total_bytes
-        else:
-            state.total_bytes = size_bytes
-            self._largest_bytes = max(self._largest_bytes, size_bytes)
-        self.window.arrive(key, size_bytes)
-        for on_arrival in self.on_arrival:
-            on_arrival(state.number, key)
-
     # -- room ------------------------------------------------------------------------------------------------------
 
-    def _to_close(self, shard: int) -> list[int] | None:
-        """Return what to `_release` so that a shard may be open; None if no shard can be closed."""
-        if shard in self._open or len(self._open) < self._most_open:
+    def _to_close(self, key: int) -> list[int] | None:
+        """Return what to `_release` so that the shard of a part may be open; None if no shard can be closed."""
+        if shard_and_number(key)[0] in self._open or len(self._open) < self._most_open:
             return []
         parts = self.window.of_shard
         if len(parts) < len(self._open):
             return [next(each for each in self._open if each not in parts)]
         evictable: Counter[int] = Counter()
-        for key in self.window.evictable():
-            other = shard_and_number(key)[0]
+        for each in self.window.evictable(key):
+            other = shard_and_number(each)[0]
             evictable[other] += 1
             if evictable[other] == len(parts[other]):
                 return [other]
@@ -370,14 +366,14 @@ class Fetcher:
     def _make_room(self, key: int, size_bytes: int) -> bool:
         """Make room for a part, or for more of it, in bytes and in open shards; return False if there cannot be."""
         turn, shard = self.window.turn_of(key), shard_and_number(key)[0]
-        while (others := self._to_close(shard)) is None or self.window.room_for(size_bytes, key) is None:
+        while (others := self._to_close(key)) is None or self.window.room_for(key, size_bytes) is None:
             last = max(self._decompressions, key=lambda each: self.window.turn_of(part_key(each, 0)), default=shard)
             if self.window.turn_of(part_key(last, 0)) <= turn:
                 return False
             self._release(last)  # begins again when its turn comes
         for other in others:
             self._release(other)
-        for each in self.window.room_for(size_bytes, key) or ():
+        for each in self.window.room_for(key, size_bytes) or ():
             self._drop(each)
         return True
 
@@ -388,7 +384,9 @@ class Fetcher:
         self._close_if_unused(shard)
 
     def _close_if_unused(self, shard: int) -> None:
-        if self._open.get(shard) and not self.window.uses(shard):
+        if not self._open.get(shard) or shard in self.window.of_shard:
+            return
+        if all(shard_and_number(key)[0] != shard for key in self.window.missing.ranks):
             self._release(shard)
 
     def _release(self, shard: int) -> None:
@@ -401,7 +399,7 @@ class Fetcher:
             self.window.drop(key)
         if state.file is not None:
             for key in [part_key(shard, number) for number in tuple(state.file.missing)]:
-                if self.window.is_last(key):
+                if self.window.turn_of(key) == LAST:
                     self.window.withdraw(key)
             self._writer.submit(state.file.close)  # after what is being written
             state.file = None
@@ -537,7 +535,7 @@ class Fetcher:
     async def _compressed(self, state: FetchedShard) -> AsyncGenerator[bytes]:
         """Yield the bytes of a compressed shard: of a remote one from the disk cache, or into it."""
         if self._storages.is_local(state.url):
-            with open(open_listed(self._listing.shard(state.number)), "rb") as local:
+            with open(open_listed(self._tables.listing.shard(state.number)), "rb") as local:
                 async for piece in _read_file(local.fileno()):
                     yield piece
             return

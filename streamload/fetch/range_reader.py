@@ -31,38 +31,27 @@ class RangeReader:
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._listing = listing
-        self._storages = storages
+        self.storages = storages
         self._tables = Dataset(listing, storages)
         self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
         self._pins: dict[int, Pin] = {}
 
-    async def tables(self, shards: Sequence[int]) -> list[ShardTable | None]:
-        """Return the table of each shard, None for one that is in no index; raises what `Dataset.load` raises."""
-        return list(await asyncio.gather(*map(self._table, shards)))
-
-    async def read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, cut at the shard's end; raises what `download` raises.
-
-        The version of a shard must be the one that was listed, or read first.
-        """
-        return list(await asyncio.gather(*map(self._read, ranges)))
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._storages.aclose()
-
-    async def _table(self, shard: int) -> ShardTable | None:
+    async def table(self, shard: int) -> ShardTable | None:
+        """Return the table of a shard, None if it is in no index. Raises what `Dataset.load` raises."""
         async with self._at_once:
             return await self._tables.load(shard)
 
-    async def _read(self, wanted: ByteRange) -> bytes:
+    async def read(self, wanted: ByteRange) -> bytes:
+        """Return the bytes of a range, cut at the shard's end. Raises what `download` raises.
+
+        The version of a shard must be the one that was listed, or read first.
+        """
         shard, start, end = wanted
         url = self._listing.shard(shard).url
-        if shard not in self._pins:
-            self._pins[shard] = self._listing.pin(shard)
+        pin = self._pins.setdefault(shard, self._listing.pin(shard))
         async with self._at_once:
-            storage, retries = self._storages.for_url(url), self._storages.retries
-            return await read_range(storage, url, start, end, pin=self._pins[shard], retries=retries)
+            storage, retries = self.storages.for_url(url), self.storages.retries
+            return await read_range(storage, url, start, end, pin=pin, retries=retries)
 
 
 def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:

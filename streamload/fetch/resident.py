@@ -1,4 +1,4 @@
-"""Resident shards: descriptors that workers map, and which shards stay mapped."""
+"""Which shards are fetched, and descriptors of resident shards that workers map."""
 
 from __future__ import annotations
 
@@ -8,12 +8,54 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamload.errors import ShardChangedError
-from streamload.index.listing import Shard
+from streamload.index.listing import Listing, Shard
 from streamload.limits import RESIDENT_BYTES, RESIDENT_SHARDS
 from streamload.storage.local_files import open_regular
+from streamload.storage.storages import Storages
+from streamload.tar.decompression import compression_of
 
 if TYPE_CHECKING:
     from streamload.fetch.fetcher import Fetcher
+
+
+class Fetching(NamedTuple):
+    """How a feeder fetches shards.
+
+    Attributes:
+        storages: where shards lie.
+        budget_bytes: for fetched bytes.
+        cache_folder: for a disk cache; None for none.
+        cache_bytes: how large that may get.
+        expands: a share of the budget is kept for the values that fields expand to.
+    """
+
+    storages: Storages
+    budget_bytes: int
+    cache_folder: str | None
+    cache_bytes: int
+    expands: bool = False
+
+
+def is_all_local(urls: Iterable[str], storages: Storages) -> bool:
+    """Return True if urls can be read without waiting for a server."""
+    return all(map(storages.is_local, urls))
+
+
+def waits_for_index(listing: Listing, storages: Storages) -> bool:
+    """Return True if reading some index of a listing waits for a server."""
+    return not is_all_local(
+        {shard.index_folder for shard in listing.numbered if shard.index_folder is not None}, storages
+    )
+
+
+def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
+    """Return the numbers of shards and sidecars that workers cannot open: remote ones, and compressed ones."""
+    here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.numbered}}
+    return frozenset(
+        number
+        for number, shard in enumerate(listing.numbered)
+        if not here[shard.folder] or compression_of(shard.url) is not None
+    )
 
 
 class OpenShard(NamedTuple):
@@ -57,7 +99,7 @@ class ResidentShards:
         """
         if self._fetcher is not None and shard in self._fetcher.fetched:
             state = self._fetcher.state_of(shard)
-            return OpenShard(state.url, state.version[1], state.descriptor())
+            return OpenShard(state.url, state.version[1], os.dup((state.file or state.ensure_memory()).descriptor))
         listed = self._shards[shard]
         return OpenShard(listed.url, listed.bytes, open_listed(listed))
 

@@ -68,12 +68,9 @@ class Transfers:
         self._retries = retries
         self._loop = asyncio.get_running_loop()
         self.in_flight = TimeIntegral(self._loop.time)
-        self._closed = False
 
     def begin(self, source: Source, start: int, end: int, write: Callable[[int, bytes], None]) -> asyncio.Task[int]:
-        """Begin a download; see `download`. Raises RuntimeError after `close`."""
-        if self._closed:
-            raise RuntimeError("these transfers are closed")
+        """Begin a download; see `download`."""
         storage, url, pin = source
         running = Download(url, start, self._loop.time())
 
@@ -110,9 +107,8 @@ class Transfers:
             while True:
                 end = source.pin.total_bytes  # stated by the first answer
                 while not ahead if end is None else len(ahead) <= PIECES_AHEAD and start < end:
-                    piece_end = start + PIECE_BYTES if end is None else min(start + PIECE_BYTES, end)
-                    ahead.append(asyncio.create_task(self.read(source, start, piece_end)))
-                    start = piece_end
+                    ahead.append(asyncio.create_task(self.read(source, start, start + PIECE_BYTES)))
+                    start += PIECE_BYTES
                 if not ahead:
                     return
                 yield await ahead.popleft()
@@ -123,7 +119,6 @@ class Transfers:
 
     async def close(self) -> None:
         """Cancel what is in flight, and wait until it has ended. Idempotent."""
-        self._closed = True
         for task in self.running:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)

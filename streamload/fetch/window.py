@@ -15,7 +15,8 @@ from streamload.fetch.parts import shard_and_number
 _HELD = 0
 _AT_ONCE = 1
 _SCANS = 1 << 60
-_LAST = (1 << 62) - 1
+LAST = (1 << 62) - 1
+"""The turn of a part that is needed after all others."""
 _NEVER = 1 << 62
 _MOST_STALE = 64
 
@@ -83,7 +84,7 @@ class PartWindow:
         present: the parts in memory, or in a file.
         of_shard: the parts of each shard that are present or in flight.
         changes: how often a part of each shard has come or gone.
-        missing: the parts that are needed and not in flight, by turn.
+        missing: the parts that are needed and not in flight, by turn: the first is to be fetched next.
         free: the present parts that are never needed and take no memory; to be dropped.
     """
 
@@ -119,10 +120,6 @@ class PartWindow:
         planned = self._planned.get(key)
         return planned[0] if planned else self._requested.get(key, _NEVER)
 
-    def uses(self, shard: int) -> bool:
-        """Return True if a part of a shard is present, in flight, or missing."""
-        return shard in self.of_shard or any(shard_and_number(key)[0] == shard for key in self.missing.ranks)
-
     # -- needs -----------------------------------------------------------------------------------------------------
 
     def plan(self, keys: Iterable[int]) -> None:
@@ -132,23 +129,14 @@ class PartWindow:
             self._planned.setdefault(key, deque()).append(turn + min(number, _PARTS_OF_BATCH - 1))
             self._update(key)
 
-    def start(self, keys: Iterable[int]) -> None:
-        """Hold the parts of the first batch for which they are planned, until they are released."""
+    def unplan(self, keys: Iterable[int], which: int = 0) -> None:
+        """Undo the first `plan` of parts, whose batch holds them now; or with -1 the last, which is cancelled."""
         for key in keys:
-            self._unplan(key, 0)
-        self.hold(keys)
-
-    def cancel(self, keys: Iterable[int]) -> None:
-        """Undo the last `plan` of parts."""
-        for key in keys:
-            self._unplan(key, -1)
+            turns = self._planned[key]
+            del turns[which]
+            if not turns:
+                del self._planned[key]
             self._update(key)
-
-    def _unplan(self, key: int, which: int) -> None:
-        turns = self._planned[key]
-        del turns[which]
-        if not turns:
-            del self._planned[key]
 
     def hold(self, keys: Iterable[int]) -> None:
         """Keep parts until they are released as often as they were held."""
@@ -157,7 +145,7 @@ class PartWindow:
             self._update(key)
 
     def release(self, keys: Iterable[int]) -> None:
-        """Undo `hold` or `start` once."""
+        """Undo `hold` once."""
         for key in keys:
             self._holds[key] -= 1
             if self._holds[key] <= 0:
@@ -166,17 +154,13 @@ class PartWindow:
 
     def request(self, key: int, scan: int | None) -> None:
         """Fetch a part for a scan (later scans have larger numbers); for None once, after all others. Idempotent."""
-        self._requested[key] = _LAST if scan is None else _SCANS + scan
+        self._requested[key] = LAST if scan is None else _SCANS + scan
         self._update(key)
 
     def withdraw(self, key: int) -> None:
         """Undo `request`, or do nothing."""
         self._requested.pop(key, None)
         self._update(key)
-
-    def is_last(self, key: int) -> bool:
-        """Return True if a part is needed after all others."""
-        return self.turn_of(key) == _LAST
 
     def keep(self, key: int, scan: int) -> None:
         """Keep a present part for the rows that a scan will find, until something sooner needs its room."""
@@ -197,25 +181,16 @@ class PartWindow:
 
     # -- what comes and goes ---------------------------------------------------------------------------------------
 
-    def next_missing(self) -> int | None:
-        """Return the part to fetch next; it stays that until it is admitted or not needed any more."""
-        return next(iter(self.missing), None)
-
-    def evictable(self, for_key: int | None = None) -> Iterator[int]:
-        """Yield the parts that may be evicted for one, by default the next: those needed later, the last first."""
-        for_key = self.next_missing() if for_key is None else for_key
-        turn = _HELD if for_key is None else self.turn_of(for_key)
-        for key in self._evictable:
-            if -self._evictable.ranks[key][0] <= turn:
+    def evictable(self, key: int) -> Iterator[int]:
+        """Yield the parts that may be evicted for one: those needed later, the last first."""
+        turn = self.turn_of(key)
+        for other in self._evictable:
+            if -self._evictable.ranks[other][0] <= turn:
                 return
-            yield key
+            yield other
 
-    def bytes_kept_from(self, key: int) -> int:
-        """Return the bytes that may not be evicted for a part."""
-        return self.used_bytes - sum(self.sizes[each] for each in self.evictable(key))
-
-    def room_for(self, size_bytes: int, key: int | None = None) -> list[int] | None:
-        """Return what to evict to make room for bytes of a part, by default the next one; None if there cannot be."""
+    def room_for(self, key: int, size_bytes: int) -> list[int] | None:
+        """Return what to evict to make room for bytes of a part; None if there cannot be."""
         lacking_bytes = self.used_bytes + size_bytes - self.budget_bytes
         evicted: list[int] = []
         if lacking_bytes <= 0 or not size_bytes:
@@ -240,7 +215,7 @@ class PartWindow:
         self.sizes[key] = size_bytes
         self.present.add(key)
         self.changes[shard_and_number(key)[0]] += 1
-        if self._requested.get(key) == _LAST:
+        if self._requested.get(key) == LAST:
             del self._requested[key]
         self._update(key)
 

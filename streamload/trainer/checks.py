@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from streamload.arguments import alternatives
 from streamload.fetch.budget import budget_for_window
-from streamload.fetch.fetched_listing import fetched_shards
 from streamload.fetch.parts import PART_BYTES
+from streamload.fetch.resident import fetched_shards
 from streamload.index.listing import Listing
 from streamload.options import Options
 from streamload.order.options import OrderOptions

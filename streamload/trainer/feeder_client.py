@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from streamload.arguments import no_attribute
 from streamload.errors import StorageError
 from streamload.feeder.messages import Calls
-from streamload.fetch.fetched_listing import is_all_local
+from streamload.fetch.resident import is_all_local
 from streamload.index.columns import Columns
 from streamload.index.listing import Listing
 from streamload.memory.unnamed import naming_the_limit

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamload.decode.tasks import Job, OwnTransforms, Transform
 from streamload.errors import LoaderClosedError, StreamloadError
 from streamload.feeder.messages import COUNT_SAMPLES, Configure, PipelineSettings, Tracing
-from streamload.fetch.fetched_listing import fetched_shards
+from streamload.fetch.resident import fetched_shards
 from streamload.index.listing import joined_listing
 from streamload.log_records import log_levels
 from streamload.memory.unnamed import descriptor_limit

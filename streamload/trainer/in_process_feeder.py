@@ -9,8 +9,7 @@ from typing import Any
 
 from streamload.feeder.messages import Configure
 from streamload.feeder.process_feeder import start_feeder
-from streamload.fetch.fetched_listing import fetched_shards
-from streamload.fetch.resident import OpenShard, ResidentShards
+from streamload.fetch.resident import OpenShard, ResidentShards, fetched_shards
 from streamload.index.listing import Listing
 from streamload.limits import RESIDENT_BYTES
 from streamload.memory.channel import Message

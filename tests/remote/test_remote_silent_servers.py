@@ -18,7 +18,7 @@ from through_fsspec import through_fsspec
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
-from streamload.fetch.fetched_listing import Fetching
+from streamload.fetch.resident import Fetching
 from streamload.options import Options
 from streamload.storage.download import Retries, RetryPolicy
 from streamload.storage.storages import Storages
