@@ -14,8 +14,7 @@ import numpy as np
 
 from streamload import ShardWriter
 from streamload.index.dataset import Dataset
-from streamload.index.dataset_index import INDEX_FOLDER
-from streamload.index.index_writer import IndexFolder
+from streamload.index.dataset_index import INDEX_FOLDER, IndexFolder
 from streamload.index.listing import ShardFinder, list_shards
 from streamload.storage.local_files import LocalStorage
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,11 +21,17 @@ from numpy.typing import NDArray
 import streamload
 from streamload.cli import command
 from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, without_secrets
-from streamload.index.columns import COLUMNS_FILE, KEY, LABEL, pack_columns, unpack_columns
-from streamload.index.dataset_index import INDEX_FILE, INDEX_FOLDER, DatasetIndex, IndexedShard, check_shard, pack_table
-from streamload.index.index_writer import IndexFolder
+from streamload.index.columns import KEY, LABEL, update_columns
+from streamload.index.dataset_index import (
+    INDEX_FOLDER,
+    DatasetIndex,
+    IndexedShard,
+    IndexFolder,
+    check_shard,
+    pack_table,
+)
 from streamload.index.listing import Listing, Shard, ShardFinder, find_shards, list_shards
-from streamload.index.shard_names import folder_and_name, locked_folder, shard_name
+from streamload.index.shard_names import folder_and_name, shard_name
 from streamload.index.streamed_table import ReadShard, differences, read_shard, scan_local
 from streamload.pack.output import Progress, UsageError, say, shown_bytes
 from streamload.pack.processes import Pool
@@ -240,11 +245,12 @@ def index_command(
       streamload index s3://bucket/photos --ray auto
     """
     options = dict(storage_option or ())
-    sources = None if columns is None else _parse_columns(columns)
+    sources = [] if columns is None else _parse_columns(columns)
     storages = Storages(options)
     urls = list(find_shards(urls, storages))
     by_index = _by_index(urls, output)
-    packed: dict[str, tuple[IndexedShard, tuple[str, ...], int, int]] = {}
+    entries: dict[str, IndexedShard] = {}
+    packed: dict[str, tuple[tuple[str, ...], int, int]] = {}  # the fields, and the place in the spool
     gone: list[str] = []
     links = 0
     reading = partial(read_whole, storages=storages, every_byte=True, record_bytes=record_size)
@@ -255,32 +261,33 @@ def index_command(
     ):
         for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
-            entry = IndexedShard(shard_name(url), read.bytes, len(read.table), read.mtime_ns, read.etag)
-            packed[url] = entry, read.table.fields, spool.tell(), spool.write(pack_table(read.table))
+            entries[url] = IndexedShard(shard_name(url), read.bytes, len(read.table), read.mtime_ns, read.etag)
+            packed[url] = read.table.fields, spool.tell(), spool.write(pack_table(read.table))
             links += read.table.skipped.get(LINK, 0)
 
         def packed_table(url: str) -> bytes:
-            _, _, start, size = packed[url]
+            _, start, size = packed[url]
             spool.seek(start)
             return spool.read(size)
 
         finder = ShardFinder(None, storages)
+        indexes: dict[str, DatasetIndex] = {}
         for folder, inside in by_index.items():
-            first = next(iter(inside.values()))
-            dropped = [] if output else _missing_names(folder_and_name(first)[0], finder, storages)
-            IndexFolder(storages.for_url(folder), folder).update(
-                [packed[url][0] for url in inside.values()],
-                {name for url in inside.values() for name in packed[url][1]},
+            shards = folder_and_name(next(iter(inside.values())))[0]
+            dropped = [] if output else _missing_names(shards, finder, storages)
+            indexes[folder] = IndexFolder(storages.for_url(folder), folder).update(
+                [entries[url] for url in inside.values()],
+                {name for url in inside.values() for name in packed[url][0]},
                 lambda name, inside=inside: packed_table(inside[name]),  # type: ignore[misc]
                 gone=set(dropped).__contains__,
             )
             gone += dropped
-    samples = sum(entry.samples for entry, *_ in packed.values())
+    samples = sum(entry.samples for entry in entries.values())
     if not as_document:
         command.print_line(f"indexed {counted(len(urls), 'shard')}, {counted(samples, 'sample')}")
-    if sources is not None:
-        for folder, inside in by_index.items():
-            _write_columns(sources, IndexFolder(storages.for_url(folder), folder), inside, options)
+    for folder, inside in by_index.items() if sources else ():
+        found = _columns(sources, indexes[folder], inside, options)
+        update_columns(storages.for_url(folder), indexes[folder], found)
     if gone:
         shown = f"{counted(len(gone), 'shard')} from the index, such as {gone[0]!r}"
         say(f"note: dropped {shown}, because there is no such file")
@@ -308,11 +315,10 @@ def _parse_columns(text: str) -> list[tuple[str, str]]:
     return columns
 
 
-def _write_columns(
-    sources: Sequence[tuple[str, str]], place: IndexFolder, urls: Mapping[str, str], storage_options: dict[str, Any]
-) -> None:
-    """Collect values of all samples of an index, and write them beside it. `urls` has the shards by name."""
-    index = DatasetIndex.from_json(place.read(INDEX_FILE) or b"", place.folder)
+def _columns(
+    sources: Sequence[tuple[str, str]], index: DatasetIndex, urls: Mapping[str, str], options: dict[str, Any]
+) -> dict[str, NDArray[Any]]:
+    """Read values of all samples of an index. `urls` has the shards by name."""
     others = [shard.name for shard in index.shards if shard.name not in urls]
     if others:
         more = f"{counted(len(others), 'shard')} more, such as {others[0]!r}"
@@ -324,10 +330,10 @@ def _write_columns(
         _READ_TOGETHER,
         fields=tuple(f"{field}?" for field in fields),
         collate_fn=list,
-        index=place.folder,
+        index=index.folder,
         rank=0,
         world_size=1,
-        storage_options=storage_options or None,
+        storage_options=options or None,
     ) as loader:
         for batch in loader:
             for sample in batch:
@@ -337,10 +343,7 @@ def _write_columns(
                     for part in name.split("."):
                         value = value.get(part) if isinstance(value, Mapping) else None
                     values[name].append(value)
-    columns = unpack_columns(place.read(COLUMNS_FILE), index)
-    columns |= {name: _column(name, found) for name, found in values.items()}
-    with locked_folder(os.path.dirname(place.folder)):
-        place.write(COLUMNS_FILE, pack_columns(index, columns))
+    return {name: _column(name, found) for name, found in values.items()}
 
 
 def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:

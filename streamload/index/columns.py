@@ -10,6 +10,7 @@ import asyncio
 import difflib
 import io
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +25,14 @@ from streamload.errors import DatasetIndexError, ShardChangedError, without_secr
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.shard_names import is_page, read_if_there
+from streamload.index.shard_names import is_page, locked_folder, read_if_there
 from streamload.index.streamed_table import read_shard
 from streamload.limits import SMALL_REQUESTS
 from streamload.order.sampling import group_sizes
+from streamload.storage.protocol import Storage
 from streamload.storage.storages import Storages
 from streamload.tar.scan import LABEL_FIELD
-from streamload.tar.table import MISSING, ShardTable
+from streamload.tar.table import MISSING, ShardTable, starts_of
 from streamload.text import listed
 
 COLUMNS_FILE = "columns.npz"
@@ -187,26 +189,30 @@ def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
 # -- the file with columns of metadata -----------------------------------------------------------------------------
 
 
-def pack_columns(index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the file with the columns of an index, an archive of NumPy arrays in the order of the shards."""
-    arrays: dict[str, Any] = {
-        _SHARDS: np.array([entry.name for entry in index.shards], dtype=np.str_),
-        _CRC32: np.array([entry.table_crc32 for entry in index.shards], np.uint32),
-        _STARTS: np.concatenate([[0], np.cumsum([entry.samples for entry in index.shards], dtype=np.int64)]),
-    }
-    file = io.BytesIO()
-    arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
-    np.savez(file, **arrays)
-    return file.getvalue()
+def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Add columns of all samples of an index to its file of columns, an archive of NumPy arrays, or replace them.
 
+    Columns in a file that is damaged or of other shards are dropped.
 
-def unpack_columns(content: bytes | None, index: DatasetIndex) -> Columns:
-    """Return the columns in a file of this index; none if the file is missing, damaged, or of other shards."""
-    try:
-        columns, rows = _columns_in(content, index)
-    except _UNREADABLE:
-        return {}
-    return columns if [*rows] == [entry.name for entry in index.shards] else {}
+    Raises:
+        StorageError: the file cannot be read or written.
+    """
+    url, names = f"{index.folder}/{COLUMNS_FILE}", [entry.name for entry in index.shards]
+    with locked_folder(os.path.dirname(index.folder)):
+        try:
+            kept, rows = _columns_in(read_if_there(storage, url, MOST_INDEX_BYTES), index)
+        except _UNREADABLE:
+            kept, rows = {}, {}
+        arrays: dict[str, Any] = {
+            _SHARDS: np.array(names, dtype=np.str_),
+            _CRC32: np.array([entry.table_crc32 for entry in index.shards], np.uint32),
+            _STARTS: starts_of([entry.samples for entry in index.shards]),
+        }
+        columns = {**(kept if [*rows] == names else {}), **columns}
+        file = io.BytesIO()
+        arrays |= {f"{_OF_SAMPLES}{name}": values for name, values in columns.items()}
+        np.savez(file, **arrays)
+        storage.write(url, file.getvalue())
 
 
 def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, dict[str, slice]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -17,10 +16,10 @@ from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageErro
 from streamload.index.dataset_index import (
     INDEX_FILE,
     INDEX_FOLDER,
+    LOOKS_LIKE_INDEX,
     MOST_INDEX_BYTES,
     DatasetIndex,
     check_shard,
-    looks_like_index,
 )
 from streamload.index.shard_names import (
     UnfinishedSet,
@@ -140,19 +139,6 @@ def _from_columns(columns: Sequence[Any], counts: Any, fields: Any, owners: Any,
     return Listing(shards, counts, fields, sidecars, owners, sidecar_fields)
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Pause garbage collection, which takes a third of the time of listing very many shards in a large program."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_no_collections()
 def list_shards(
     urls: Urls,
     index: str | os.PathLike[str] | None = None,
@@ -187,9 +173,15 @@ def list_shards(
             interrupted or is still running; or a sidecar has no index.
     """
     storages = Storages() if storages is None else storages
-    listing = _listed(urls, index, storages, indexes_read)
-    for sidecar in join:
-        listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
+    collects = gc.isenabled()
+    gc.disable()  # collections would take a third of the time of listing very many shards in a large program
+    try:
+        listing = _listed(urls, index, storages, indexes_read)
+        for sidecar in join:
+            listing = _with_sidecar(listing, _listed(sidecar, None, storages, indexes_read), sidecar)
+    finally:
+        if collects:
+            gc.enable()
     return listing
 
 
@@ -397,7 +389,7 @@ class ShardFinder:
         content = read_if_there(storage, url, MOST_INDEX_BYTES)
         if content is None:
             return None
-        if not looks_like_index(content):
+        if LOOKS_LIKE_INDEX.search(content) is None:
             raise _NotAnIndexError("not a streamload index; make one with `streamload index`", url=without_secrets(url))
         return DatasetIndex.from_json(content, folder)
 
@@ -452,6 +444,9 @@ class ShardFinder:
         """Return the shards; of those that have to be looked up one by one, only urls."""
         expanded = expand_urls(urls)
         matches = [match for url in expanded for match in self._resolve(url)]
+        for number, match in enumerate(matches):  # a local match without a size may be a broken link
+            if isinstance(match, ShardInfo) and match.bytes == UNKNOWN_BYTES:
+                matches[number] = match if self._storages.costs_requests(match.url) else match.url
         if len(expanded) > 1:
             refuse_repetitions([match if isinstance(match, str) else match.url for match in matches])
         return matches
@@ -470,7 +465,7 @@ class ShardFinder:
                 raise ShardNotFoundError("no file matches this pattern; check the path and the pattern", url=url)
             for match in matches:
                 refuse_unknown_compression(match.url)
-            return matches if costly else _with_sizes(matches)
+            return matches
         if costly and not is_shard_name(shard_name(url)):
             return self._in_folder(storage, url.rstrip("/"))
         return [url]
@@ -499,7 +494,7 @@ class ShardFinder:
         if index is not None:
             return self._as_indexed(folder, shards, index)
         if shards:
-            return shards if costly else _with_sizes(shards)
+            return shards
         if storage.is_folder(folder):
             advice = folder_advice(storage, folder)
             raise ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=without_secrets(folder))
@@ -531,8 +526,7 @@ class ShardFinder:
                 f"`streamload index {folder}`",
                 url=f"{folder}/{missing[0]}",
             )
-        matches = [listed.get(name) for name in names]  # listings lack hidden ones
-        return _with_sizes([match or f"{folder}/{name}" for match, name in zip(matches, names, strict=True)])
+        return [listed.get(name, f"{folder}/{name}") for name in names]  # listings lack hidden ones
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         """Look up shards that are named one by one."""
@@ -576,11 +570,6 @@ class ShardFinder:
                 raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
             listed[url] = storage.info(url)
         return {url: listed[url] for url in urls}
-
-
-def _with_sizes(matches: Sequence[ShardInfo | str]) -> Sequence[ShardInfo | str]:
-    """Have local matches without a size looked up, so that an error names a broken link."""
-    return [each if isinstance(each, str) or each.bytes != UNKNOWN_BYTES else each.url for each in matches]
 
 
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:

@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from streamload.errors import StorageError, without_secrets
-from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard
-from streamload.index.index_writer import IndexFolder
+from streamload.index.dataset_index import INDEX_FOLDER, IndexedShard, IndexFolder
 from streamload.index.shard_names import ShardNaming
 from streamload.storage.local_files import LocalStorage, local_path
 from streamload.storage.protocol import WEB, ShardInfo, escaped, protocol_of

@@ -16,8 +16,7 @@ from streamload.errors import DatasetIndexError
 from streamload.index import dataset as dataset_module
 from streamload.index import dataset_index
 from streamload.index.dataset import Dataset
-from streamload.index.dataset_index import IndexedShard
-from streamload.index.index_writer import IndexFolder
+from streamload.index.dataset_index import IndexedShard, IndexFolder
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamload.index.dataset import Dataset
-from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard
-from streamload.index.index_writer import IndexFolder
+from streamload.index.dataset_index import INDEX_FOLDER, DatasetIndex, IndexedShard, IndexFolder
 from streamload.index.listing import Listing, Shard, ShardFinder
 from streamload.storage.local_files import LocalStorage
 from streamload.storage.protocol import UNKNOWN_BYTES
