@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from streamload.cluster.actor import FeederActor, Program
-from streamload.cluster.ray_cluster import check_version, connect, own_version
+from streamload.cluster.ray_cluster import check_version, connect, listed_amounts, own_version
 from streamload.decode.failure import Attempt, first_line
 from streamload.errors import ClusterError, WorkerError
 from streamload.feeder.messages import Configure, Failed, Ready, ReadyBatch
@@ -232,9 +232,11 @@ class RayChannel(DirectChannel):
                 check_version(there, "of a feeder", own_version())
             ray.get(started, timeout=demands.start_timeout)
         except ray.exceptions.GetTimeoutError:
+            all_free = ray.available_resources()
+            free = listed_amounts({name: all_free.get(name, 0) for name in demands.demands})
             raise ClusterError(
                 f"the feeders were not placed on the Ray cluster within start_timeout={demands.start_timeout} s: "
-                f"{self._cluster.free(demands.demands)} are free there; ask for fewer or smaller feeders"
+                f"{free} are free there; ask for fewer or smaller feeders"
             ) from None
         except ray.exceptions.RayError as error:
             raise ClusterError(
@@ -243,7 +245,7 @@ class RayChannel(DirectChannel):
             ) from error
 
     def _end(self, feeder: _Feeder) -> None:
-        if feeder.actor is not None:
+        actor, feeder.actor = feeder.actor, None
+        if actor is not None:
             with Attempt():  # the cluster may be gone
-                self._cluster.ray.kill(feeder.actor)
-            feeder.actor = None
+                self._cluster.ray.kill(actor)

@@ -9,9 +9,9 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 from streamload.errors import ClusterError
 from streamload.ray_feeders import is_host_and_port
@@ -40,7 +40,7 @@ def check_version(there: str, where: str, here: str) -> None:
 
 
 class RayCluster:
-    """A connection of this process to a Ray cluster; a context manager.
+    """A connection of this process to a Ray cluster.
 
     Attributes:
         ray: the module.
@@ -52,47 +52,29 @@ class RayCluster:
         self.ray, self.address = ray, address
         self._is_own = is_own
 
-    def cpus(self) -> float:
-        """Return the processors of all nodes, as Ray counts them."""
-        return float(self.ray.cluster_resources().get("CPU", 0))
-
     def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
         """Raise ClusterError if even idle nodes have no room for so many tasks: Ray would wait forever."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        room = sum(_room(node, resources, number) for node in nodes)
+        room = 0
+        for node in nodes:
+            room += min(number, *(int(node.get(name, 0) // amount) for name, amount in resources.items() if amount))
         if room >= number:
             return
-        wanted = _listed(resources)
-        there = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
+        wanted = listed_amounts(resources)
+        largest = {name: max((node.get(name, 0) for node in nodes), default=0) for name in resources}
         missing = f"no node of the Ray cluster at {self.address!r} has {wanted}"
         if room:
             missing = f"the Ray cluster at {self.address!r} has room for {room} of {number} {of} with {wanted} each"
         raise ClusterError(
-            f"{missing}: of its {len(nodes)} nodes the largest have {_listed(there)}; start nodes that have it, or ask "
-            "for less"
+            f"{missing}: of its {len(nodes)} nodes the largest have {listed_amounts(largest)}; start nodes that have "
+            "it, or ask for less"
         )
-
-    def free(self, resources: Iterable[str]) -> str:
-        """Return the free amounts of these resources on all nodes together, in words."""
-        free = self.ray.available_resources()
-        return _listed({name: free.get(name, 0) for name in resources})
-
-    def lost_errors(self) -> tuple[type[Exception], ...]:
-        """Return the errors of Ray for a task whose process or node was lost."""
-        names = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "TaskUnschedulableError")
-        return tuple(getattr(self.ray.exceptions, name) for name in names)
 
     def close(self) -> None:
         """Disconnect, if `connect` made the connection, and end its work on the nodes. Idempotent."""
-        if self._is_own:
-            self._is_own = False
+        is_own, self._is_own = self._is_own, False
+        if is_own:
             self.ray.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def connect(
@@ -159,11 +141,6 @@ def _why(where: str, exc: Exception) -> str:
     return f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
 
 
-def _room(node: Mapping[str, float], resources: Mapping[str, float], number: int) -> int:
-    """Return how many of `number` tasks a node has room for."""
-    each = [int(node.get(name, 0) // amount) for name, amount in resources.items() if amount]
-    return min(number, *each)
-
-
-def _listed(amounts: Mapping[str, float]) -> str:
+def listed_amounts(amounts: Mapping[str, float]) -> str:
+    """Return resources in words, as `3 CPU, 1 GPU`."""
     return ", ".join(f"{amount:,g} {name}" for name, amount in amounts.items())

@@ -362,7 +362,7 @@ class Feeder:
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]
             opened = tuple(batch.slot for batch in part if self._slots.announce(batch.slot, batch.size_bytes))
-            descriptors = [self._slots.descriptor(slot) for slot in opened]
+            descriptors = [self._slots.descriptors[slot] for slot in opened]
             retired = tuple(self._slots.take_retired())
             self.pool.drop(slots=retired)
             ends = last and end >= len(batches)

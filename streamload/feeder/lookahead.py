@@ -361,7 +361,7 @@ class Lookahead:
         finished, self._finished = self._finished, shards
         if finished:
             finished = self._tables.with_sidecars(finished)
-            self._pool.finish_shards(finished)
+            self._pool.drop(self._pool.shards.finish(finished))
             if self._fetcher is not None:
                 self._fetcher.finish(finished)
 

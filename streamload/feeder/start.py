@@ -7,7 +7,7 @@ import signal
 import socket
 
 from streamload.memory.unnamed import raise_descriptor_limit
-from streamload.workers.launch import Child, start_workers, write_stack_on_request
+from streamload.workers.launch import STACK_SIGNAL, Child, start_workers
 
 
 def main(socket_number: int, words_number: int, _progress: int, trainer: int, workers: int) -> None:
@@ -15,7 +15,7 @@ def main(socket_number: int, words_number: int, _progress: int, trainer: int, wo
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the trainer had it blocked until here
     faulthandler.enable(file=words_number)
-    write_stack_on_request(words_number)
+    faulthandler.register(STACK_SIGNAL, file=words_number)
     raise_descriptor_limit()
     early: list[Child] = []
     if workers:

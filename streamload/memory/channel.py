@@ -168,12 +168,10 @@ class Channel:
         """Return the socket's descriptor, which is readable when there may be a message."""
         return self._socket.fileno()
 
-    def end_sending(self) -> None:
-        """End the stream for the other end."""
-        with contextlib.suppress(OSError):  # it is gone itself
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        """Close the socket. Idempotent."""
+    def close(self, *, ends: bool = False) -> None:
+        """Close the socket; `ends` ends the stream even if a fork of this process keeps it open. Idempotent."""
+        if ends:
+            with contextlib.suppress(OSError):  # the other end is gone
+                self._socket.shutdown(socket.SHUT_WR)
         self._frames.close()
         self._socket.close()

@@ -87,6 +87,7 @@ class SlotPool:
         descriptors: how many the process that fills slots may have open; 0 for as many as this one.
 
     Attributes:
+        descriptors: by slot; they stay the pool's.
         most_in_flight: how many batches may have slots that the trainer has not taken.
     """
 
@@ -95,7 +96,7 @@ class SlotPool:
         self.most_in_flight = max(2, limit // SLOTS_IN_FLIGHT_SHARE)
         self._most_free = min(MOST_FREE_SLOTS, self.most_in_flight)
         self._most_kept = min(MOST_KEPT_SLOTS, limit // SLOTS_KEPT_SHARE)
-        self._descriptors: dict[int, int] = {}
+        self.descriptors: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # what the trainer has mapped of each
         self._free: deque[int] = deque()
         self._announced: deque[int] = deque()
@@ -108,13 +109,9 @@ class SlotPool:
         if self._free:
             return self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
         slot = next(self._numbers)
-        self._descriptors[slot] = new_memory(_PAGE_BYTES)
+        self.descriptors[slot] = new_memory(_PAGE_BYTES)
         self._sizes[slot] = -1
         return slot
-
-    def descriptor(self, slot: int) -> int:
-        """Return a slot's descriptor, which stays the pool's."""
-        return self._descriptors[slot]
 
     def announce(self, slot: int, size_bytes: int) -> bool:
         """Note that a batch of a size goes to the trainer; return True if the slot's descriptor must go with it."""
@@ -142,7 +139,7 @@ class SlotPool:
     def put_back(self, slot: int) -> None:
         """Free a slot that is not announced, or not read any more."""
         count = len(self._free)
-        in_flight = len(self._descriptors) - count - len(self._kept)  # so many will come and go again
+        in_flight = len(self.descriptors) - count - len(self._kept)  # so many will come and go again
         is_cheap = count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES
         if count < LEAST_FREE_SLOTS or (count < self._most_free and is_cheap):
             self._free.append(slot)
@@ -152,7 +149,7 @@ class SlotPool:
     def discard(self, slot: int) -> None:
         """Never use a slot again; mappings of its memory stay."""
         self._kept.pop(slot, None)
-        os.close(self._descriptors.pop(slot))
+        os.close(self.descriptors.pop(slot))
         del self._sizes[slot]
         self._retired.append(slot)
 
@@ -163,9 +160,9 @@ class SlotPool:
 
     def close(self) -> None:
         """Close every descriptor."""
-        for descriptor in self._descriptors.values():
+        for descriptor in self.descriptors.values():
             os.close(descriptor)
-        self._descriptors.clear()
+        self.descriptors.clear()
         self._free.clear()
         self._kept.clear()
 

@@ -25,6 +25,8 @@ _TASK_NAME = "streamload"  # in Ray's lists, and of the processes
 _RETRIES = 3
 _AHEAD = 4
 _CANCEL_TIMEOUT_S = 10.0
+# Ray's errors for a task whose process or node was lost.
+_LOST = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "TaskUnschedulableError")
 
 
 @contextlib.contextmanager
@@ -37,10 +39,10 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]
     if address is None:
         yield None
         return
-    with connect(address) as cluster:
+    with contextlib.closing(connect(address)) as cluster:
         cluster.require({"CPU": 1})
         task = cluster.ray.remote(num_cpus=1, max_retries=_RETRIES)(run_call).options(name=_TASK_NAME)
-        most = at_once or max(1, int(_AHEAD * cluster.cpus()))
+        most = at_once or max(1, int(_AHEAD * cluster.ray.cluster_resources().get("CPU", 0)))
         in_flight: deque[Any] = deque()
 
         def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
@@ -62,9 +64,10 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]
 def _result(cluster: RayCluster, task: Any) -> Any:
     """Return the result of a task; raise its exception, with a note that names the node."""
     ray = cluster.ray
+    lost = [getattr(ray.exceptions, name) for name in _LOST]
     try:
         return pickle.loads(ray.get(task))
-    except cluster.lost_errors() as exc:
+    except (*lost,) as exc:
         raise WorkerError(
             f"a task was lost {_RETRIES + 1} times with its process or node on the Ray cluster "
             f"({first_line(exc)}); where memory is short, fewer tasks at once (--workers) need less"

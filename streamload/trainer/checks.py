@@ -1,4 +1,4 @@
-"""Refuses what a listing shows to be impossible, before a feeder starts, and warns of what has no effect."""
+"""Refuse impossible arguments before a feeder starts, and warn of those without effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DRAW = {"RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop"}
 
 @contextmanager
 def naming_dataset(name: str) -> Iterator[None]:
-    """Name a dataset of a mixture in a TypeError or ValueError of the block."""
+    """Name a dataset of a mixture in errors of the block."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -39,7 +39,7 @@ def naming_dataset(name: str) -> Iterator[None]:
 
 
 def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-    """Refuse fields that a dataset does not have; without an index, the first batch shows.
+    """Refuse fields that an indexed dataset does not have.
 
     Raises:
         TypeError, ValueError: names the dataset and the field.
@@ -55,9 +55,9 @@ def check_fields(portions: Mapping[str, Portion], listings: Sequence[Listing], o
 def labelled_folders(
     portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options
 ) -> list[tuple[str, ...]]:
-    """Return the folders whose labels are read as the same classes: groups of at least two, mostly one or none.
+    """Return groups of two or more folders whose labels must mean the same classes.
 
-    A dataset with a transform of its own is a group of its own, since it may give its labels another meaning.
+    A dataset with its own transform is a group by itself, since it may change the meaning of labels.
     """
     groups: dict[str, list[str]] = {}
     for (name, portion), listing in zip(portions.items(), listings, strict=True):
@@ -73,13 +73,12 @@ def labelled_folders(
 
 
 def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
-    """Refuse a shuffle window larger than the memory budget, for which shards would be fetched again and again.
+    """Refuse a shuffle window larger than the memory budget: shards would be fetched again and again.
 
-    Nothing is refused if sizes are unknown, only some samples take part, or only some fields of large samples may be
-    fetched.
+    Skipped if sizes are unknown, or if only some samples, or fields of large samples, may be fetched.
 
     Raises:
-        ValueError: says how much is needed, and the ways out.
+        ValueError: with the needed budget.
     """
     sizes, samples = [shard.bytes for shard in listing.shards], sum(listing.counts or ())
     if not (order.shuffle and fetched_shards(listing, options.storages)) or options.cache_dir is not None:
@@ -110,11 +109,10 @@ def check_window_fits(listing: Listing, order: OrderOptions, options: Options, w
 
 
 def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
-    """Warn of decoders for fields that are neither read nor requested, as a misspelt extension's.
+    """Warn of decoders for fields that are not read, such as a misspelt extension.
 
-    One mapping may serve several datasets, so decoders for extensions that have a meaning elsewhere are not mentioned,
-    unless none of the mapping is used. `existing` are the fields of the shards, if known; else the requested ones
-    count.
+    One mapping may serve several datasets, so known extensions are mentioned only if none of the mapping is used.
+    `existing` are the fields of the shards, if known.
     """
     if isinstance(options.decode, bool):
         return
@@ -131,7 +129,7 @@ def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:
 
 
 def warn_of_separate_crops(transform: object) -> None:
-    """Warn of an image and a mask that are cropped or flipped at random by separate operations of ours."""
+    """Warn of an image and its mask that are cropped or flipped at random separately."""
     if not isinstance(transform, Mapping):
         return
     drawn = [
@@ -156,7 +154,7 @@ class SkippedMembers:
         self._reported: set[str] = set()
 
     def inspect(self, skipped: Mapping[str, int]) -> None:
-        """Take in how many members the scans have skipped so far, by reason, and warn of those that may be missed."""
+        """Record the members that scans have skipped, by reason; warn of those that may be missed."""
         self._skipped = skipped
         if links := skipped.get(LINK, 0):
             self._warn_once(
@@ -173,7 +171,7 @@ class SkippedMembers:
             )
 
     def explain_emptiness(self) -> None:
-        """Warn that no sample is in the shards, all of which have been scanned."""
+        """Warn that no shard has a sample."""
         reasons = [f"{count:,} {reason}" for reason, count in self._skipped.items() if reason != MISSING_END]
         if reasons:
             why = (

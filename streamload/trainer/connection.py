@@ -1,4 +1,4 @@
-"""The trainer's side of the connection to its feeder, which is a process of its own."""
+"""Connect the trainer to its feeder."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _Result = TypeVar("_Result")
 
 
 class FeederDiedError(WorkerError):
-    """The feeder is dead, and the message says how. Another one can go on in its place."""
+    """The feeder has died, as the message says; another one can take its place."""
 
 
 def second_death(error: FeederDiedError) -> WorkerError:
-    """Return the error for a feeder that died as the one before it had, with nothing done in between."""
+    """Return the error for two deaths in turn."""
     return WorkerError(
         "two feeder processes died in turn, and no batch or answer came in between: where memory runs out, lower "
         "memory_budget or num_workers, or raise the limit (of the container, or `ulimit -v`). The second time, "
@@ -66,10 +66,10 @@ def second_death(error: FeederDiedError) -> WorkerError:
 
 
 def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
-    """Return what `attempt` returns; call it again, for another feeder, if its feeder dies.
+    """Return what `attempt` returns; try once more if its feeder dies.
 
     Raises:
-        WorkerError: the other one has died as well.
+        WorkerError: the second feeder died as well.
     """
     try:
         return attempt()
@@ -82,7 +82,7 @@ def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
 
 
 class DirectChannel(ABC):
-    """A feeder that is not behind a socket, reached by the methods of `Channel`."""
+    """Reach a feeder without a socket, by the methods of `Channel`."""
 
     @abstractmethod
     def send_all(self, messages: Sequence[Any]) -> None:
@@ -96,9 +96,9 @@ class DirectChannel(ABC):
     def receive(self, timeout_s: float | None) -> Message:
         """Wait for the next message. Raises TimeoutError if none comes in time."""
 
-    @abstractmethod
     def what_holds_up(self) -> str:
-        """Say what the next batch waits for; empty if nothing shows."""
+        """Return why no batch has come, in words; empty if unknown."""
+        return ""
 
     @abstractmethod
     def close(self) -> None:
@@ -106,20 +106,16 @@ class DirectChannel(ABC):
 
 
 class Connection:
-    """A feeder, seen from the trainer: keeps its messages in order, and the memory of its batches.
+    """Exchange messages with a feeder in order, and map its batches.
 
-    A feeder's process ends with this object at the latest: when it is closed or garbage-collected, when the interpreter
-    exits, and by itself when the trainer is killed.
-
-    Args:
-        channel: leads to the feeder.
-        child: the feeder's process, if it is one of this machine.
-        cuda: page-locks slots.
+    A feeder's process ends with this object: when it is closed or garbage-collected, or the interpreter exits. If the
+    trainer is killed, it ends by itself.
 
     Attributes:
-        configured: whether the process was sent a `Configure`.
-        death: how the process ended, if it has been found dead.
-        messages: those that have come, for `receive`.
+        configured: a `Configure` was sent.
+        descriptor: readable when a message may have come; None if `receive` does tasks itself.
+        death: how the process ended, if it has died.
+        messages: arrived, for `receive`.
     """
 
     def __init__(self, channel: Channel | DirectChannel, child: Child | None = None, cuda: Cuda | None = None) -> None:
@@ -136,26 +132,26 @@ class Connection:
         self._unacknowledged = 0
         self._acknowledge_after = 1
         self._worker: CallerWorker | None = None
+        self.descriptor = channel.fileno() if isinstance(channel, Channel) else None
         self._child = child
         self._channel = channel
         self._owner = os.getpid()
         self._end = weakref.finalize(self, _end, child, channel, self._slots, self._owner)
 
     def make_rows(self, worker: CallerWorker) -> None:
-        """Do the tasks of a feeder without workers: `receive` does them, in its caller's thread."""
-        self._worker = worker
+        """Have `receive` do the tasks, in its caller's thread."""
+        self._worker, self.descriptor = worker, None
         weakref.finalize(self, worker.close)
 
     @property
     def closed(self) -> bool:
-        """Whether it has been closed, or this is a fork of the process that it belongs to: two cannot share it."""
+        """Whether it was closed, or belongs to the parent of this process."""
         return not self._end.alive or os.getpid() != self._owner
 
     def send(self, message: Any, *, later: bool = False) -> None:
-        """Send the feeder a message; if it is dead, the next `receive` says so.
+        """Send a message; if the feeder is dead, the next `receive` raises.
 
-        With `later` the message goes with the next one, or before this waits: to wake the feeder takes time, and on a
-        busy machine our processor.
+        Queue it with `later` until the next message or wait: waking the feeder takes time.
         """
         self.configured = self.configured or isinstance(message, Configure)
         if isinstance(message, EpochStart) and self._worker is not None:
@@ -165,19 +161,17 @@ class Connection:
             self._flush()
 
     def abandon(self, number: int) -> None:
-        """Have the feeder do nothing more for a pass. Safe at any moment in any thread, and does not wait."""
+        """Have the feeder abandon a pass. Safe at any moment in any thread; never waits."""
         if self._worker is not None:
             self._worker.leave(number)
         self._unsent.append(AbandonEpoch(number))
         self._send_unsent()
 
     def receive(self, timeout_s: float | None) -> Any:
-        """Return the feeder's next message, when all batches of earlier messages have been leased.
-
-        Waiting releases the GIL. Tasks for this process are done first.
+        """Return the next message. All batches of earlier ones must have been leased.
 
         Raises:
-            TimeoutError: there was none in time.
+            TimeoutError: none came in time.
             FeederDiedError: the feeder is dead.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
@@ -186,7 +180,7 @@ class Connection:
         return message
 
     def receive_now(self) -> Any | None:
-        """Return the feeder's next message if it is here already, else None, without any work."""
+        """Return the next message if it has arrived, else None."""
         while not self.messages:
             try:
                 arrived = self._channel.receive_now()
@@ -204,7 +198,7 @@ class Connection:
         return message
 
     def _go_on(self, deadline_s: float | None) -> None:
-        """Do a task, or wait for a message. Raises TimeoutError if there is none in time."""
+        """Do a task, or wait for a message."""
         if self._worker is not None and (done := self._worker.step()) is not None:
             self.send(done)
             return
@@ -217,7 +211,7 @@ class Connection:
         self._open(*arrived)
 
     def call(self, function: str, *arguments: Any, timeout_s: float | None = None) -> Any:
-        """Call a function of the feeder. Messages that come before its answer are kept for `receive`.
+        """Call a function of the feeder. Keep messages that come before its answer.
 
         Raises:
             TimeoutError, FeederDiedError: as `receive`.
@@ -248,13 +242,13 @@ class Connection:
         raise FeederDiedError(self.death) from error
 
     def _open(self, message: Any, descriptors: list[int]) -> None:
-        """Take in a message: map the slots that come with it, and keep it for its receiver."""
+        """Dispatch a message, and map the slots that come with it."""
+        if self._worker is not None and isinstance(message, RowTask | ScanTask | ShardsOpened | SlotOpened | Forget):
+            self._worker.waiting.append((message, descriptors))
+            return
         match message:
             case Logged():
                 message.handle_if_enabled()
-            case RowTask() | ScanTask() | ShardsOpened() | SlotOpened() | Forget() if self._worker is not None:
-                self._worker.put(message, descriptors)
-                return
             case Answer():
                 self._answers[message.number] = message
             case Scanning():
@@ -275,7 +269,7 @@ class Connection:
                 self.messages.append(message)
 
     def what_holds_up(self) -> str:
-        """Say what the next batch waits for; empty if nothing shows."""
+        """Return why no batch has come, in words; empty if unknown."""
         if isinstance(self._channel, DirectChannel):
             return self._channel.what_holds_up()
         assert self._child is not None
@@ -287,26 +281,22 @@ class Connection:
         except WorkerError as error:  # it has died meanwhile
             return error.message
 
-    def fileno(self) -> int | None:
-        """Return a descriptor that is readable when a message may have come; None if `receive` does the work."""
-        return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
-
     def lease(self, slot: int) -> Bytes:
-        """Return the memory of the next batch; when its last view is gone, the feeder may use the slot again."""
+        """Return the memory of the next batch; its slot is free when the last view is gone."""
         self._unacknowledged += 1
         if self._unacknowledged >= self._acknowledge_after:  # a message for each would cost more than all the rest
             self._flush()
         return self._slots.lease(slot)
 
     def _flush(self) -> None:
-        """Acknowledge the batches that were taken and the slots that are free, and send all queued messages."""
+        """Acknowledge batches and free slots, and send all queued messages."""
         if self._unacknowledged:
             unacknowledged, self._unacknowledged = self._unacknowledged, 0
             self._unsent.append(Acknowledge(unacknowledged, self._slots.take_released()))
         self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """Send all queued messages. A pass may be dropped meanwhile, in any thread: its message goes with them."""
+        """Send all queued messages, also those that another thread adds meanwhile by dropping a pass."""
         while self._unsent and self._sending.acquire(blocking=False):
             try:
                 messages = [self._unsent.popleft() for _ in range(len(self._unsent))]
@@ -316,7 +306,7 @@ class Connection:
                 self._sending.release()
 
     def close(self) -> None:
-        """End the feeder and wait for it: at once if it is idle, after a moment's grace if user code runs."""
+        """End the feeder and wait for it, shortly if user code runs. Idempotent."""
         self._end()
         self.messages.clear()
         if self._worker is not None:
@@ -330,16 +320,17 @@ class Connection:
 
 
 def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
-    """Start a feeder in a subprocess with so many workers."""
+    """Start a feeder's process."""
     child = launch("streamload.feeder.start", workers)
     return Connection(Channel(child.socket), child, cuda)
 
 
 def _end(child: Child | None, channel: Channel | DirectChannel, slots: SlotReader, owner: int) -> None:
     is_owner = os.getpid() == owner
-    if is_owner and isinstance(channel, Channel):
-        channel.end_sending()  # a fork of this process may keep the socket open
-    channel.close()
+    if isinstance(channel, Channel):
+        channel.close(ends=is_owner)
+    else:
+        channel.close()
     slots.close()
     if child is not None:
         if is_owner:

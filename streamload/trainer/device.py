@@ -1,4 +1,4 @@
-"""CUDA: page-locked slots, when no copy reads them any more, and batches that are copied on a stream of their own."""
+"""Page-lock slots, and copy batches to a CUDA device on a separate stream."""
 
 from __future__ import annotations
 
@@ -17,17 +17,13 @@ _FOR_EVERY_DEVICE = 1  # cudaHostRegisterPortable
 
 
 class Cuda:
-    """Page-lock slots, tell when no copy reads them any more, and copy batches to a device.
+    """Page-locks slots, and copies batches to a device.
 
-    Torch does not know memory that CUDA has page-locked for us, and does not keep it until a queued copy is done: the
-    fence does. CUDA is first used when the first slot is locked or the first batch is moved, so that the program can
-    still call `torch.cuda.set_device` after it has made the loader.
-
-    Args:
-        device: where batches are moved; without an index, the current device at the first use.
+    Torch does not keep memory that we page-lock until a queued copy is done: the fence does. CUDA is initialized by the
+    first slot or batch, so a program may call `torch.cuda.set_device` after it has made the loader.
 
     Attributes:
-        device: the same.
+        device: the target; without an index, the current device at the first use.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -35,10 +31,7 @@ class Cuda:
         self._stream: torch.cuda.Stream | None = None
 
     def lock(self, memory: Bytes) -> None:
-        """Page-lock a slot until it is unmapped, if there is a CUDA device.
-
-        Memory that CUDA refuses (the limit of locked memory) stays as it is: copies from it work, and wait.
-        """
+        """Page-lock a slot until it is unmapped. Memory that CUDA refuses stays as it is: copies from it wait."""
         if not torch.cuda.is_available():
             return
         device = self._resolved()
@@ -52,8 +45,7 @@ class Cuda:
     def fence(self) -> Callable[[], bool]:
         """Return a function that returns True once all copies queued until now are done.
 
-        It covers the current stream of each device that has a CUDA context, and the stream of `move`, but no other
-        streams.
+        It covers the current stream of each device with a CUDA context, and the stream of `move`.
         """
         if not torch.cuda.is_initialized():
             return lambda: True
@@ -64,12 +56,10 @@ class Cuda:
         return lambda: all(event.query() for event in events)
 
     def move(self, batch: Any) -> Callable[[], Any]:
-        """Begin to copy the tensors in a batch's mappings, lists and tuples. All else stays as it is.
-
-        The batch may be dropped at once: slots wait for the fence, and CUDA has read other memory when this returns.
+        """Start copying the tensors in a batch's mappings, lists and tuples. The batch may be dropped at once.
 
         Returns:
-            A function that returns the batch on the device, for the caller's stream, which waits for the copies.
+            A function that makes the caller's stream wait for the copies, and returns the batch on the device.
 
         Raises:
             RuntimeError: a tensor cannot be copied (torch.OutOfMemoryError).
@@ -103,7 +93,7 @@ class Cuda:
         return give
 
     def _resolved(self) -> torch.device:
-        """Return the device; if none was given, one that is in use already, so that no other one is opened."""
+        """Return the device; by default one that is in use already."""
         if self.device is None:
             return torch.device("cuda", next(iter(_devices_in_use()), torch.cuda.current_device()))
         if self.device.index is None:
@@ -112,14 +102,14 @@ class Cuda:
 
 
 def _devices_in_use() -> list[int]:
-    """Return the devices with a CUDA context in this process: no other one can be copied to."""
+    """Return the devices with a CUDA context in this process."""
     # Private, but all that is public makes a context where there is none.
     has_context = torch._C._cuda_hasPrimaryContext  # noqa: SLF001
     return [device for device in range(torch.cuda.device_count()) if has_context(device)]
 
 
 def _unlock(address: int, device: torch.device) -> None:
-    """Unlock memory when no stream copies from it any more."""
+    """Unlock memory after all copies."""
     if not torch.cuda.is_initialized():  # in a fork, where CUDA cannot be used
         return
     with suppress(RuntimeError):  # CUDA has failed before: then nothing is copied any more
@@ -130,10 +120,10 @@ def _unlock(address: int, device: torch.device) -> None:
 
 
 def device_for(device: Any) -> torch.device | None:
-    """Return the device that `device=` stands for: None for the host itself.
+    """Return the device that `device=` names: None for the host.
 
     Raises:
-        ValueError: it is not a device, cannot be copied to, or is not there.
+        ValueError: it is not an available CUDA device.
     """
     if device is None:
         return None
@@ -160,7 +150,7 @@ def device_for(device: Any) -> torch.device | None:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the same nest with every tensor changed; containers are new, all else is the same object."""
+    """Return a nest with every tensor changed, in new containers; all else is the same object."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return change(value)

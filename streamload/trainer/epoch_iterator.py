@@ -1,4 +1,4 @@
-"""One pass of the loop over an epoch, also with `async for`: waits for batches, builds them, counts positions."""
+"""Iterate over one epoch, also with `async for`: wait for batches, build them, count positions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streamload.trainer.feeder_link import FeederLink
 _log = logging.getLogger("streamload")
 
 MOST_KEPT = 10_000
-"""Of the errors of samples that were left out; each holds what was raised, with a traceback as text."""
+"""Errors of samples that were left out; each holds a traceback as text."""
 _MAX_LOGGED = 5
 
 WAIT_LOGGED_AFTER_S, WAIT_LOGGED_EVERY_S = 10.0, 60.0
@@ -39,7 +39,7 @@ _LOOK_UP_S = 1.0
 
 
 def acquire_for_thread(in_use: RLock) -> None:
-    """Acquire a loader, to be released by the caller. Raises RuntimeError if another thread has it."""
+    """Acquire a loader for the caller to release. Raises RuntimeError if another thread has it."""
     if not in_use.acquire(blocking=False):
         raise RuntimeError(
             "another thread uses this loader: a loader, and each pass over it, is for one thread at a time. Let one "
@@ -49,14 +49,13 @@ def acquire_for_thread(in_use: RLock) -> None:
 
 @dataclass(slots=True)
 class Cursor:
-    """The position of a loader, which its pass moves on.
+    """The position of a loader.
 
     Attributes:
-        epoch: the epoch.
-        position: samples of its order that the loop has been given, over all ranks.
-        state: "ready" to begin or go on from here; "running"; or "left" by the user before the end.
+        position: samples of the epoch's order that the loop has received, over all ranks.
+        state: "left" if the user has ended a pass early.
         epoch_to_come: the epoch of the next pass, if the user has named one.
-        finished: the epoch before this one was given to its end by this loader.
+        finished: this loader has delivered the whole epoch before.
     """
 
     epoch: int = 0
@@ -66,7 +65,7 @@ class Cursor:
     finished: bool = False
 
     def next_start(self) -> tuple[int, int]:
-        """Return the epoch and the position at which the next pass begins."""
+        """Return epoch and position of the next pass."""
         if self.state == "ready" and self.epoch_to_come in (None, self.epoch):
             return self.epoch, self.position
         return (self.epoch + 1 if self.epoch_to_come is None else self.epoch_to_come), 0
@@ -79,14 +78,12 @@ class Cursor:
 
 
 class BatchBuilder:
-    """Builds the batches of all passes of a loader, and applies `on_error` to the samples that failed.
+    """Builds the batches of a loader, and applies `on_error` to failed samples.
 
     Attributes:
-        repeats: a batch of which every sample failed is replaced by the one before it.
-        skipped: the errors of the samples that were left out or replaced, in the order of their batches; the newest
-            `MOST_KEPT`.
-        n_skipped: how many there were.
-        skipped_members: warns of members that belong to no sample.
+        repeats: replace a batch whose samples all failed by the one before it.
+        skipped: errors of samples that were left out or replaced, in order; the newest `MOST_KEPT`.
+        n_skipped: the number of all of them.
     """
 
     def __init__(self, on_error: OnError, *, repeats: bool) -> None:
@@ -98,11 +95,11 @@ class BatchBuilder:
         self.skipped_members = SkippedMembers()
 
     def check(self, batch: ReadyBatch) -> None:
-        """Record the samples of a batch that failed.
+        """Record the failed samples of a batch.
 
         Raises:
-            SampleError: a sample failed, and `on_error` says that this is the end.
-            ShardChangedError: the shard of a sample became shorter while it was in use.
+            SampleError: a sample failed that `on_error` does not leave out.
+            ShardChangedError: a shard became shorter while it was in use.
         """
         errors: list[SampleError] = []
         for row in batch.failed:
@@ -119,7 +116,7 @@ class BatchBuilder:
                 _log.warning("further samples that are left out are not logged; they are in loader.skipped")
 
     def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
-        """Build the batch that lies in a slot's memory; it has rows, and may be built more than once."""
+        """Build a batch with rows from a slot's memory."""
         assert batch.layout is not None
         layout = self._layouts.get(batch.layout)
         if layout is None:
@@ -131,16 +128,13 @@ class BatchBuilder:
 
 _CLOSED = "it was closed"
 _FINISHED = ""
-"""The pass has been given to its end."""
+"""Every batch has been delivered."""
 
 
 class EpochIterator(Iterator[Any], AsyncIterator[Any]):
-    """The iterator of a loop. If it is dropped or closed before its end, the feeder gives up its epoch.
+    """The iterator of a loop. If it is dropped or closed early, the feeder gives up the epoch.
 
-    Loops that count steps never request more than the last batch, so a pass that has given that one is at its end, too.
-
-    Attributes:
-        connection: to the feeder.
+    A pass is finished with its last batch, since loops that count steps request no more.
     """
 
     _stays_in_trainer = True
@@ -185,13 +179,13 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return batch[0]
 
     def _turn(self, receive: Callable[[], Any], requested_s: float) -> tuple[Any] | None:
-        """Go on to the next batch, and return it in a tuple; None if `receive` returned None instead of a message.
+        """Return the next batch in a tuple; None if `receive` returned None.
 
         Raises:
             StopIteration: the epoch is over.
-            LoaderClosedError: the pass was closed, or ended by another one, or with its loader.
-            RuntimeError: another thread uses the loader, or this process is a fork of the one that began the pass.
-            StreamloadError, TimeoutError: no batch can be given; the next pass goes on from where the loop stands.
+            LoaderClosedError: the pass was ended.
+            RuntimeError: another thread, or the parent of this process, uses the pass.
+            StreamloadError, TimeoutError: there is no batch; the next pass continues at the loop's position.
         """
         acquire_for_thread(self._in_use)
         try:
@@ -236,7 +230,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             raise LoaderClosedError(f"this pass is over: {self._ended}")
 
     def _next(self, receive: Callable[[], Any]) -> tuple[Any] | None:
-        """Return what `_turn` does. A feeder that has died is replaced, but not two with no batch in between."""
+        """Return what `_turn` does. Replace a dead feeder, but not two with no batch in between."""
         while True:
             try:
                 if self.connection.death is not None:  # a call has found that; what was announced may be gone
@@ -268,14 +262,14 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return (batch,)
 
     def _refuse_nothing(self) -> None:
-        """Raise an error if every sample of an epoch was left out, whatever `on_error` says."""
+        """Raise an error if every sample of the epoch was left out."""
         kept, skipped = self._batch_builder.skipped, self._batch_builder.n_skipped - self._skipped_before
         if skipped and self._gave_s is None:
             which, shown = ("first", kept[-skipped]) if skipped <= len(kept) else ("last", kept[-1])
             raise SampleError(f"every one of {counted(skipped, 'sample')} has failed; the {which}: {shown}") from shown
 
     def _go_on_elsewhere(self) -> None:
-        """Request the rest of the epoch from another feeder: all that the loop has not been given is made again."""
+        """Request the rest of the epoch, from the loop's position, from a new feeder."""
         self._drop_ungiven()
         self._start = replace(self._start, position=self._cursor.position)
         self.connection = self._link.begin(self._start)
@@ -286,17 +280,17 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         self._ahead = None
 
     def is_unused(self) -> bool:
-        """Return True as long as the loop has been given no batch."""
+        """Return True until the loop has received a batch."""
         return self._ended is None and not self._turning.locked() and self._gave_s is None
 
     def restart(self, start: EpochStart) -> None:
-        """Give another epoch, at whose beginning the cursor stands, in place of this unused one."""
+        """Iterate over another epoch, to which the cursor was set, instead of this unused one."""
         self.connection.abandon(self._start.number)
         self._start = start
         self._go_on_elsewhere()
 
     def _receive(self) -> Any:
-        """Wait for the feeder's next message, and log what holds it up if that takes long."""
+        """Wait for the feeder's next message; log the reason if that takes long."""
         since_s, log_after_s = perf_counter(), WAIT_LOGGED_AFTER_S
         while True:
             try:
@@ -306,7 +300,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                 log_after_s = self._log_wait(perf_counter() - since_s, log_after_s)
 
     def _log_wait(self, waited_s: float, log_after_s: float) -> float:
-        """Log what holds up the next batch, if it is time for that; return after which wait to log again."""
+        """Log why no batch has come, if that is due; return when it is due next."""
         if waited_s < log_after_s:
             return log_after_s
         with Attempt() as attempt:  # an error of the feeder is raised at its batch's turn
@@ -316,31 +310,29 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return waited_s + WAIT_LOGGED_EVERY_S
 
     def _handle(self, message: Any) -> None:
-        match message:
-            case Ready():
-                self._meter.note_totals(message.totals, message.skipped_members, self.connection)
-                if message.events and self._meter.events is not None:
-                    self._meter.events.extend(message.events)
-                if message.start == self._start.identity:
-                    self._pending.extend(message.batches)
-                    if message.last:
-                        self._pending.append(None)
-                else:  # of an epoch that was begun ahead, or abandoned, and is not the one that is wanted
-                    for batch in message.batches:
-                        self.connection.lease(batch.slot)
-                self._batch_builder.skipped_members.inspect(message.skipped_members)
-            case Failed(start=(number, _, _) as start) if (
-                start != self._start.identity and number <= self._start.number
-            ):  # in work that nobody wants any more, and it does no other
-                self.connection.close()
-                self._go_on_elsewhere()
-            case Failed():
+        if isinstance(message, Failed):
+            if message.start in (None, self._start.identity) or message.start[0] > self._start.number:
                 raise error_from(message.failure)
+            self.connection.close()  # in work that nobody wants any more, and it does no other
+            self._go_on_elsewhere()
+            return
+        assert isinstance(message, Ready)
+        self._meter.note_totals(message.totals, message.skipped_members, self.connection)
+        if message.events and self._meter.events is not None:
+            self._meter.events.extend(message.events)
+        if message.start == self._start.identity:
+            self._pending.extend(message.batches)
+            if message.last:
+                self._pending.append(None)
+        else:  # of an epoch that was begun ahead, or abandoned, and is not the one that is wanted
+            for batch in message.batches:
+                self.connection.lease(batch.slot)
+        self._batch_builder.skipped_members.inspect(message.skipped_members)
 
     def _make(self) -> tuple[Any, int, int] | None:
-        """Build the next batch for the loop, if it is pending; return it with its samples and its end.
+        """Build the next pending batch; return it with its samples and its end.
 
-        For a batch whose samples all failed the one before it is repeated, at the start of a pass the one after it.
+        If every sample of a batch fails, the batch before is repeated, at the start of a pass the one after.
         """
         builder, pending = self._batch_builder, self._pending
         while pending and (ready := pending[0]) is not None and not (self._owed and self._last_good):
@@ -362,9 +354,9 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return batch if self._move is None else self._move(batch), good.rows, end
 
     def _look_ahead(self) -> None:
-        """Begin to move the batch after this one, if it is here. An error is raised at its turn.
+        """Start moving the next batch to the device if it has arrived. Its error is raised at its turn.
 
-        A batch with samples that failed is left alone: to make it may raise their errors.
+        Skip a batch with failed samples: building it may raise their errors.
         """
         with Attempt() as attempt:
             while not self._pending and (message := self.connection.receive_now()) is not None:
@@ -379,16 +371,16 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._ahead = attempt.error
 
     def close(self) -> None:
-        """End the pass before its end, as leaving the loop does, for `contextlib.closing`. Idempotent."""
+        """End the pass early, as leaving the loop does. Idempotent."""
         self.end(_CLOSED)
         if self._ended == _CLOSED and not self._turning.locked() and not self._awaited.locked():
             self._ended = _FINISHED  # as a generator's, its loop ends
 
     def end(self, why: str) -> None:
-        """End the pass where it stands, without waiting for a sample: for another one, or because it was dropped.
+        """End the pass where it stands, without waiting.
 
-        The feeder abandons the rest of the epoch, and its processes stay, unless a batch of this pass is being waited
-        for, in another thread or further up in this one.
+        The feeder abandons the epoch. Its processes end only if this pass waits for a batch, in another thread or
+        further up in this one.
         """
         if self._ended is not None:
             return
@@ -413,20 +405,21 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             self._in_use.release()
 
     def _end_processes(self, why: str, state: Literal["ready", "left"] = "left") -> None:
-        """End the pass before its end, and the feeder's processes with it."""
-        if self._ended is None:
-            self._stop(why, state)
-            self.connection.close()
+        """End the pass early, with the feeder's processes."""
+        if self._ended is not None:
+            return
+        self._stop(why, state)
+        self.connection.close()
 
     def _stop(self, why: str, state: Literal["ready", "left"] = "left") -> None:
-        """End the pass before its end. An epoch of which nothing was given is still to begin."""
+        """End the pass early. Without a batch, its epoch is still to begin."""
         self._ended = why
         self._cursor.state = "ready" if self._gave_s is None else state
         self._drop_ungiven()
         self._last_good = None
 
     def _finish(self) -> None:
-        """End the pass at its end, and go on to the next epoch."""
+        """End the pass, and go on to the next epoch."""
         self._ended = _FINISHED
         self._last_good = None
         cursor = self._cursor
@@ -439,10 +432,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         return self
 
     async def __anext__(self) -> Any:
-        """Return the next batch. Other coroutines run while it waits, and have a turn before.
-
-        If the wait is cancelled, nothing is lost: the next call goes on.
-        """
+        """Return the next batch. Other coroutines run before, and while this waits; a cancelled wait loses nothing."""
         if not self._awaited.acquire(blocking=False):
             raise RuntimeError("two tasks wait for the next batch of one pass; let one task take them")
         try:
@@ -459,19 +449,18 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
 
     def _receive_unless_waiting(self) -> Any:
         connection = self.connection
-        return self._receive() if connection.fileno() is None else connection.receive_now()
+        return self._receive() if connection.descriptor is None else connection.receive_now()
 
     async def aclose(self) -> None:
-        """End the pass before its end, as leaving a loop does. Idempotent."""
+        """End the pass early. Idempotent."""
         self.close()
 
 
 async def _readable(connection: Connection, timeout_s: float) -> bool:
-    """Wait until something comes from a feeder, also its end. Return False if nothing does in time."""
-    number = connection.fileno()
-    assert number is not None
+    """Wait for a message of a feeder, or its end. Return False on a timeout."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    descriptor = os.dup(number)  # it may be closed meanwhile
+    assert connection.descriptor is not None
+    descriptor = os.dup(connection.descriptor)  # it may be closed meanwhile
     loop.add_reader(descriptor, readable.set)
     try:
         async with asyncio.timeout(timeout_s):

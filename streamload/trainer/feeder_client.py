@@ -1,4 +1,4 @@
-"""Calls of functions that may need remote I/O: here if everything is local, else in a feeder's process.
+"""Call functions that may need remote I/O: here if everything is local, else in a feeder's process.
 
 The libraries of object stores have threads, and would hang in a process that is forked after they were used.
 """
@@ -38,7 +38,7 @@ _log = logging.getLogger("streamload")
 
 
 def named_places(portions: Iterable[Portion]) -> list[str]:
-    """Return everything that the arguments of datasets name. Raises what `expand_urls` raises."""
+    """Return all places that the arguments of datasets name. Raises what `expand_urls` raises."""
     places: list[str] = []
     for portion in portions:
         places += expand_urls(portion.urls)
@@ -48,25 +48,19 @@ def named_places(portions: Iterable[Portion]) -> list[str]:
 
 
 def listing_places(listing: Listing) -> list[str]:
-    """Return where the shards of a listing and their indexes lie."""
+    """Return the folders of a listing's shards."""
     return [f"{folder}/" for folder in listing.folders]
 
 
 class FeederClient:
-    """Calls functions of `Calls`: in this process if all places are local or can be read in no other process.
+    """Calls functions of `Calls`: in this process if no other one can read, or need read, the places.
 
-    Else a feeder's process is started with the first call, and again if it has ended.
-
-    Args:
-        places: what will be read.
-        workers: of the feeder.
-        cuda: page-locks its slots.
+    Else the first call starts a feeder's process, and another if that has ended.
 
     Attributes:
-        storages: where everything lies.
         is_process_local: only this process can read some place.
         is_here: functions are called in this process.
-        process: the feeder's process that was started last, which may be closed; None if there is none.
+        process: the newest feeder's process, which may be closed.
     """
 
     def __init__(
@@ -82,7 +76,7 @@ class FeederClient:
         self.process: Connection | None = None
 
     def feeder(self) -> Connection:
-        """Return the feeder's process; another one than before if that has ended.
+        """Return the feeder's process; start one if there is none that runs.
 
         Raises:
             TypeError, ValueError: an option of the storages makes no sense.
@@ -99,14 +93,14 @@ class FeederClient:
         return self.process
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function, as `call_once`, and once more in another process if the feeder's dies."""
+        """Call a function, and once more in another process if the feeder dies."""
         return with_another_feeder(partial(self.call_once, function, *arguments))
 
     def call_once(self, function: str, *arguments: Any) -> Any:
-        """Call a function. Blocks.
+        """Call a function once.
 
         Raises:
-            FeederDiedError: the feeder's process died meanwhile.
+            FeederDiedError: the feeder died.
             Exception: what the function raises, and what `feeder` raises.
         """
         if self.is_here:
@@ -122,7 +116,7 @@ class FeederClient:
         return listing
 
     def select(self, selection: Selection, listing: Listing) -> NDArray[np.bool_]:
-        """Return which samples of a dataset take part, bool[N], in the order of the listing.
+        """Return which samples take part, bool[N], in the order of the listing.
 
         Raises:
             TypeError, ValueError, StreamloadError: as `Selection.select` and `read_columns`.
@@ -143,13 +137,13 @@ class FeederClient:
         return selection.select(ColumnsOf(read, partial(self.class_names, listing)), count)
 
     def class_names(self, listing: Listing) -> tuple[str, ...] | None:
-        """Return the names of the classes beside the shards. Raises what `read_class_names` raises."""
+        """Return the names of the classes. Raises what `read_class_names` raises."""
         folders = tuple(dict.fromkeys(shard.folder for shard in listing.shards))
         names: tuple[str, ...] | None = self.call("read_class_names", folders, self.storages)
         return names
 
     def check_classes(self, portions: Mapping[str, Portion], listings: Sequence[Listing], options: Options) -> None:
-        """Refuse folders whose classes differ; a file that may not be read is not there.
+        """Refuse folders whose classes differ; ignore files that may not be read.
 
         Raises:
             DatasetIndexError: they differ, or a `classes.json` is damaged.
@@ -163,14 +157,14 @@ class FeederClient:
                     raise  # else whoever may read objects but not list them is refused what is not there, too
 
     def counts(self, listing: Listing) -> Sequence[int]:
-        """Return the samples of each shard; those without an index are scanned. Raises what `read_columns` raises."""
+        """Return the samples of each shard, scanned if need be. Raises what `read_columns` raises."""
         if listing.counts is not None:
             return listing.counts
         _, found = self.call("read_columns", listing, self.storages, ())
         return cast("Sequence[int]", found.tolist())
 
     def close(self) -> None:
-        """End the feeder's process. Idempotent; the next call starts another one."""
+        """End the feeder's process. Idempotent."""
         if self.process is not None:
             self.process.close()
             self.process = None
@@ -199,9 +193,7 @@ class OpenDataset(ABC):
 
     @cached_property
     def classes(self) -> list[str] | None:
-        """The names of the classes by number, as `shardify` has written them beside the shards; None where it has not.
-
-        They are read from `classes.json` at the first use.
+        """The names of the classes by number, as `shardify` writes them beside the shards; None if there are none.
 
         Raises:
             DatasetIndexError: it is damaged, or the folders of the shards have different ones.

@@ -1,4 +1,4 @@
-"""A loader's link to its feeder, which is started at the first use, and again after it was closed."""
+"""Start and configure a loader's feeder."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,24 +41,22 @@ _log = logging.getLogger("streamload")
 
 
 class FeederLink:
-    """Starts the feeder, in a process of its own or in the caller's thread, and knows the shards that it reads.
+    """Lists the shards of a loader, and starts its feeder at the first use, and again after it was closed.
 
     Args:
         options: the loader's.
         portions: the datasets, by name.
-        sampling: what epochs are made of; it is resolved here.
-        cuda: page-locks memory, if there is a device.
+        sampling: the loader's; resolved here.
+        cuda: page-locks memory.
         start_elsewhere: starts and configures feeders on other nodes.
 
     Attributes:
-        options: the loader's.
         listing: the shards of all datasets.
-        lanes: of the order.
         counts: the samples of each shard, if known.
 
     Raises:
-        TypeError, ValueError: the arguments do not fit the dataset, or need more memory than the budget allows.
-        StreamloadError: as `list_shards`; or labels or columns that are needed are missing, or cannot be read.
+        TypeError, ValueError: the arguments do not fit the dataset or the budget.
+        StreamloadError: as `list_shards`; or needed labels or columns are missing, or cannot be read.
     """
 
     def __init__(
@@ -79,8 +77,7 @@ class FeederLink:
         self._connection: Connection | None = None
         # What the feeder was told, and if this process makes the rows, their job.
         self._configured: tuple[Configure, Job | None] | None = None
-        self._configured_for: Options | None = None
-        self._had_functions: list[object] = []
+        self._had: list[object] = []
         workers = options.workers if start_elsewhere is None else 0
         places = named_places(portions.values())
         self._client = FeederClient(options.storages, places, workers=workers, cuda=cuda if options.workers else None)
@@ -89,6 +86,7 @@ class FeederLink:
             self._listings = [self._client.list_shards(p.urls, p.index, p.sidecars) for p in portions.values()]
             self._listed_by = self._client.process if len(portions) == 1 else None
             self.listing = self._listings[0] if len(self._listings) == 1 else joined_listing(self._listings)
+            self._existing = () if self.listing.counts is None else self.listing.fields
             edges = tuple(accumulate((len(listing.shards) for listing in self._listings), initial=0))
             own = [portion.transform for portion in portions.values()]
             has_own = any(each is not None for each in own)
@@ -111,7 +109,7 @@ class FeederLink:
             raise
 
     def _selected(self) -> NDArray[np.bool_] | None:
-        """Which samples take part, in the order of the listing; None for all."""
+        """Return which samples take part, in the order of the listing; None for all."""
         if all(portion.selection.where is None for portion in self._portions.values()):
             return None
         found = []
@@ -122,16 +120,12 @@ class FeederLink:
         return None if selected.all() else selected
 
     def settings(self) -> PipelineSettings:
-        """Return how the order and the batches are made."""
-        settings = self.options.pipeline(self.lanes, self._existing())
+        """Return the settings of every epoch."""
+        settings = self.options.pipeline(self.lanes, self._existing)
         return settings._replace(order=replace(settings.order, sampling=self._sampling.sampling))
 
-    def _existing(self) -> Sequence[str]:
-        """Return the fields that samples have; nothing if that is not known."""
-        return () if self.listing.counts is None else self.listing.fields
-
     def begin(self, start: EpochStart, *, at_once: bool = True) -> Connection:
-        """Request an epoch from a configured feeder, at once unless it has begun it by itself."""
+        """Request an epoch; not at once if the feeder has begun it by itself."""
         connection = self.connect()
         if self._traced:
             connection.send(Tracing(on=True), later=True)
@@ -139,23 +133,21 @@ class FeederLink:
         return connection
 
     def trace(self, *, on: bool) -> None:
-        """Have the feeder record events for a trace, or stop doing so."""
+        """Start or stop recording events for a trace."""
         self._traced = on
         if (connection := self._living()) is not None:
             connection.send(Tracing(on=on), later=True)
 
     def _living(self) -> Connection | None:
-        """Return the connection, if it can be used."""
         connection = self._connection
         return None if connection is None or connection.closed or connection.death is not None else connection
 
     def connect(self) -> Connection:
-        """Return the connection to a configured feeder; if one has died, to another one that is configured alike.
+        """Return the connection to a configured feeder; replace a dead one by one configured alike.
 
         Raises:
             LoaderClosedError: the loader was closed.
-            DatasetIndexError: the same label has different names in several folders.
-            StorageError: a `classes.json` cannot be read.
+            DatasetIndexError, StorageError: as `FeederClient.check_classes`.
         """
         if self._closed:
             raise LoaderClosedError("the loader was closed; make a new one")
@@ -170,49 +162,43 @@ class FeederLink:
         return connection
 
     def change_transform(self, transform: Transform | None) -> None:
-        """Have later passes use another transform. Raises TypeError or ValueError if it makes no sense."""
+        """Use another transform from the next pass on. Raises what `check_fields` raises."""
         options = replace(self.options, transform=transform)
         check_fields(self._portions, self._listings, options)
         self.options = options
 
     def take_changes(self) -> None:
-        """End a feeder whose workers have other functions, or values that these refer to, than there are now.
-
-        Called between passes: what the feeder has begun ahead was made with the old ones.
+        """Between passes, end a feeder whose workers have outdated functions or values.
 
         Raises:
-            TypeError: a function now holds something that cannot leave this process.
+            TypeError: a function holds something that cannot leave this process.
         """
         if self._living() is None or self._configured is None:
             self._connection = None
-        elif self.options is not self._configured_for or not self._has_same_functions():
+            return
+        functions, before = self._functions(), self._configured[0].job
+        if len(functions) != len(self._had) or not all(map(operator.is_, functions, self._had)):
             self.disconnect()
-        elif before := self._configured[0].job:  # else the functions are the user's own objects
-            job = self._pickled_job()
-            if job != before and job == self._pickled_job():  # some pickles are never twice the same
+        elif before:  # else the functions are the user's own objects
+            job = self.options.pickled_job(self._own_transforms, self._existing)
+            # Some pickles are never twice the same.
+            if job != before and job == self.options.pickled_job(self._own_transforms, self._existing):
                 _log.warning(
                     "the workers are restarted: the loader's functions, or values that they refer to, have changed "
                     "since the last pass. If no transform needs these values, keep them out of its objects and modules"
                 )
                 self.disconnect()
 
-    def _has_same_functions(self) -> bool:
-        """Return True if no function of a mapping was replaced since the feeder was configured."""
-        functions = self._functions()
-        return len(functions) == len(self._had_functions) and all(map(operator.is_, functions, self._had_functions))
-
     def _functions(self) -> list[object]:
-        given = (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms))
-        return [one for each in given for one in (each.values() if isinstance(each, Mapping) else (each,))]
-
-    def _pickled_job(self) -> bytes:
-        return self.options.pickled_job(self._own_transforms, self._existing())
+        """Return the options and all user functions, to see whether one was replaced."""
+        arguments = (self.options.decode, self.options.transform, *(own for _, own in self._own_transforms))
+        nested = [each.values() if isinstance(each, Mapping) else (each,) for each in arguments]
+        return [self.options, *chain.from_iterable(nested)]
 
     def count(self, *, in_pass: bool) -> tuple[int, ...]:
-        """Return the samples of each shard; waits until all have been scanned.
+        """Return the samples of each shard, scanned if need be. Raises StreamloadError for a bad shard.
 
-        If a pass is running, it hears of a failure too. Raises StreamloadError if a shard cannot be read, or is
-        damaged.
+        A running pass raises the same error.
         """
         if self.counts is not None:
             return self.counts
@@ -230,11 +216,11 @@ class FeederLink:
         return counts
 
     def last_position(self, start: EpochStart) -> float:
-        """Return the position after the last batch of an epoch. Raises what `SamplingOptions.last_position` raises."""
+        """Return the position after an epoch's last batch. Raises what `SamplingOptions.last_position` raises."""
         return self._sampling.last_position(start, self.counts, self.settings().order)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the bytes of each shard, which are requested if the listing did not have them."""
+        """Return the bytes of each shard, requested if the listing lacks them."""
         shards = self.listing.shards
         unknown = [shard.url for shard in shards if shard.bytes == UNKNOWN_BYTES]
         found = self._client.call("look_at", unknown, self.options.storages) if unknown else {}
@@ -253,8 +239,8 @@ class FeederLink:
         self.disconnect()
 
     def _configure(self) -> None:
-        """Decide what feeders are told. Raises DatasetIndexError or StorageError if labels mean different classes."""
-        options, existing = self.options, self._existing()
+        """Make the configuration of feeders. Raises what `FeederClient.check_classes` raises."""
+        options, existing = self.options, self._existing
         try:
             self._client.check_classes(self._portions, self._listings, options)
         except StreamloadError:
@@ -263,7 +249,7 @@ class FeederLink:
         message = Configure(
             listing=self.listing,
             settings=self.settings(),
-            job=self._pickled_job() if options.workers else b"",
+            job=options.pickled_job(self._own_transforms, existing) if options.workers else b"",
             workers=options.workers,
             fetching=options.fetching(existing),
             import_path=tuple(entry or os.getcwd() for entry in sys.path),
@@ -272,10 +258,10 @@ class FeederLink:
             descriptors=0 if options.workers else descriptor_limit(),
         )
         self._configured = message, None if options.workers else options.job(self._own_transforms, existing)
-        self._configured_for, self._had_functions = options, self._functions()
+        self._had = self._functions()
 
     def _start(self) -> Connection:
-        """Configure a feeder, which is started if there is none."""
+        """Configure a feeder; start it if there is none."""
         assert self._configured is not None
         (configure, job), client = self._configured, self._client
         if self._start_elsewhere is not None:

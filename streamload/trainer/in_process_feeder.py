@@ -1,4 +1,4 @@
-"""A feeder in the caller's own thread, for shards that are read without waiting: no process is started for them."""
+"""Run the feeder in the caller's thread, for shards that are read without waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_SHARD_BYTES = 1 << 40
 
 
 class CopiedShards(ResidentShards):
-    """Opens shards; what only this process can read (`memory://`) is copied whole for that, and decompressed."""
+    """Opens shards; those that only this process can read (`memory://`) as a decompressed copy."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._copied = fetched_shards(listing, storages)
@@ -31,11 +31,7 @@ class CopiedShards(ResidentShards):
         self._storages = storages
 
     def open(self, shard: int) -> OpenShard:
-        """See `ResidentShards.open`.
-
-        Raises:
-            ShardFormatError: it is compressed, and damaged.
-        """
+        """Open a shard. Raises ShardFormatError for a damaged compressed one, and what `ResidentShards.open` raises."""
         if shard not in self._copied:
             return super().open(shard)
         listed = self._listing.shard(shard)
@@ -54,7 +50,7 @@ class CopiedShards(ResidentShards):
 
 
 class InProcessChannel(DirectChannel):
-    """A feeder that is an object of this process, and works while a message is sent to it."""
+    """A feeder that works while a message is sent to it."""
 
     def __init__(self, configure: Configure, listing: Listing) -> None:
         self._arrived: deque[Message] = deque()
@@ -75,14 +71,10 @@ class InProcessChannel(DirectChannel):
         return self._arrived.popleft() if self._arrived else None
 
     def receive(self, _timeout_s: float | None) -> Message:
-        """Return the next message, which is here as soon as its task is done."""
+        """Return the next message, which has arrived when its task is done."""
         if not self._arrived:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
         return self._arrived.popleft()
-
-    def what_holds_up(self) -> str:
-        """Return nothing: there is nothing to wait for."""
-        return ""
 
     def close(self) -> None:
         """Close the feeder, and what was not received. Idempotent."""

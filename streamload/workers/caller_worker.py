@@ -16,11 +16,14 @@ class CallerWorker:
 
     Args:
         job: the user's functions themselves: state shared with the caller's code stays shared.
+
+    Attributes:
+        waiting: the messages, with descriptors that belong to this object.
     """
 
     def __init__(self, job: Job) -> None:
         self._runner = TaskRunner(job, in_callers_process=True)
-        self._waiting: deque[tuple[Any, Sequence[int]]] = deque()
+        self.waiting: deque[tuple[Any, Sequence[int]]] = deque()
         self._pass_number: int | None = None
         self._failed: list[RowsDone] = []
 
@@ -34,19 +37,15 @@ class CallerWorker:
         if self._pass_number == pass_number:
             self._pass_number = None
 
-    def put(self, message: Any, descriptors: Sequence[int]) -> None:
-        """Queue a message of the pool, and take over its descriptors."""
-        self._waiting.append((message, descriptors))
-
     def step(self) -> RowsDone | ScanDone | None:
         """Do one task, and the messages before it; return its answer, or None if no task waits.
 
         A task of another pass is answered without doing it. One that is interrupted is done by the next call.
         """
-        while self._waiting:
-            message, descriptors = self._waiting[0]
+        while self.waiting:
+            message, descriptors = self.waiting[0]
             if not isinstance(message, RowTask | ScanTask):
-                self._waiting.popleft()  # first: descriptors are taken over once
+                self.waiting.popleft()  # first: descriptors are taken over once
                 self._runner.handle(message, descriptors, [-1, -1])
                 continue
             if isinstance(message, RowTask) and message.pass_number != self._pass_number:
@@ -55,13 +54,13 @@ class CallerWorker:
                 done = self._runner.handle(message, (), [-1, -1])
                 if isinstance(done, RowsDone) and any(batch.failures for batch in done.batches):
                     self._failed.append(done)  # exceptions that stay here are found only while they are referred to
-            self._waiting.popleft()
+            self.waiting.popleft()
             return done
         return None
 
     def close(self) -> None:
         """Close all that is open. Idempotent."""
-        while self._waiting:
-            for descriptor in self._waiting.popleft()[1]:
+        while self.waiting:
+            for descriptor in self.waiting.popleft()[1]:
                 os.close(descriptor)
         self._runner.close()

@@ -7,7 +7,6 @@ thread, on other systems than Linux, and for later workers, they are subprocesse
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import os
 import pickle
@@ -24,12 +23,16 @@ from typing import NoReturn
 
 from streamload.memory.unnamed import new_memory
 
+WORKER = "streamload.workers.worker_start"
+"""The module of a worker's process."""
+
 PROGRESS_BYTES = 16
 """Two numbers: what a worker is working on."""
 
 _WORDS_SHOWN = 4000
 _PR_SET_PDEATHSIG = 1
-_STACK_SIGNAL = signal.SIGUSR2
+STACK_SIGNAL = signal.SIGUSR2
+"""Has a process write its stack to its last words, even in a C function that never returns."""
 STACK_S = 0.2
 """How long a process may take to write its stack after `request_stack`."""
 
@@ -65,9 +68,9 @@ class Child:
             return False
 
     def request_stack(self) -> int:
-        """Have it write what its threads are doing, for `last_words`, after `write_stack_on_request`."""
+        """Have it write what its threads are doing, for `last_words`."""
         written_bytes = os.fstat(self.words).st_size
-        os.kill(self.pid, _STACK_SIGNAL)
+        os.kill(self.pid, STACK_SIGNAL)
         return written_bytes
 
     def last_words(self, start: int | None = None) -> str:
@@ -153,11 +156,6 @@ def program_arguments() -> list[str]:
     return list(map(str, arguments if isinstance(arguments, Iterable) else ())) or [""]  # as libraries expect
 
 
-def launch_worker() -> Child:
-    """Start a worker; it waits for its setup."""
-    return launch("streamload.workers.worker_start")
-
-
 def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
     """Fork a worker, which has no descriptor of this process, and dies with it.
 
@@ -170,16 +168,13 @@ def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
     except OSError:
         child.close()
         raise
-    if child.pid == 0:
-        _run_as_worker(run, parent, (child.theirs.fileno(), child.words, child.progress))
-    child.theirs.close()
-    return child
-
-
-def _run_as_worker(run: Callable[[int, int, int], NoReturn], parent: int, descriptors: tuple[int, int, int]) -> None:
-    """Run in a fork. The objects that refer to what it closes belong to frames that it never leaves."""
+    if child.pid:
+        child.theirs.close()
+        return child
+    # The objects that refer to what is closed here belong to frames that are never left.
     try:
         die_with(parent)
+        descriptors = child.theirs.fileno(), child.words, child.progress
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             if descriptor > sys.stderr.fileno() and descriptor not in descriptors:
                 with suppress(OSError):  # one of them was that of the folder
@@ -216,7 +211,7 @@ def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list
     started: list[Child] = []
     try:
         for _ in range(number):
-            started.append(fork_worker(run) if _has_one_thread() else launch_worker())
+            started.append(fork_worker(run) if _has_one_thread() else launch(WORKER))
     except OSError:
         end_all(started, 0.0)
         return []
@@ -238,11 +233,6 @@ def end_all(children: Sequence[Child], grace_s: float) -> None:
     for child in children:
         child.end(max(0.0, deadline_s - monotonic()))
         child.close()
-
-
-def write_stack_on_request(words: int) -> None:
-    """Have this process answer `request_stack`, even in a C function that never returns."""
-    faulthandler.register(_STACK_SIGNAL, file=words)
 
 
 def die_with(parent: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -90,7 +90,7 @@ class WorkerLink:
             for slot, _ in task.batches:
                 if slot not in self._mapped:
                     self._mapped.add(slot)
-                    self._send(SlotOpened(slot), [os.dup(self._slots.descriptor(slot))])
+                    self._send(SlotOpened(slot), [os.dup(self._slots.descriptors[slot])])
         self.tasks[task.number] = task
         self._send(task, ())
 
@@ -136,6 +136,7 @@ class Pool:
 
     Attributes:
         workers: the same.
+        shards: the same.
         capacity: how many tasks the pool may hold.
         restarts: how many workers were replaced.
     """
@@ -146,7 +147,7 @@ class Pool:
         self.workers = workers
         self.capacity = len(workers) * tasks_ahead
         self.restarts = 0
-        self._shards = shards
+        self.shards = shards
         self._events = events
         self._tasks_ahead = tasks_ahead
         self._returned: deque[Task] = deque()  # tasks that no worker holds, in their order
@@ -178,10 +179,6 @@ class Pool:
 
     def abandon_unwanted(self) -> None:
         """Do nothing: the trainer answers abandoned tasks without doing them."""
-
-    def finish_shards(self, shards: Iterable[int]) -> None:
-        """Close shards that no later task of this epoch reads, except those worth keeping."""
-        self.drop(self._shards.finish(shards))
 
     def drop(self, shards: Sequence[int] = (), slots: Sequence[int] = ()) -> None:
         """Have the workers close shards and unmap slots, after the tasks that they hold."""

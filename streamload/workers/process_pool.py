@@ -26,7 +26,7 @@ from streamload.log_records import Logged
 from streamload.memory.async_channel import AsyncChannel
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
-from streamload.workers.launch import PROGRESS_BYTES, STACK_S, Child, end_all, launch_worker
+from streamload.workers.launch import PROGRESS_BYTES, STACK_S, WORKER, Child, end_all, launch
 from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
 
 _log = logging.getLogger("streamload")
@@ -108,7 +108,7 @@ class ProcessPool(Pool):
         self._most_deaths_in_a_row = max(_MOST_DEATHS_IN_A_ROW, 4 * workers)
         self._failed_starts = 0
         self._max_failed_starts = _MAX_FAILED_STARTS
-        self._shards = shards
+        self.shards = shards
         started = [self._start(number, child) for number, child in zip_longest(range(workers), launched)]
         super().__init__(started, shards, events, _TASKS_AHEAD)
 
@@ -147,10 +147,10 @@ class ProcessPool(Pool):
     def _start(self, number: int, launched: Child | None = None) -> _Worker:
         worker = _Worker(
             number,
-            launched or launch_worker(),
+            launched or launch(WORKER),
             on_message=self._on_message,
             on_lost=self._on_lost,
-            shards=self._shards,
+            shards=self.shards,
             slots=self._slots,
         )
         worker.channel.send(self._setup._replace(worker=number))

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, NoReturn
@@ -24,51 +25,10 @@ from streamload.log_records import Logged, forward_records, set_log_levels
 from streamload.memory.channel import Channel
 from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import keep_freed_memory, raise_descriptor_limit
-from streamload.workers.launch import PROGRESS_BYTES, write_stack_on_request
+from streamload.workers.launch import PROGRESS_BYTES, STACK_SIGNAL
 
 # Free memory that a worker keeps: users' functions make some hundred kilobytes for each row, and free them.
 _KEPT_BYTES = 32 << 20
-
-
-class _Worker:
-    def __init__(self, channel: Channel, progress: memoryview) -> None:
-        self._channel = channel
-        self._progress = progress
-        self._runner: TaskRunner | None = None
-        self._sending = threading.RLock()
-
-    def start(self, setup: WorkerSetup) -> None:
-        """Load the job."""
-        sys.path[:] = setup.import_path
-        set_log_levels(setup.log_levels)
-        forward_records(self._send_logged)
-        job = load_job(setup.job)
-        self._runner = TaskRunner(job)
-        if self._runner.rows.resizes_images:
-            opencv()  # loading it takes longer than a task: all workers do it now, at the same time
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.set_num_threads(1)
-        if job.worker_init_fn is not None:
-            job.worker_init_fn(setup.worker)
-
-    def send(self, message: Any) -> None:
-        """Send to the feeder; locked, since threads of the user's code may log at the same time."""
-        with self._sending:
-            self._channel.send(message)
-
-    def _send_logged(self, logged: Logged) -> None:
-        with suppress(OSError):  # the feeder is gone, and this process ends soon
-            self.send(logged)
-
-    def serve(self) -> NoReturn:
-        """Answer messages until the feeder is gone."""
-        while True:
-            waiting_since = perf_counter()
-            message, descriptors = self._channel.receive()
-            assert self._runner is not None
-            done = self._runner.handle(message, descriptors, self._progress, perf_counter() - waiting_since)
-            if done is not None:
-                self.send(done)
 
 
 def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn:
@@ -76,20 +36,52 @@ def run(socket_number: int, words_number: int, progress_number: int) -> NoReturn
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the feeder; the trainer handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for programs that the user's code starts
     faulthandler.enable(file=words_number, all_threads=False)
-    write_stack_on_request(words_number)
+    faulthandler.register(STACK_SIGNAL, file=words_number)
     raise_descriptor_limit()
     keep_freed_memory(_KEPT_BYTES)
-    channel = Channel(socket.socket(fileno=socket_number))
+    channel, sending = Channel(socket.socket(fileno=socket_number)), threading.RLock()
     progress = memoryview(map_memory(progress_number, PROGRESS_BYTES, writable=True).view("<i8").data)
     progress[0] = progress[1] = -1
-    worker = _Worker(channel, progress)
+
+    def send(message: Any) -> None:
+        with sending:  # threads of the user's code may log at the same time
+            channel.send(message)
+
     try:
         setup, _ = channel.receive()
+        runner: TaskRunner | None = None
         with Attempt(exits=True) as attempt:
-            worker.start(setup)
-        worker.send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error)))
-        worker.serve()
+            runner = _start(setup, send)
+        send(WorkerStarted(None if attempt.error is None else failure_of(attempt.error)))
+        while True:
+            waiting_since = perf_counter()
+            message, descriptors = channel.receive()
+            assert runner is not None
+            done = runner.handle(message, descriptors, progress, perf_counter() - waiting_since)
+            if done is not None:
+                send(done)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # nothing needs cleaning up, and the feeder is waiting
+
+
+def _start(setup: WorkerSetup, send: Callable[[Any], None]) -> TaskRunner:
+    """Load the job."""
+
+    def forward(logged: Logged) -> None:
+        with suppress(OSError):  # the feeder is gone, and this process ends soon
+            send(logged)
+
+    sys.path[:] = setup.import_path
+    set_log_levels(setup.log_levels)
+    forward_records(forward)
+    job = load_job(setup.job)
+    runner = TaskRunner(job)
+    if runner.rows.resizes_images:
+        opencv()  # loading it takes longer than a task: all workers do it now, at the same time
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    if job.worker_init_fn is not None:
+        job.worker_init_fn(setup.worker)
+    return runner

@@ -46,7 +46,7 @@ def hand_out(pool: SlotPool, slot: int, size_bytes: int = 10) -> bool:
 def give(pool: SlotPool, reader: SlotReader) -> int:
     """A delivered slot whose descriptor the reader has."""
     slot = pool.take()
-    reader.add(slot, pool.descriptor(slot))
+    reader.add(slot, pool.descriptors[slot])
     hand_out(pool, slot)
     return slot
 
@@ -120,13 +120,13 @@ class RoundTrips(RuleBasedStateMachine):
     def make(self, size: int) -> None:
         slot = self.pool.take()
         if slot not in self.known:
-            self.filler.add(slot, os.dup(self.pool.descriptor(slot)))
+            self.filler.add(slot, os.dup(self.pool.descriptors[slot]))
             self.known.add(slot)
         self.made += 1
         size_bytes = 8 * size
         self.filler.at_least(slot, size_bytes)[:size_bytes].view(np.int64)[:] = self.made
         if hand_out(self.pool, slot, size_bytes):
-            self.reader.add(slot, self.pool.descriptor(slot))
+            self.reader.add(slot, self.pool.descriptors[slot])
         retired = self.pool.take_retired()
         for gone in retired:
             self.filler.drop(gone)

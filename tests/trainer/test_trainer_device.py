@@ -82,7 +82,7 @@ def pool() -> Iterator[SlotPool]:
 def lease(pool: SlotPool, reader: SlotReader, slot: int) -> torch.Tensor:
     """A delivered batch of ones."""
     if pool.announce(slot, 64):
-        reader.add(slot, pool.descriptor(slot))
+        reader.add(slot, pool.descriptors[slot])
     pool.note_taken(1)
     memory = reader.lease(slot)
     memory[:] = 1
@@ -129,8 +129,8 @@ def test_a_slot_that_grows_is_locked_again(cuda: LateCuda, pool: SlotPool) -> No
     reader = SlotReader(Cuda().lock)
     slot = pool.take()
     kept = lease(pool, reader, slot)
-    os.ftruncate(pool.descriptor(slot), 12_288)
-    reader.add(slot, pool.descriptor(slot))
+    os.ftruncate(pool.descriptors[slot], 12_288)
+    reader.add(slot, pool.descriptors[slot])
     reader.lease(slot)
     assert list(cuda.locked.values()) == [4096, 12288], "the old mapping lives on under the kept batch"
     del kept
