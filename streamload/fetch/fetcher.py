@@ -325,9 +325,10 @@ class Fetcher:
 
         def on_end(task: asyncio.Task[int]) -> None:
             del self._tasks[task]
+            error = None if task.cancelled() else task.exception()
             if not task.cancelled() and state.generation == generation:
                 self._decompressions.pop(state.number, None)
-                if isinstance(error := task.exception(), Exception):
+                if isinstance(error, Exception):
                     state.free(number)
                     self.window.fail(key, error)
                     self._close_if_unused(state.number)
