@@ -185,7 +185,7 @@ class DiskCache:
         self._urls = urls
         self._writable = self._readable = True
         self._compared: set[tuple[int, int, int]] = set()
-        self._warned_of_size = False
+        self._warned: set[str] = set()
         self._warning = Lock()
         try:
             for made in (self._folder, self._partial_folder):
@@ -241,31 +241,28 @@ class DiskCache:
 
     def turn_off(self, exc: OSError) -> None:
         """Take nothing more, and warn the first time, since the disk refused something."""
-        with self._warning:
-            first, self._writable = self._writable, False
+        self._writable = False
         self._readable = self._readable and exc.errno not in _UNREADABLE
-        if first:
-            _log.warning(
-                "the disk cache in %s is off from now on, and shards are read without it (%s)",
-                self._folder,
-                exc.strerror or exc,
-            )
+        self._warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)
 
     def _fits(self, identity: ShardIdentity) -> bool:
         """Return True if the whole cache may be as large as a shard; warn of the first that is larger."""
         needed_bytes = cached_bytes(identity.bytes, self._part_bytes)
-        with self._warning:
-            first = needed_bytes > self._size_bytes and not self._warned_of_size
-            self._warned_of_size |= first
-        if first:
-            _log.warning(
-                "the disk cache in %s may take %s, and a shard needs %s there, so shards of this size are not cached: "
-                "free space on that disk, or give another cache_dir, or a larger cache_size where one is given",
-                self._folder,
+        if needed_bytes > self._size_bytes:
+            self._warn_once(
+                "may take %s, and a shard needs %s there, so shards of this size are not cached: free space on that "
+                "disk, or give another cache_dir, or a larger cache_size where one is given",
                 counted(self._size_bytes, "byte"),
                 counted(needed_bytes, "byte"),
             )
         return 0 < needed_bytes <= self._size_bytes
+
+    def _warn_once(self, text: str, *arguments: object) -> None:
+        with self._warning:
+            first = text not in self._warned
+            self._warned.add(text)
+        if first:
+            _log.warning(f"the disk cache in %s {text}", self._folder, *arguments)
 
     def _open_whole(self, identity: ShardIdentity, path: str) -> CacheFile | None:
         try:
@@ -282,8 +279,8 @@ class DiskCache:
                 if _inode(found) in self._compared or file.is_sound():
                     self._compared.add(_inode(found))
                     return file
-                what = "%s in the disk cache does not hold what was fetched, so it is removed and fetched again; check "
-                _log.warning(what + "the disk", path)
+                what = "does not hold what was fetched, so it is removed and fetched again; check the disk"
+                _log.warning("%s in the disk cache %s", path, what)
             file.close()
             Path(path).unlink(missing_ok=True)
         except OSError:

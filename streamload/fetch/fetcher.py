@@ -85,12 +85,14 @@ class _Decompression:
 
     Attributes:
         state: the shard.
+        key: of its part.
         decompressor: counts its bytes.
         room_bytes: how much of the decompressed shard there is room for.
         growing: set as soon as there is more room; None if it does not wait for that.
     """
 
     state: FetchedShard
+    key: int
     decompressor: Decompressor
     room_bytes: int = PART_BYTES
     growing: asyncio.Future[None] | None = None
@@ -226,9 +228,9 @@ class Fetcher:
         for free in list(self.window.free):
             self._drop(free)
         self.lacking = None
-        growing = [(part_key(shard, 0), job) for shard, job in self._decompressions.items() if job.growing]
-        for _, job in sorted(growing, key=lambda each: self.window.turn_of(each[0])):
-            if job.state.number in self._decompressions and job.growing and self._grow(job):  # one before may stop it
+        for job in sorted(self._decompressions.values(), key=lambda each: self.window.turn_of(each.key)):
+            # One that is needed sooner may have stopped it just now.
+            if job.growing and job.state.number in self._decompressions and self._grow(job):
                 job.growing.set_result(None)
                 job.growing = None
         while (key := next(iter(self.window.missing), None)) is not None and self._begin(key):
@@ -244,7 +246,8 @@ class Fetcher:
             is_busy = len(self._decompressions) >= DECOMPRESSED_AT_ONCE
             if is_busy or not self._admit(key, PART_BYTES + _BESIDE_BYTES, room_bytes):
                 return False
-            job = self._decompressions[shard] = _Decompression(state, Decompressor(state.compression, state.url))
+            job = _Decompression(state, key, Decompressor(state.compression, state.url))
+            self._decompressions[shard] = job
             self._start(state, number, self._decompress(job))
             return True
         start, end = part_edges(number, state.total_bytes)
@@ -267,7 +270,7 @@ class Fetcher:
 
     def stalled(self) -> bool:
         """Return True if a part does not fit, and nothing is in flight whose arrival could change that."""
-        waiting = {part_key(shard, 0) for shard, job in self._decompressions.items() if job.growing}
+        waiting = {job.key for job in self._decompressions.values() if job.growing}
         return self.lacking is not None and self.window.sizes.keys() - self.window.present <= waiting
 
     def too_small(self, enough_bytes: int, *, counting: bool, expands: bool = False) -> StorageError:
@@ -366,12 +369,12 @@ class Fetcher:
 
     def _make_room(self, key: int, size_bytes: int) -> bool:
         """Make room for a part, or for more of it, in bytes and in open shards; return False if there cannot be."""
-        turn, shard = self.window.turn_of(key), shard_and_number(key)[0]
+        turn = self.window.turn_of(key)
         while (others := self._to_close(key)) is None or self.window.room_for(key, size_bytes) is None:
-            last = max(self._decompressions, key=lambda each: self.window.turn_of(part_key(each, 0)), default=shard)
-            if self.window.turn_of(part_key(last, 0)) <= turn:
+            last = max((job.key for job in self._decompressions.values()), key=self.window.turn_of, default=key)
+            if self.window.turn_of(last) <= turn:
                 return False
-            self._release(last)  # begins again when its turn comes
+            self._release(shard_and_number(last)[0])  # begins again when its turn comes
         for other in others:
             self._release(other)
         for each in self.window.room_for(key, size_bytes) or ():
@@ -422,11 +425,9 @@ class Fetcher:
         if state.file is not None:
             await self._fetch_to_file(state, state.file, number)
             return 0
-        memory, generation = state.ensure_memory(), state.generation
+        memory = state.ensure_memory()
 
         def write(offset: int, data: bytes) -> None:
-            if state.generation != generation:
-                return
             if state.total_bytes is None:  # the first answer of all has begun
                 state.total_bytes = state.pin.total_bytes
                 self._wake()
@@ -449,7 +450,7 @@ class Fetcher:
             return
         pieces: list[bytes] = []
         await self.transfers.begin(self._source(state), start, end, lambda _, piece: pieces.append(piece))
-        if state.file is file and not await self._write(file, start, pieces) and state.file is file:
+        if not await self._write(file, start, pieces):
             self._release(state.number)  # what was to be written is fetched to memory
 
     async def _write(self, file: CacheFile, offset: int, pieces: Iterable[bytes]) -> bool:
@@ -508,7 +509,7 @@ class Fetcher:
 
     def _grow(self, job: _Decompression) -> bool:
         """Make room for a part more of a shard that is being decompressed; return False if there is none."""
-        key, done = part_key(job.state.number, 0), job.decompressor
+        key, done = job.key, job.decompressor
         if not self._make_room(key, PART_BYTES):
             # If the rest is like what has come.
             expected_bytes = done.decompressed_bytes * (job.state.pin.total_bytes or 0) // max(1, done.compressed_bytes)

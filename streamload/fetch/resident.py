@@ -43,9 +43,8 @@ def is_all_local(urls: Iterable[str], storages: Storages) -> bool:
 
 def waits_for_index(listing: Listing, storages: Storages) -> bool:
     """Return True if reading some index of a listing waits for a server."""
-    return not is_all_local(
-        {shard.index_folder for shard in listing.numbered if shard.index_folder is not None}, storages
-    )
+    folders = {shard.index_folder for shard in listing.numbered if shard.index_folder is not None}
+    return not is_all_local(folders, storages)
 
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
@@ -79,10 +78,7 @@ class ResidentShards:
     """
 
     def __init__(
-        self,
-        shards: tuple[Shard, ...],
-        fetcher: Fetcher | None = None,
-        kept_bytes: int = RESIDENT_BYTES,
+        self, shards: tuple[Shard, ...], fetcher: Fetcher | None = None, kept_bytes: int = RESIDENT_BYTES
     ) -> None:
         self._shards = shards
         self._fetcher = fetcher
