@@ -267,7 +267,7 @@ class Meter:
     def note_totals(self, totals: Totals | None, skipped_members: Mapping[str, int], feeder: object) -> None:
         """Record the sums of a feeder so far."""
         if self._feeder is None or self._feeder() is not feeder:
-            self._of_earlier_feeders = self._of_earlier_feeders.plus(self._of_feeder)
+            self._of_earlier_feeders.add(self._of_feeder)
             self._of_feeder, self._feeder = Totals(), weakref.ref(feeder)
         if totals is not None:
             self._of_feeder = Totals(totals)
@@ -317,4 +317,4 @@ class Meter:
     def _now(self) -> Totals:
         self.totals["trainer_processor_s"] = process_time() - self._processor_s
         self.totals["machine_processor_s"] = _machine_processor_s() - self._machine_s
-        return self.totals.plus(self._of_earlier_feeders).plus(self._of_feeder)
+        return Totals(self.totals).add(self._of_earlier_feeders).add(self._of_feeder)

@@ -23,7 +23,7 @@ from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
 from streamload.decode.failure import sample_error, with_fields
 from streamload.decode.field_reader import OpenShards, ShardReader
 from streamload.decode.rows import RowMaker
-from streamload.decode.tasks import RowFailure, RowTable, Transform
+from streamload.decode.tasks import RowFailure, Transform
 from streamload.errors import DatasetIndexError, SampleError, ShardChangedError, without_secrets
 from streamload.feeder.planned import PlannedRows, locate
 from streamload.fetch.range_reader import ByteRange, joined_ranges
@@ -139,7 +139,12 @@ class RandomAccess:
             planned = locate(block, self.tables, fields, verify=verify)
             read_shards = planned.table.read_shards()
             opened = {shard: self._opened(shard) for shard in read_shards if shard not in self._remote}
-            wanted = joined_ranges(_places(planned.table, opened)) if len(opened) < len(read_shards) else []
+            places: list[tuple[int, int, int]] = []
+            for column in planned.table.columns() if len(opened) < len(read_shards) else ():
+                chosen = ~np.isin(column.shards, list(opened)) & (column.sizes > 0)
+                ranges = np.stack((column.shards, column.offsets, column.offsets + column.sizes))
+                places += map(tuple, ranges[:, chosen].T.tolist())
+            wanted = joined_ranges(places)
             read = dict(zip(wanted, self._read_remotely("read_ranges", wanted), strict=True)) if wanted else {}
         return planned, RowBytes(self._listing, opened, read)
 
@@ -198,21 +203,12 @@ class RandomAccess:
         return with_another_feeder(attempt)
 
 
-def _places(table: RowTable, opened: dict[int, OpenShards]) -> list[tuple[int, int, int]]:
-    """Return shard, start and end of each field that is in no open shard."""
-    found = []
-    for column in table.columns():
-        chosen = ~np.isin(column.shards, list(opened)) & (column.sizes > 0)
-        starts = column.offsets[chosen]
-        ends = starts + column.sizes[chosen]
-        found += list(zip(column.shards[chosen].tolist(), starts.tolist(), ends.tolist(), strict=True))
-    return found
-
-
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
 # Attributes that a pickle holds apart, or not at all; others belong to a subclass.
-_NOT_PICKLED = ("_options", "_listing", "_ends", "_selected", "_job", "_access", "_makers", "labels")
+_NOT_PICKLED = {
+    *("_options", "_listing", "_ends", "_selected", "_job", "_access", "_has_own_samples", "_makers", "labels"),
+}
 
 
 class TarDataset(OpenDataset, torch_data.Dataset[Any]):
@@ -271,13 +267,30 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         portion = Portion(urls, 1.0, index=index, where=where, join=join)
         with closing(FeederClient(options.storages, named_places([portion]))) as client:
             listing = client.list_shards(urls, index, portion.sidecars)
-            _check_access_at_random(listing, options)
+            remote = fetched_shards(listing, options.storages)
+            for number, shard in enumerate(listing.numbered):
+                if compression_of(shard.url) is not None:
+                    raise ValueError(
+                        f"urls names {without_secrets(shard.url)!r}, which is compressed as a whole and can only be "
+                        "read from its start; decompress it (or compress its members instead), or use StreamLoader"
+                    )
+                if number in remote and shard.index_folder is None:
+                    raise DatasetIndexError(
+                        "reading samples of a remote shard by their number needs an index; make one with `streamload "
+                        "index`",
+                        url=shard.url,
+                    )
             with closing(RandomAccess(listing, client)) as access:
-                counts = _checked_counts(access, options)
+                counts, fields_there = access.counts(), access.fields()
+                skipped_members = SkippedMembers()
+                skipped_members.inspect(access.tables.skipped)
+                if not sum(counts):
+                    skipped_members.explain_emptiness()
+                options.check_fields_exist(fields_there)
+                warn_of_unused_decoders(options, fields_there)
+                warn_of_separate_crops(options.transform)
                 client.check_classes({"": portion}, [listing], options)
-            selected = None
-            if where is not None:
-                selected = np.flatnonzero(client.select(portion.selection, listing))
+            selected = None if where is None else np.flatnonzero(client.select(portion.selection, listing))
         self._start(options, listing, np.cumsum(counts, dtype=np.int64), selected)
 
     def __len__(self) -> int:
@@ -302,7 +315,9 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         Raises:
             IndexError, StreamloadError: as for one.
         """
-        return [self[index] for index in indices] if self._has_own_samples else self._samples(indices)
+        if self._has_own_samples:
+            return [self[index] for index in indices]
+        return self._samples(indices)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield all samples in order. An error is raised at its sample's turn."""
@@ -348,11 +363,6 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         self._start(*given)
         self.__dict__.update(own)
 
-    @property
-    def _has_own_samples(self) -> bool:
-        """Whether a subclass has a `__getitem__`, which is called for each sample."""
-        return type(self).__getitem__ is not TarDataset.__getitem__
-
     def _samples(self, indices: Sequence[int]) -> list[Any]:
         values, failure = self._made(indices)
         if failure is not None:
@@ -365,6 +375,8 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         self._options, self._listing, self._ends, self._selected = options, listing, ends, selected
         self._job = options.job()._replace(expansion_limit_bytes=DECOMPRESSED_LIMIT_BYTES)  # without a budget
         self._access: RandomAccess | None = None
+        # A subclass's `__getitem__` is called for each sample.
+        self._has_own_samples = type(self).__getitem__ is not TarDataset.__getitem__
         self._makers = threading.local()  # a RowMaker is for one thread
 
     def _made(self, indices: Sequence[int]) -> tuple[list[Any], Exception | None]:
@@ -416,31 +428,3 @@ class _FromTorch(SampleRandomness):
     def generator(self, shard: int, sample: int, repeat: int = 0) -> np.random.Generator:
         del shard, sample, repeat
         return np.random.default_rng(int(torch.randint(_SEEDS, ())))
-
-
-def _checked_counts(access: RandomAccess, options: Options) -> list[int]:
-    """Return the samples of each shard, check the wanted fields, and warn of skipped members."""
-    counts = access.counts()
-    skipped_members = SkippedMembers()
-    skipped_members.inspect(access.tables.skipped)
-    if not sum(counts):
-        skipped_members.explain_emptiness()
-    options.check_fields_exist(access.fields())
-    warn_of_unused_decoders(options, access.fields())
-    warn_of_separate_crops(options.transform)
-    return counts
-
-
-def _check_access_at_random(listing: Listing, options: Options) -> None:
-    remote = fetched_shards(listing, options.storages)
-    for number, shard in enumerate(listing.numbered):
-        if compression_of(shard.url) is not None:
-            raise ValueError(
-                f"urls names {without_secrets(shard.url)!r}, which is compressed as a whole and can only be read from "
-                "its start; decompress it (or compress its members instead), or use StreamLoader"
-            )
-        if number in remote and shard.index_folder is None:
-            raise DatasetIndexError(
-                "reading samples of a remote shard by their number needs an index; make one with `streamload index`",
-                url=shard.url,
-            )

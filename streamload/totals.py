@@ -16,16 +16,11 @@ class Totals(dict[str, float]):
     def __missing__(self, name: str) -> float:
         return 0.0
 
-    def add(self, amounts: Mapping[str, float]) -> None:
-        """Add amounts in place."""
+    def add(self, amounts: Mapping[str, float]) -> Totals:
+        """Add amounts in place, and return the sums."""
         for name, amount in amounts.items():
             self[name] = self[name] + amount
-
-    def plus(self, other: Mapping[str, float]) -> Totals:
-        """Return the sums with others."""
-        total = Totals(self)
-        total.add(other)
-        return total
+        return self
 
     def since(self, earlier: Mapping[str, float]) -> Totals:
         """Return what has been added since an earlier copy."""
@@ -47,12 +42,14 @@ class TimeIntegral:
 
     def set(self, value: float) -> None:
         """Change the number."""
-        if value != self._value:
-            self._sum, self._since_s, self._value = self.now(), self._clock(), value
+        self._sum = self.now()
+        self._value = value
 
     def now(self) -> float:
         """Return the integral until now, in seconds times the number's unit."""
-        return self._sum + self._value * (self._clock() - self._since_s)
+        before_s, self._since_s = self._since_s, self._clock()
+        self._sum += self._value * (self._since_s - before_s)
+        return self._sum
 
 
 def duration_bucket(name: str, seconds: float) -> str:

@@ -27,9 +27,6 @@ class OrderOptions:
         drop_last: drop the samples at the end that fill no global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
         sampling: None for every sample once.
-
-    Raises:
-        ValueError: a number is too small.
     """
 
     seed: int
@@ -40,11 +37,6 @@ class OrderOptions:
     drop_last: bool
     pad: bool
     sampling: Sampling | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("seed", 0), ("window", 0), ("lanes", 1), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} is too small; it must be at least {least}")
 
     @property
     def radius(self) -> int:

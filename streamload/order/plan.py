@@ -20,7 +20,6 @@ from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.runs import dataset_sequences, sequence_of_epoch
 from streamload.order.sampling import Mixed
 from streamload.order.share import WHOLE, Share, lanes_and_numbers, slice_of_rank, slices_of_full_batches
-from streamload.text import counted
 
 IntArray = NDArray[np.int64]
 Outputs = tuple[IntArray, IntArray, IntArray]
@@ -87,9 +86,6 @@ class EpochPlan:
     Attributes:
         lanes: the number of lanes of each dataset.
         interleavings: of the dataset, or of each dataset of a mixture; none before the counts that they need.
-
-    Raises:
-        ValueError: there is no such rank, or the start is negative.
     """
 
     def __init__(
@@ -104,10 +100,6 @@ class EpochPlan:
         numbers: IntArray | None = None,
         share: Share = WHOLE,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} is not one of {counted(world_size, 'rank')}, which are counted from 0")
-        if start < 0:
-            raise ValueError(f"start={start} is negative; it counts the samples delivered before")
         self.lanes = options.lanes
         self.interleavings: list[Interleaving] = []
         self._options = options
