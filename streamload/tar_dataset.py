@@ -76,13 +76,10 @@ class RowBytes(ShardReader):
         opened = self._opened.get(shard)
         return None if opened is None else opened.gather(shard, offsets, sizes)
 
-    def url(self, shard: int) -> str:
-        """Return a shard's url."""
-        return self._listing.shard(shard).url
-
-    def size_bytes(self, shard: int) -> int:
-        """Return a shard's size."""
-        return self._listing.shard(shard).bytes
+    def listed(self, shard: int) -> tuple[str, int]:
+        """Return a shard's url and size in bytes."""
+        listed = self._listing.shard(shard)
+        return listed.url, listed.bytes
 
 
 class RandomAccess:
@@ -175,7 +172,7 @@ class RandomAccess:
         for shard in shards:
             if self.tables.at_hand(shard) is None and self.tables.find(shard) is None:
                 opened, url = self._opened(shard), self.tables.url(shard)
-                table = scan_file(opened.descriptor(shard), opened.size_bytes(shard), url)
+                table = scan_file(opened.descriptors[shard], opened.listed(shard)[1], url)
                 self.tables.add(shard, table)
 
     def _opened(self, shard: int) -> OpenShards:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -19,7 +19,6 @@ from streamload.decode.collate import (
     Layout,
     LayoutMismatchError,
     MappingNode,
-    Node,
     Rows,
     SequenceNode,
     UnreadableError,
@@ -87,14 +86,14 @@ def _missing_key(
     Returns:
         The row that lacks the key, the key if it is a field, and a message.
     """
-    for number, place, one, other, _ in _pairs(rows):
+    for number, place, one, other, _ in _pairs(rows, range(1, rows.count)):
         if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() != other.keys():
             key = next(key for key in (*one, *other) if key not in one or key not in other)
             lacks, has = (number, 0) if key in one else (0, number)
             which = f"number {has}" if names is None else f"sample {names[has]!r}"
             is_field = key in fields and not place
             message = (
-                f"it has no {'field' if is_field else 'key'} {key!r}{_in(place)}, which {which} of its batch has; "
+                f"it has no {'field' if is_field else 'key'} {key!r}{place}, which {which} of its batch has; "
                 f"{'name the fields that all samples have in fields=, ' if is_field else ''}make the samples alike in "
                 "transform=, or give a collate_fn="
             )
@@ -104,7 +103,7 @@ def _missing_key(
 
 def _difference_between(rows: Rows) -> str:
     """Explain why some samples cannot be a batch; empty if they can."""
-    for number, place, one, other, levels in _pairs(rows):
+    for number, place, one, other, levels in _pairs(rows, range(1, rows.count)):
         mine = _items(one)
         if levels and mine and type(one) is type(other) and mine.keys() == _items(other).keys():
             continue  # their items come next
@@ -112,33 +111,29 @@ def _difference_between(rows: Rows) -> str:
         if outlines[0] != outlines[1]:
             images = _RESIZE if _IMAGES.match(" ".join(outlines)) else ""
             return (
-                f"its samples are not alike{_in(place)}: the first is {outlines[0]}, number {number} is "
+                f"its samples are not alike{place}: the first is {outlines[0]}, number {number} is "
                 f"{outlines[1]}; make them alike in transform={images}, name the fields in fields=, or give a "
                 "collate_fn="
             )
-    first = rows.row(0, alike=True)
-    for place, value, _, levels in _common_places(first, first):
+    for _, place, value, _, levels in _pairs(rows, [0]):
         if isinstance(value, Mapping | tuple | list):
             continue
         try:
             describe_rows(value)
         except TypeError:
             return (
-                f"its samples hold {_outline(value, levels)}{_in(place)}, of which no tensor is made; "
+                f"its samples hold {_outline(value, levels)}{place}, of which no tensor is made; "
                 "convert it in decode= or transform=, leave it out of fields=, or give a collate_fn="
             )
     return ""
 
 
-def _pairs(rows: Rows) -> Iterator[tuple[int, str, Any, Any, int]]:
-    """Yield the number of each row but the first, with each place that it has in common with the first.
-
-    Places in a sample are written as in Python: `['boxes'][0]`.
-    """
+def _pairs(rows: Rows, numbers: Iterable[int]) -> Iterator[tuple[int, str, Any, Any, int]]:
+    """Yield each place that some rows have in common with the first, such as " in ['boxes'][0]"."""
     first = rows.row(0, alike=True)
-    for number in range(1, rows.count):
-        for common in _common_places(first, rows.row(number, alike=True)):
-            yield number, *common
+    for number in numbers:
+        for place, *values in _common_places(first, rows.row(number, alike=True)):
+            yield number, f" in {place}" if place else "", *values
 
 
 def _common_places(one: Any, other: Any, place: str = "", levels: int = _LEVELS) -> Iterator[tuple[str, Any, Any, int]]:
@@ -149,10 +144,6 @@ def _common_places(one: Any, other: Any, place: str = "", levels: int = _LEVELS)
         for key, value in _items(one).items():
             if key in theirs:
                 yield from _common_places(value, theirs[key], f"{place}[{key!r}]", levels - 1)
-
-
-def _in(place: str) -> str:
-    return f" in {place}" if place else ""
 
 
 def _items(value: Any) -> Mapping[Any, Any]:
@@ -202,7 +193,6 @@ class TaskRunner:
         self._slots = MappedSlots()
         self._shards = OpenShards(maps=not in_callers_process)
         self._last_layout: Layout | None = None
-        self._layouts: dict[int, tuple[Layout, bytes]] = {}  # the last one by capacity, also pickled
         self._randomness: tuple[int, SampleRandomness] | None = None
 
     def handle(
@@ -265,7 +255,7 @@ class TaskRunner:
                     keys=task.keys,
                     untried=task.untried,
                     progress=progress,
-                    blocks={} if placed is None else self._blocks(task, placed.tree),
+                    blocks={} if placed is None else self._blocks(task, placed),
                     may_stay_stored=may_stay_stored,
                 )
                 started = perf_counter()
@@ -291,30 +281,19 @@ class TaskRunner:
             self._randomness = epoch, SampleRandomness(self._job.seed, epoch)
         return self._randomness[1]
 
-    def _blocks(self, task: RowTask, tree: Node) -> dict[int | str, list[NDArray[Any]]]:
+    def _blocks(self, task: RowTask, placed: Layout) -> dict[int, list[NDArray[Any]]]:
         """Return the slots' memory for the values of rows that are arrays; see `RowMaker.make`."""
-        if not isinstance(tree, MappingNode | SequenceNode):
+        if not isinstance(placed.tree, MappingNode | SequenceNode):
             return {}
         views = []
         for batch in task.batches:
-            layout, _ = self._layout(batch.rows)
+            layout, _ = _with_capacity(placed, batch.rows)
             views.append(slot_views(layout, self._slots.at_least(batch.slot, layout.size_bytes), batch.rows))
-        keys = tree.keys if isinstance(tree, MappingNode) else range(len(tree.children))
-        leaves = {key: leaf for key, leaf in zip(keys, tree.children, strict=True) if isinstance(leaf, ArrayLeaf)}
         return {
-            key: [of_batch[leaf.number] for of_batch in views]
-            for key, leaf in leaves.items()
-            if leaf.torch_dtype is None
+            number: [of_batch[leaf.number] for of_batch in views]
+            for number, leaf in enumerate(placed.tree.children)
+            if isinstance(leaf, ArrayLeaf) and leaf.torch_dtype is None
         }
-
-    def _layout(self, capacity: int) -> tuple[Layout, bytes]:
-        """Return the last layout with this capacity, and the same pickled."""
-        known = self._layouts.get(capacity)
-        if known is None:
-            assert self._last_layout is not None
-            layout = replace(self._last_layout, capacity=capacity)
-            known = self._layouts[capacity] = layout, dump_values(layout)
-        return known
 
     def _batch(self, task: RowTask, batch: BatchSlot, start: int, made: Work, placed: Layout | None) -> BatchDone:
         """Collate a batch, whose rows begin at row `start` of the task and may lie in place already."""
@@ -331,9 +310,8 @@ class TaskRunner:
         with Attempt(exits=not self._in_callers_process) as attempt:
             if collate_fn is None:
                 return self._collate(batch, rows, placed)._replace(failures=failures)
-            table = task.table
-            first = int(table.samples[start]), int(table.repeats[start])
-            self.rows.seeds.seed(self._random(task.epoch), int(table.shards[start]) + _COLLATE_STREAM, *first)
+            first = task.table.values[start, :3].tolist()
+            self.rows.seeds.seed(self._random(task.epoch), first[0] + _COLLATE_STREAM, *first[1:])
             collated = collate_fn(rows.as_list())
             returned = True
             return self._write(batch, collated, rows.count)._replace(failures=failures)
@@ -365,7 +343,7 @@ class TaskRunner:
         """Write rows that are alike by their layout; others are collated, or refused, by torch."""
         if placed is not None and placed is self._last_layout:
             with suppress(LayoutMismatchError):
-                layout, pickled = self._layout(batch.rows)
+                layout, pickled = _with_capacity(placed, batch.rows)
                 columns = write_rows(layout, rows, self._slots.at_least(batch.slot, layout.size_bytes))
                 return self._finish(batch, layout, pickled, columns, rows.count)
         try:
@@ -376,9 +354,9 @@ class TaskRunner:
             if _missing_key(rows) is not None:
                 raise
             return self._write(batch, torch_collate(rows), rows.count)
-        self._last_layout, self._layouts = layout, {}
+        self._last_layout = layout
         self._slots.at_least(batch.slot, len(memory))[: len(memory)] = memory
-        return self._finish(batch, *self._layout(batch.rows), columns, rows.count)
+        return self._finish(batch, layout, dump_values(layout), columns, rows.count)
 
     def _write(self, batch: BatchSlot, collated: Any, rows: int) -> BatchDone:
         """Write what a `collate_fn` has returned for some rows."""
@@ -397,12 +375,19 @@ class TaskRunner:
         return BatchDone(pickled, size_bytes, rows, values)
 
 
+@lru_cache(64)
+def _with_capacity(layout: Layout, capacity: int) -> tuple[Layout, bytes]:
+    """Return a layout for so many rows, and the same pickled."""
+    layout = replace(layout, capacity=capacity)
+    return layout, dump_values(layout)
+
+
 def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
     """Read the headers of a shard, or of the part of it that has arrived."""
     with Attempt() as attempt:
-        url, descriptor = shards.url(shard), shards.descriptor(shard)
+        (url, size_bytes), descriptor = shards.listed(shard), shards.descriptors[shard]
         if task.available is None:
-            return ScannedShard(shard, scan_file(descriptor, shards.size_bytes(shard), url))
+            return ScannedShard(shard, scan_file(descriptor, size_bytes, url))
         # Mapped in any process: a shard that is still arriving lies in memory or in a file of ours, never truncated.
         data = map_memory(descriptor, task.available, writable=False)[task.start : max(task.start, task.available)]
         return ScannedShard(shard, piece=scan_piece(data, url, start=task.start, total=task.total))
@@ -427,14 +412,15 @@ def _batch_failure(
     task: RowTask, task_row: int, message: str, *, field: str | None = None, cause: Failure | None = None
 ) -> RowFailure:
     """Return the failure of a whole batch, at one of its rows."""
+    shard, sample = task.table.values[task_row, :2].tolist()
     return RowFailure(
         kind="CollateError",
         message=message,
         field=field,
         fatal=True,
         cause=cause,
-        shard=int(task.table.shards[task_row]),
-        sample=int(task.table.samples[task_row]),
+        shard=shard,
+        sample=sample,
         offset=MISSING,
-        stored_in=int(task.table.shards[task_row]),
+        stored_in=shard,
     )

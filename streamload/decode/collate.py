@@ -118,7 +118,6 @@ class _Builder:
         self.leaves: list[ArrayLeaf] = []
         self.arrays: list[NDArray[Any]] = []
         self.columns: list[list[Any]] = []
-        self._column_of: dict[type, int] = {}
 
     def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
         stored, inverse = value, None
@@ -131,20 +130,6 @@ class _Builder:
         self.leaves.append(leaf)
         self.arrays.append(value)
         return leaf
-
-    def column(self) -> int:
-        """Add an empty column and return its number."""
-        self.columns.append([])
-        return len(self.columns) - 1
-
-    def value(self, value: Any) -> ValueLeaf:
-        """Add a single value to the column of all values of the batch that are stored alike."""
-        kind = type(value) if type(value) in (bytes, str) else object
-        number = self._column_of.get(kind)
-        if number is None:
-            number = self._column_of[kind] = self.column()
-        self.columns[number].append(value)
-        return ValueLeaf(number, len(self.columns[number]) - 1)
 
 
 def is_tensor_class(kind: type) -> bool:
@@ -200,7 +185,8 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
         dtype = np.bool_ if isinstance(row, bool) else np.int64 if isinstance(row, int) else np.float64
         return builder.array(np.empty((), dtype))
     if isinstance(row, str | bytes):
-        return ValueLeaf(builder.column())
+        builder.columns.append([])
+        return ValueLeaf(len(builder.columns) - 1)
     if kind in (dict, OrderedDict):
         return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
     if kind in (tuple, list) or is_named_tuple(kind):
@@ -216,11 +202,13 @@ def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[An
     """Return the layout of a batch that a `collate_fn` has made, its arrays and its columns of values.
 
     Dense arrays and tensors in plain dicts, lists, tuples and named tuples become arrays of the slot, all other values
-    are stored in columns.
+    are stored in a column.
     """
     builder = _Builder()
+    builder.columns.append([])
     tree = _describe_whole(batch, builder)
-    return Layout(tree, tuple(builder.leaves), len(builder.columns), capacity=None), builder.arrays, builder.columns
+    columns = builder.columns if builder.columns[0] else []
+    return Layout(tree, tuple(builder.leaves), len(columns), capacity=None), builder.arrays, columns
 
 
 def _describe_whole(value: Any, builder: _Builder) -> Node:
@@ -233,7 +221,8 @@ def _describe_whole(value: Any, builder: _Builder) -> Node:
         return MappingNode(kind, tuple(value), tuple(_describe_whole(item, builder) for item in value.values()))
     if kind in (list, tuple) or is_named_tuple(kind):
         return SequenceNode(kind, tuple(_describe_whole(item, builder) for item in value))
-    return builder.value(value)
+    builder.columns[0].append(value)
+    return ValueLeaf(0, len(builder.columns[0]) - 1)
 
 
 def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:

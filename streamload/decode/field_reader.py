@@ -12,9 +12,7 @@ import weakref
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import chain
-from operator import gt
 from struct import iter_unpack
 from typing import Any
 
@@ -124,23 +122,14 @@ class ShardReader(ABC):
         """
 
     @abstractmethod
-    def url(self, shard: int) -> str:
-        """Return the shard's url."""
-
-    @abstractmethod
-    def size_bytes(self, shard: int) -> int:
-        """Return the shard's size."""
+    def listed(self, shard: int) -> tuple[str, int]:
+        """Return the shard's url and size in bytes."""
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
         """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends before."""
         data = self.read(shard, start, len(target))
         target[: len(data)] = data
         return len(data)
-
-    def mapped(self, shard: int) -> Bytes | None:
-        """Return a shard's bytes if this process may die of reading one that was cut; else None."""
-        del shard
-        return None
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
@@ -275,7 +264,7 @@ class FieldReader:
         if start == MISSING:
             raise RowError("SampleError", f"the sample has no field {column.name!r}")
         shards, shard = work.shards, int(column.shards[row])
-        if size > shards.size_bytes(shard) - start:
+        if size > shards.listed(shard)[1] - start:
             raise RowError("DecodeError", "the index points beyond the end of the shard; run `streamload index`")
         data: Encoded
         try:
@@ -419,8 +408,8 @@ def _gathered(
 def _stored_bytes(column: Column, work: Work) -> StoredBytes | None:
     """Leave bytes in their shards until they are copied; None if one lies beyond its shard."""
     places = list(zip(column.shards.tolist(), column.offsets.tolist(), column.sizes.tolist(), strict=True))
-    size_of = work.shards.size_bytes
-    if any(start + size > size_of(shard) for shard, start, size in places):
+    listed = work.shards.listed
+    if any(start + size > listed(shard)[1] for shard, start, size in places):
         return None
     return StoredBytes(places, work.shards)
 
@@ -478,25 +467,24 @@ def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[E
     """Yield the bytes of small fields; None if they have to be read one by one, with their errors."""
     largest = int(column.sizes.max())
     convert = bytearray if kind is bytearray else bytes
+    are_small = work.rows_per_shard >= _ROWS_PER_SHARD and 0 < largest <= _GATHERED_BYTES
+    if not are_small and (work.rows_per_shard < _VIEWS_PER_SHARD or largest > _VIEWED_BYTES):
+        return None
+    if (gathered := _gathered(column, work)) is None:
+        return None
     # Iterators, which go on where they were after a row that has failed.
-    if work.rows_per_shard >= _ROWS_PER_SHARD and 0 < largest <= _GATHERED_BYTES and (column.sizes == largest).all():
+    if are_small and (column.sizes == largest).all():
         # Copying all at once, the processor waits for many fields together to come from memory.
-        if (gathered := _gathered(column, work)) is None:
-            return None
         copies = np.empty(work.count, f"V{largest}")
         for _, rows, data, places in gathered:
             copies[rows] = windows(data.data, copies.dtype)[places]
         fields = chain.from_iterable(iter_unpack(f"{largest}s", copies.data))  # unlike `tolist`, one at a time
         return fields if kind is bytes else map(convert, fields)
-    if work.rows_per_shard < _VIEWS_PER_SHARD or largest > _VIEWED_BYTES:
-        return None
-    shards, starts, ends = column.shards.tolist(), column.offsets.tolist(), (column.offsets + column.sizes).tolist()
-    mapped = {shard: work.shards.mapped(shard) for shard in set(shards)}
-    views = {shard: data.data for shard, data in mapped.items() if data is not None}
-    if len(views) < len(mapped) or any(map(gt, ends, map(len, map(views.__getitem__, shards)))):
-        return None
-    places_of = zip(map(views.__getitem__, shards), starts, ends, strict=True)
-    return (convert(memory[start:end]) for memory, start, end in places_of)
+    starts, memory = np.empty(work.count, np.int64), {shard: data.data for shard, _, data, _ in gathered}
+    for _, rows, _, places in gathered:
+        starts[rows] = places
+    bounds = zip(column.shards.tolist(), starts.tolist(), (starts + column.sizes).tolist(), strict=True)
+    return (convert(memory[shard][start:end]) for shard, start, end in bounds)
 
 
 class OpenShards(ShardReader):
@@ -504,29 +492,32 @@ class OpenShards(ShardReader):
 
     Args:
         maps: False in a process that must survive whatever happens to the files: then nothing is mapped.
+
+    Attributes:
+        descriptors: by shard, owned by this object.
     """
 
     def __init__(self, *, maps: bool = True) -> None:
         self._maps = maps
-        self._descriptors: dict[int, int] = {}
+        self.descriptors: dict[int, int] = {}
         self._opened: dict[int, tuple[str, int]] = {}  # url and size in bytes
         self._mapped: dict[int, Bytes] = {}
-        descriptors = self._descriptors.values()
+        descriptors = self.descriptors.values()
         weakref.finalize(self, lambda: [*map(os.close, descriptors)]).atexit = False
 
     def add(self, shard: int, url: str, size_bytes: int, descriptor: int) -> None:
         """Take over a shard's descriptor, replacing an earlier one."""
         self.drop((shard,))
-        self._descriptors[shard] = descriptor
+        self.descriptors[shard] = descriptor
         self._opened[shard] = url, size_bytes
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
         """Fill `target` as `ShardReader.read_into` does."""
-        return read_fully(self._descriptors[shard], target, start)
+        return read_fully(self.descriptors[shard], target, start)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
         """Return the bytes from `start` on; fewer if the shard ends before."""
-        data = os.pread(self._descriptors[shard], size_bytes, start)
+        data = os.pread(self.descriptors[shard], size_bytes, start)
         if len(data) == size_bytes:
             return data
         own = bytearray(size_bytes)  # the kernel returns no more than 2 GiB at once
@@ -537,41 +528,28 @@ class OpenShards(ShardReader):
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
         """Return bytes that hold many fields, and where each begins; None if one lies beyond the shard."""
-        if not len(offsets) or offsets.min() < 0 or (sizes > self.size_bytes(shard) - offsets).any():
+        size_bytes = self._opened[shard][1]
+        if not len(offsets) or offsets.min() < 0 or (sizes > size_bytes - offsets).any():
             return None
-        if self._maps:
-            memory = self.mapped(shard)
-            return None if memory is None else (memory, offsets)
         try:
-            return gather(self._descriptors[shard], offsets, sizes)
+            if not self._maps:
+                return gather(self.descriptors[shard], offsets, sizes)
+            if shard not in self._mapped:
+                self._mapped[shard] = map_memory(self.descriptors[shard], size_bytes, writable=False)
+            return self._mapped[shard], offsets
         except OSError:
             return None
 
-    def mapped(self, shard: int) -> Bytes | None:
-        """Return a shard's bytes, or None if it cannot be mapped."""
-        if self._maps and shard not in self._mapped:
-            with suppress(OSError):
-                self._mapped[shard] = map_memory(self._descriptors[shard], self.size_bytes(shard), writable=False)
-        return self._mapped.get(shard)
-
-    def descriptor(self, shard: int) -> int:
-        """Return a shard's descriptor, still owned by this object."""
-        return self._descriptors[shard]
-
-    def url(self, shard: int) -> str:
-        """Return the shard's url."""
-        return self._opened[shard][0]
-
-    def size_bytes(self, shard: int) -> int:
-        """Return the shard's size."""
-        return self._opened[shard][1]
+    def listed(self, shard: int) -> tuple[str, int]:
+        """Return the shard's url and size in bytes."""
+        return self._opened[shard]
 
     def drop(self, shards: tuple[int, ...]) -> None:
         """Close shards; they are unmapped when the last view of them is gone."""
         for shard in shards:
             self._mapped.pop(shard, None)
             if self._opened.pop(shard, None) is not None:
-                os.close(self._descriptors.pop(shard))
+                os.close(self.descriptors.pop(shard))
 
     def close(self) -> None:
         """Close all shards."""

@@ -1,13 +1,14 @@
-"""Rows from bytes: fields are read, decoded and transformed, and what comes out is values."""
+"""Rows from bytes: fields are read, decoded and transformed by the user's functions, and what comes out is values."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from streamload.arguments import by_field
@@ -17,10 +18,131 @@ from streamload.decode.failure import SystemExitError, failure_here, failure_of,
 from streamload.decode.field_reader import ABSENT, FieldReader, Progress, RowError, ShardReader, Work, field_of
 from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowTable, Transform
-from streamload.decode.user_code import PROGRAM_ERRORS, TransformRaisedError, UserFunction, why_not_skipped
 from streamload.errors import without_secrets
+from streamload.images.operations import Compose, ToTensor, is_ours, steps_of
+from streamload.images.placing import takes_out, takes_rng
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
+
+PROGRAM_ERRORS = (
+    *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
+    SystemExitError,
+)
+"""Exceptions of user code that count as mistakes in the program, not in the data; `on_error` does not apply."""
+
+# Built-in functions of a single value. Others, such as `sum`, `list` and `bytes`, may call or iterate over their
+# argument, which may draw.
+_DRAW_NOTHING: tuple[object, ...] = (
+    *(abs, bool, complex, float, int, len, memoryview, str, type),
+    *(ascii, bin, chr, format, hash, hex, id, oct, ord, repr),
+)
+
+_TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
+_CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
+
+
+def why_not_skipped(error: Exception, on_error: str) -> str:
+    """Explain why an error of the program is raised although failed samples are skipped or replaced."""
+    return (
+        f"on_error={on_error!r} is for samples whose data is bad, and {type(error).__name__} counts as a mistake in "
+        "the program: raise ValueError for samples that are to be left out"
+    )
+
+
+class TransformRaisedError(Exception):
+    """Carries what a transform raised through the code that decodes."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
+class UserFunction:
+    """A transform, and how it is called.
+
+    Attributes:
+        name: for people.
+        takes_rng: it has a parameter named `rng`, for a `numpy.random.Generator`.
+        uses_global_generators: it may draw from `random`, `numpy.random` or torch: every function without `rng`, except
+            built-in functions of a single value and those whose attribute of this name is false.
+        takes_out: it can write its result to an array `out`, by the rules of `streamload.images.placing`.
+        starts_from_encoded: it decodes by itself.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.name = _name_of(function)
+        # Only the first operation of a chain decodes, and other operations may be the user's.
+        first, *rest = steps_of(function) or (function,)
+        self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)
+        self._rest = UserFunction(Compose(rest)) if rest and self._from_encoded is not None else None
+        self.takes_rng = takes_rng(function)
+        may_draw = not self.takes_rng and not any(function is each for each in _DRAW_NOTHING)
+        self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
+        self.takes_out = takes_out(function)
+        self.starts_from_encoded = self._from_encoded is not None
+        self._advice = _torchvision_advice(function)
+
+    def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
+        """Return the function's result for a field or sample, which may be `out` itself.
+
+        Raises:
+            TransformRaisedError: it raised `cause`, or is a transform of torchvision that cannot take the arrays.
+        """
+        options = {"rng": rng} if self.takes_rng else {}
+        if out is not None and self.takes_out:
+            options["out"] = out
+        try:
+            if self._advice is not None and _has_only_arrays(value):
+                raise TypeError(self._advice)
+            return self._function(value, **options)
+        except SystemExit as error:
+            raise TransformRaisedError(SystemExitError(error)) from error
+        except Exception as error:
+            raise TransformRaisedError(error) from error
+
+    def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
+        """Return the function's result, from a field's encoded bytes."""
+        assert self._from_encoded is not None
+        if self._rest is not None:
+            return self._rest(self._from_encoded(data, rng), rng, out)
+        return self._from_encoded(data, rng, out) if self.takes_out else self._from_encoded(data, rng)
+
+
+def _name_of(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _torchvision_advice(function: object) -> str | None:
+    """Return advice if the first transform to get a field or sample is one of torchvision's `v2` that wants tensors.
+
+    They silently ignore everything but tensors and PIL images, so a model would be trained without them.
+    """
+    module, name = type(function).__module__, type(function).__name__
+    if is_ours(function):  # ours return arrays for arrays, except ToTensor
+        steps = getattr(function, "operations", ())
+        first = next((step for step in steps if not is_ours(step) or type(step) is ToTensor), None)
+        return None if first is None else _torchvision_advice(first)
+    if name in _CHAINS and module.startswith(("torchvision.transforms.", "torch.nn.modules.container")):
+        steps = getattr(function, "transforms", function)
+        return _torchvision_advice(next(iter(steps), None) if isinstance(steps, Iterable) else steps)
+    if name in _TAKE_ARRAYS or not module.startswith("torchvision.transforms.v2"):
+        return None
+    return (
+        f"torchvision's v2.{name} ignores NumPy arrays, which images are decoded to, and would do nothing; begin with "
+        "v2.ToImage(), as in v2.Compose([v2.ToImage(), ...])"
+    )
+
+
+def _has_only_arrays(value: Any) -> bool:
+    """Return True if a field or a sample holds arrays, and neither a tensor nor a PIL image; imports no package."""
+    items = value.values() if isinstance(value, Mapping) else value
+    parts = list(items) if isinstance(value, Mapping | tuple | list) else [value]
+    packages = {type(part).__module__.partition(".")[0] for part in parts}
+    return any(isinstance(part, np.ndarray) for part in parts) and packages.isdisjoint(("torch", "torchvision", "PIL"))
+
 
 _SHARE_OF_BUDGET = (
     "The limit is a share of memory_budget: a larger memory_budget, fewer workers or a smaller batch_size raise it"
@@ -101,7 +223,7 @@ class RowMaker:
         keys: Sequence[str] | None = None,
         untried: Mapping[int, str] | None = None,
         progress: Progress | None = None,
-        blocks: Mapping[int | str, list[NDArray[Any]]] | None = None,
+        blocks: Mapping[int, list[NDArray[Any]]] | None = None,
         may_stay_stored: bool = True,
     ) -> Work:
         """Read, decode and transform rows. Only interrupts are raised, and in the caller's process exits.
@@ -113,8 +235,8 @@ class RowMaker:
             keys: the rows' keys, if samples hold them.
             untried: rows that count as failed, and why.
             progress: is set to the number of the current row, and to -1 at the end.
-            blocks: for a value of rows (its number in a tuple, its key in a dict) the memory of each batch, with an
-                entry for each row. Values are copied there, or made there by functions that take `out`.
+            blocks: for a value of rows, by its number in them, the memory of each batch, with an entry for each row.
+                Values are copied there, or made there by functions that take `out`.
             may_stay_stored: columns of bytes may be `StoredBytes`, which are read later.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
@@ -122,13 +244,16 @@ class RowMaker:
             work.failures[row] = self._failed(work, None, row, RowError("SampleError", reason))
         columns: list[Any] = []
         transformed: list[_Transformed] = []
-        by_column = self._by_column(work, blocks or {})
+        fields = self._job.fields
+        is_regular = not self._any_on_sample and (fields is not None or not _any_missing(work))
+        places = [place for place, name in enumerate(fields or ()) if name not in SAMPLE_NAMES]
         for number, column in enumerate(work.columns):
             functions = [
                 {name: each.by_field[name] for name in column.alternatives if name in each.by_field}
                 for each in self._transforms
             ]
-            of_column = by_column.get(number)
+            place = number + len(SAMPLE_NAMES) if fields is None else places[number]
+            of_column = blocks.get(place) if blocks and is_regular else None
             if any(functions):
                 columns.append(values_of(work.count, of_column, may_be_small=False))
                 transformed.append(_Transformed(column, functions, columns[-1]))
@@ -145,18 +270,6 @@ class RowMaker:
         work.progress[0] = -1
         return work
 
-    def _by_column(self, work: Work, blocks: Mapping[int | str, list[NDArray[Any]]]) -> dict[int, list[NDArray[Any]]]:
-        """Return the blocks by the number of the column whose values go there."""
-        fields = self._job.fields
-        if self._any_on_sample or (
-            fields is None and any((column.offsets == MISSING).any() for column in work.columns)
-        ):
-            return {}
-        keys: list[Any] = [column.name for column in work.columns]
-        if fields is not None:
-            keys = [place for place, name in enumerate(fields) if name not in SAMPLE_NAMES]
-        return {number: blocks[key] for number, key in enumerate(keys) if key in blocks}
-
     def _datasets(self, work: Work) -> list[int]:
         """Return for each row the number of its dataset, as in `_transforms`."""
         if len(self._transforms) == 1:
@@ -168,7 +281,7 @@ class RowMaker:
         """Decode and transform some fields, row by row: the functions of one row draw from one generator in turn."""
         random = work.random
         takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
-        names = _names(work.table)
+        names = work.table.values[:, :3].tolist()
         datasets = self._datasets(work)
         current = transformed[0]
 
@@ -219,7 +332,7 @@ class RowMaker:
 
     def _transform_samples(self, work: Work) -> None:
         rows, random = work.rows, work.random
-        names = _names(work.table)
+        names = work.table.values[:, :3].tolist()
         functions = [transforms.on_sample for transforms in self._transforms]
         datasets = self._datasets(work)
         values: list[Any] = [None] * work.count
@@ -259,7 +372,7 @@ class RowMaker:
         if name == "__key__":
             assert work.keys is not None
             return list(work.keys)
-        urls = {shard: without_secrets(work.shards.url(shard)) for shard in dict.fromkeys(work.row_shards)}
+        urls = {shard: without_secrets(work.shards.listed(shard)[0]) for shard in dict.fromkeys(work.row_shards)}
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, row: int, error: Exception) -> RowFailure:
@@ -293,7 +406,7 @@ class RowMaker:
             fatal=fatal,
             cause=None if cause is None else make_failure(cause),
             shard=work.row_shards[row],
-            sample=int(work.table.samples[row]),
+            sample=int(work.table.values[row, 1]),
             offset=MISSING if where is None else int(where.offsets[row]),
             stored_in=work.row_shards[row] if where is None else int(where.shards[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
@@ -306,8 +419,3 @@ def _any_missing(work: Work) -> bool:
 
 def _shown(functions: Iterable[UserFunction]) -> str:
     return " or ".join(dict.fromkeys(function.name for function in functions))
-
-
-def _names(table: RowTable) -> list[tuple[int, int, int]]:
-    """Return the key of each row's randomness: shard, sample and repeat."""
-    return list(zip(table.shards.tolist(), table.samples.tolist(), table.repeats.tolist(), strict=True))

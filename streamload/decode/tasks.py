@@ -87,16 +87,6 @@ class RowTable:
         """int64[rows]."""
         return self.values[:, 0]
 
-    @property
-    def samples(self) -> NDArray[np.int64]:
-        """int64[rows], by their number in the shard."""
-        return self.values[:, 1]
-
-    @property
-    def repeats(self) -> NDArray[np.int64]:
-        """int64[rows], how often each row's sample occurred before in the epoch."""
-        return self.values[:, 2]
-
     def columns(self) -> tuple[Column, ...]:
         """Return the columns, as views."""
         views = iter(self.values.T[3:])

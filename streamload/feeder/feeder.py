@@ -200,7 +200,7 @@ def _doing(worker: WorkerActivity, tables: Dataset) -> str:
     elif worker.row < 0:
         work = "before or after the samples of a batch, as in collating"
     else:
-        shard, sample = int(task.table.shards[worker.row]), int(task.table.samples[worker.row])
+        shard, sample = task.table.values[worker.row, :2].tolist()
         table = tables.at_hand(shard)
         key = "" if table is None else f", sample {table.key(sample)!r}"
         work = f"decoding or transforming shard {without_secrets(tables.url(shard))!r}{key}"

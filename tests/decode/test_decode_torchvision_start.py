@@ -12,7 +12,7 @@ import torch
 from make_shards import write_numbers
 
 from streamload import StreamLoader
-from streamload.decode.user_code import TransformRaisedError, UserFunction
+from streamload.decode.rows import TransformRaisedError, UserFunction
 from streamload.errors import TransformError
 from streamload.images import Compose as OurCompose
 from streamload.images import Resize as OurResize

@@ -16,7 +16,7 @@ from photo import encoded, photo, rng
 from PIL import Image
 
 from streamload import images
-from streamload.decode.user_code import UserFunction
+from streamload.decode.rows import UserFunction
 from streamload.images import (
     CenterCrop,
     Compose,

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from photo import encoded
 
-from streamload.decode.user_code import UserFunction
+from streamload.decode.rows import UserFunction
 from streamload.images import (
     CenterCrop,
     Compose,
