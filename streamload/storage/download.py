@@ -41,11 +41,11 @@ class RetryPolicy(NamedTuple):
 
     Attributes:
         stall_timeout_s: time without a byte until a request is repeated.
-        give_up_timeout_s: time without a byte over all tries until a request has failed.
+        give_up_timeout_s: time without a byte over all tries until it has failed.
         tries: maximum requests in a row without a byte; None for any number.
         first_backoff_s: longest wait after the first failure; it doubles with each.
         most_backoff_s: longest wait of all.
-        warn_after_s: time without a byte from a host or bucket until a warning is logged.
+        warn_after_s: time without a byte from a host or bucket until a warning.
     """
 
     stall_timeout_s: float = 30.0
@@ -119,8 +119,8 @@ class Attempts:
     def wait_s(self, error: StorageError) -> float | None:
         """Return the seconds to wait before the next try, or None to give up.
 
-        The longest wait doubles with each failure; a random half of it is left out, so that clients that were refused
-        together come back apart. A `Retry-After` of up to a minute is added.
+        The longest wait doubles with each failure, and at random up to half of it is left out, so that clients come
+        back apart. A `Retry-After` of up to a minute is added.
         """
         self.failures.append(error)
         count = len(self.failures)
@@ -187,11 +187,11 @@ class RequestCounts:
     """Counts of requests.
 
     Attributes:
-        requests: all requests, failed ones too.
+        requests: all requests.
         throttled: requests refused because there were too many.
         broken: requests that failed otherwise, also in the middle of a body.
         answered: requests whose answer has begun.
-        answer_s: seconds from these requests to the first bytes of their answers.
+        answer_s: seconds from these requests to their first bytes.
     """
 
     requests: int = 0
@@ -233,7 +233,7 @@ async def download(
     Raises:
         ShardChangedError: an answer is of another version than the pinned one.
         ShardNotFoundError: there is no such shard.
-        StorageError: it cannot be read, an answer holds more than was requested, or the shard ends before `start`.
+        StorageError: it cannot be read, an answer is too long, or the shard ends before `start`.
     """
     retries, counts = retries or Retries(), counts or RequestCounts()
     clock = asyncio.get_running_loop().time

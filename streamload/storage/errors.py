@@ -36,7 +36,7 @@ class UntrustedServerError(StorageError):
 
 
 class WholeAnswerError(TransientStorageError):
-    """The answer to a request for a part was the whole object, as of some proxies occasionally."""
+    """The answer to a request for a part was the whole object."""
 
 
 # -- answers -------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ _PLAIN_CODE = re.compile(r"[A-Za-z0-9.]{1,60}\Z")
 
 
 def answer_error(url: str, answer: _Answer | None, code: str | None = None) -> StorageError:
-    """Make the error for an answer: an HTTP status or a word of the table, and the storage's own code."""
+    """Make the error for an HTTP status or a word of the table, and the storage's own code."""
     code = code if code is not None and _PLAIN_CODE.match(code) else None
     refused: tuple[_Kind, str] = (StorageError, "the storage refused this ({shown}); check the url and storage_options")
     otherwise = _ANSWERS[500] if isinstance(answer, int) and answer >= 500 else refused
@@ -145,7 +145,7 @@ def answer_error(url: str, answer: _Answer | None, code: str | None = None) -> S
 
 
 def parse_retry_after(value: object) -> float | None:
-    """Return the seconds of a `Retry-After` header, which is a number or a date; None if it is neither."""
+    """Return the seconds of a `Retry-After` header, a number or a date; None for neither."""
     if not isinstance(value, str):
         return None
     if value.strip().isdecimal():
@@ -256,7 +256,7 @@ def _response_of(exc: BaseException) -> tuple[int | None, str | None, object]:
 
 @contextmanager
 def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
-    """Turn exceptions of a filesystem into a StorageError without a cause, but for our own mistakes and `passing`."""
+    """Turn exceptions of a filesystem into a StorageError without a cause, except mistakes in code and `passing`."""
     try:
         yield
     except Exception as exc:
@@ -269,7 +269,7 @@ def fsspec_errors(url: str, *passing: type[Exception]) -> Iterator[None]:
 
 
 def changed_error(url: str, was: str | None, now: str | None) -> ShardChangedError:
-    """Make the error for an object that has changed; `now` is None if its version is not known."""
+    """Make the error for a changed object; `now` is None if its version is unknown."""
     return ShardChangedError(
         f"the shard was changed while it was in use: it was listed with ETag {was} and has {now or 'another one'} now; "
         "make a new loader, and give every version of a dataset a folder of its own",

@@ -52,10 +52,9 @@ _PYARROW = "fsspec.implementations.arrow"
 
 
 def shard_info(url: str, known: Mapping[str, Any]) -> ShardInfo:
-    """Translate a filesystem's `info` or `ls` of a file; without an ETag, size and time stand for one.
+    """Translate a filesystem's `info` or `ls` of a file. Without an ETag, size and time stand for one.
 
-    Raises:
-        StorageError: it is a folder.
+    Raises StorageError for a folder.
     """
     if known.get("type") == "directory":
         raise StorageError("this is a folder, and a shard must be a file; check the path", url=url)
@@ -77,7 +76,7 @@ def _nanoseconds(moment: object) -> int:
 class FilesystemStorage:
     """Files by any url that fsspec knows.
 
-    The coroutines of asynchronous filesystems run on fsspec's own loop; other filesystems are called on threads.
+    Coroutines of asynchronous filesystems run on fsspec's own loop; other filesystems are called on threads.
     """
 
     def __init__(self, options: Mapping[str, Any], filesystem: Any = None, retries: Retries | None = None) -> None:
@@ -215,7 +214,7 @@ class FilesystemStorage:
         """Return the filesystem of a url, opened once for each host or bucket, and its path there.
 
         Raises:
-            StorageError: the package for this protocol is missing, or the filesystem cannot connect.
+            StorageError: a package is missing, or the filesystem cannot connect.
             ValueError: the filesystem does not take these options.
         """
         key = os.getpid(), place_of(url) if self._filesystem is None else ""

@@ -46,8 +46,7 @@ _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))(/.*)", re.IGNOREC
 def replace_file(path: str, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Write a file under a hidden temporary name in its own folder, then rename it.
 
-    On an error the temporary file is removed, and the old file is unchanged. If `durable`, wait until the bytes are on
-    the disk before renaming.
+    An error removes the temporary file and keeps the old one. If `durable`, the bytes are on the disk before.
 
     Raises:
         OSError: the folder does not exist, cannot be written or is full; its filename is `path`.

@@ -89,7 +89,7 @@ _ALIASES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectOptions:
-    """Settings of an obstore store of a family (`s3`, `gs`, `az`, `http`), of its client, and an AWS profile."""
+    """Settings of an obstore store, of its client, and an AWS profile."""
 
     family: str
     config: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -98,11 +98,9 @@ class ObjectOptions:
 
 
 def object_options(protocol: str, options: Mapping[str, Any]) -> ObjectOptions:
-    """Translate the options of one protocol for obstore. Messages do not show values, which may be secrets.
+    """Translate the options of one protocol for obstore. Messages show no values, which may be secrets.
 
-    Raises:
-        TypeError: a value is of the wrong kind.
-        ValueError: an option is not known, or its value cannot be right.
+    Raises TypeError for a value of the wrong kind, ValueError for an unknown option or a value that cannot be right.
     """
     family = FAMILY[protocol]
     for name in ("client_kwargs", "client_options", "headers"):
@@ -155,7 +153,7 @@ def _own_name(protocol: str, family: str, name: str) -> str:
 
 
 def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for an endpoint that is no address, with which obstore would panic."""
+    """Raise ValueError for an endpoint without scheme, with which obstore would panic."""
     variables = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if family == "s3" else ()
     named = [("endpoint_url", config[own]) for own in ("aws_endpoint_url_s3", "base_url", "endpoint") if own in config]
     named += [(variable, os.environ[variable]) for variable in variables if variable in os.environ]
@@ -167,10 +165,9 @@ def _check_endpoint(family: str, config: Mapping[str, Any]) -> None:
 
 
 def locate(url: str) -> tuple[str, str]:
-    """Split a url into the root of its bucket or host, and obstore's key; the root of a web address has its query.
+    """Split a url into the root of its bucket or host and obstore's key; a web root keeps the query.
 
-    Raises:
-        StorageError: the url names no bucket or host, or a key that cannot be requested.
+    Raises StorageError for a url without bucket or host, or with a key that cannot be requested.
     """
     protocol = protocol_of(url)
     bucket, _, key = url.partition("://")[2].partition("/")
@@ -186,10 +183,9 @@ def locate(url: str) -> tuple[str, str]:
 
 
 def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
-    """Make the obstore store of a root (see `locate`); with `retries` it repeats failed requests itself.
+    """Make the obstore store of a root; with `retries` it repeats failed requests itself.
 
-    Raises:
-        StorageError: a setting is wrong or missing: an account's name, a profile, or boto3 for the profile.
+    Raises StorageError if a setting is wrong or missing: an account's name, a profile, or boto3 for the profile.
     """
     retry = RETRY if retries else RETRY | {"max_retries": 0}
     client, config = _CLIENT | options.client, options.config
@@ -210,7 +206,7 @@ def make_store(root: str, options: ObjectOptions, *, retries: bool) -> Any:
 
 
 def _without_login(root: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-    """Turn the login in a web address into a header, which is not sent to other hosts."""
+    """Turn the login in a web address into a header, which other hosts do not get."""
     protocol, _, place = root.partition("://")
     host, slash, query = place.partition("/")
     login, at, host = host.rpartition("@")
@@ -222,7 +218,7 @@ def _without_login(root: str, headers: Mapping[str, str]) -> tuple[str, Mapping[
 
 
 def _aws_credentials(root: str, options: ObjectOptions) -> Any:
-    """Return the provider of credentials from `~/.aws`; None if others are configured, or obstore finds them."""
+    """Return the provider of credentials from `~/.aws`; None if obstore finds others."""
     files = [("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config")]
     profile = options.profile or os.environ.get("AWS_PROFILE")
     exists = any(os.path.exists(os.path.expanduser(os.environ.get(name) or path)) for name, path in files)
@@ -265,7 +261,7 @@ _used_by: set[int] = set()
 
 
 def _version(meta: Mapping[str, Any]) -> str | None:
-    """Return an object's ETag, or a weak one of its time and size; None if the time is unknown or too recent."""
+    """Return an ETag, or a weak one of time and size; None if the time is unknown or too recent."""
     etag, changed = meta["e_tag"], meta["last_modified"]
     if etag is not None or changed is None:
         return quoted(etag)
@@ -284,8 +280,8 @@ def _info(url: str, meta: Mapping[str, Any]) -> ShardInfo:
 class ObjectStorage:
     """Objects by `s3://bucket/key`, `gs://bucket/key`, `az://container/key` or `https://host/path`.
 
-    Each bucket or host has two obstore stores (connection pools). The one for writing retries by itself, since only it
-    can repeat a part of a large object. When credentials expire, the stores are made again.
+    Each bucket or host has two obstore stores. The one for writing retries by itself, since only it can repeat a part
+    of a large object. Expired credentials make new stores.
     """
 
     def __init__(self, options: ObjectOptions, retries: Retries | None = None) -> None:
@@ -378,7 +374,7 @@ class ObjectStorage:
         return RangeBody(total_bytes, now, self._pieces(url, root, result, result.range[1] - start))
 
     async def _pieces(self, url: str, root: str, result: Any, range_bytes: int) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer; after one that broke off in small pieces, so that they count as progress."""
+        """Yield the body of an answer; after a broken one in small pieces, which count as progress."""
         left, stream = range_bytes, result.stream(min_chunk_size=1 if root in self._broken else _PIECE_BYTES)
         del result
         try:
@@ -400,7 +396,7 @@ class ObjectStorage:
             (self._broken.add if left else self._broken.discard)(root)
 
     async def _empty_or_refused(self, url: str, start: int, etag: str | None, error: StorageError) -> RangeBody:
-        """Return an empty body if an object is empty, which has no range; else raise why a range was refused."""
+        """Return an empty body for an empty object, which has no range; else raise why a range was refused."""
         try:
             meta = await asyncio.to_thread(self._retried, url, _head)
         except StorageError:
@@ -465,7 +461,7 @@ class ObjectStorage:
         return answer
 
     def _explain(self, url: str, root: str, key: str, error: StorageError) -> None:
-        """Raise an error that says more than a HEAD's, which has no body: a listing's, or one with similar names."""
+        """Raise an error that says more than a HEAD, which has no body: from a listing."""
         is_missing = isinstance(error, ShardNotFoundError)
         if not is_missing and not error.message.startswith(_UNEXPLAINED):
             return
@@ -485,7 +481,7 @@ class ObjectStorage:
         return [*folders, *(Entry(meta["path"], is_folder=False, known=meta) for meta in listed["objects"])]
 
     def _store(self, root: str, *, writes: bool = False) -> Any:
-        """Return the store of a root, made once. Raises StorageError in a fork of a process that has used obstore."""
+        """Return the store of a root. Raises StorageError in a fork of a process that has used obstore."""
         process = os.getpid()
         if _used_by - {process}:
             raise StorageError(
@@ -519,7 +515,7 @@ class ObjectStorage:
         return self._retries.repeat(url, once)
 
     def _noted(self, url: str, error: StorageError) -> StorageError:
-        """Read expired credentials again by new stores, and ask a storage that throttles when to come back."""
+        """Drop the stores of expired credentials, and ask a storage that throttles when to come back."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
@@ -534,7 +530,7 @@ class ObjectStorage:
         return error
 
     def _retry_after_s(self, url: str) -> float:
-        """Return the seconds of the answer's `Retry-After`, which obstore does not show, by one HEAD; 0 for none."""
+        """Return the `Retry-After`, which obstore does not show, by one HEAD; 0 for none."""
         address, headers = _without_login(url, self._options.client.get("default_headers", {}))
         try:
             if not self._web:
@@ -554,7 +550,7 @@ class ObjectStorage:
         return 0.0
 
     def _trust(self) -> ssl.SSLContext:
-        """Return the settings of TLS that the options ask for, for requests that obstore does not make."""
+        """Return the TLS settings of the options, for requests without obstore."""
         client, trust = self._options.client, ssl.create_default_context()
         if "root_certificate" in client:
             trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))

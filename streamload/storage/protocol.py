@@ -29,8 +29,8 @@ class ShardInfo(NamedTuple):
     """A shard's url (an absolute path if it is local), size (or `UNKNOWN_BYTES`), time and version.
 
     Attributes:
-        mtime_ns: nanoseconds since the epoch; 0 if the storage has no times.
-        etag: None for local files, or if the storage has no versions.
+        mtime_ns: nanoseconds since the epoch; 0 if unknown.
+        etag: None for local files, or if the storage has none.
     """
 
     url: str
@@ -51,9 +51,9 @@ class RangeBody:
 
     Attributes:
         total_bytes: the size of the whole object.
-        etag: its version, if the storage has one.
-        pieces: yields the bytes as they arrive; an empty piece shows that the request is alive. Raises
-            TransientStorageError if the body breaks off, or is not as long as the range.
+        etag: its version, or None.
+        pieces: yields the bytes; an empty piece shows that the request is alive. Raises TransientStorageError if the
+            body breaks off, or is not as long as the range.
     """
 
     total_bytes: int

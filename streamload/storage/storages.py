@@ -23,12 +23,11 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 class Storages:
     """Finds the storage of a url; obstore and fsspec are imported when the first url needs them.
 
-    It can be pickled, without its connections.
+    Pickles and copies have no connections.
 
     Args:
         storage_options: options by their names, for all protocols or in a dict for each protocol.
-        filesystem: an fsspec filesystem to read everything with: its own paths, and urls of its own protocol. All other
-            urls are refused.
+        filesystem: an fsspec filesystem for everything: its own paths, and urls of its own protocol.
         retries: how requests are retried.
 
     Raises:
@@ -63,8 +62,8 @@ class Storages:
 
         Raises:
             TypeError: an option's value is of the wrong kind.
-            ValueError: the protocol is not known, or not that of `filesystem`; an option is not known; or it is a
-                `file://` url of another host.
+            ValueError: the protocol is unknown, or not that of `filesystem`; an option is unknown; or it is a `file://`
+                url of another host.
         """
         if self._filesystem is not None:
             _refuse_other_protocol(self._filesystem, url)
@@ -90,8 +89,7 @@ class Storages:
     def is_local(self, url: str) -> bool:
         """Return True if a url is a file that is opened by its path; none is with a `filesystem`.
 
-        Raises:
-            ValueError: it is a url with one slash too few.
+        Raises ValueError for a url with one slash too few.
         """
         if self._filesystem is not None:
             return False
@@ -106,7 +104,7 @@ class Storages:
         return not self.is_local(url)
 
     def is_process_local(self, url: str) -> bool:
-        """Return True if only this process can read a url: `memory://`, or by a class of the script itself."""
+        """Return True if only this process can read a url: `memory://`, or a class of the script."""
         if self._filesystem is not None:
             read_by = layers(self._filesystem)
             return any(_IN_MEMORY & protocols_of(layer) or type(layer).__module__ == "__main__" for layer in read_by)

@@ -1,7 +1,6 @@
-"""Expand what a user writes for a dataset to a flat list of urls; nothing is requested.
+"""Expand a dataset as a user writes it to a flat list of urls; nothing is requested.
 
-Braces follow bash (`{000000..000123}` keeps its zeros, `{a,b}`, nested) and `::` separates urls within one string,
-as in WebDataset. Both mean the same in a lone string, in a path and in a list of them.
+Braces follow bash (`{000000..000123}` keeps its zeros, `{a,b}`, nested), and `::` separates urls, as in WebDataset.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _INT_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 
 
 def expand_urls(urls: Urls) -> list[str]:
-    """Expand braces and `::` in a string, a path, or a list of them, in the order in which they are written.
+    """Expand braces and `::` in a string, a path, or a list of them, in order.
 
-    A backslash before a brace keeps that brace; in strings without braces a backslash is an ordinary character.
+    A backslash before a brace keeps that brace; in strings without braces it is an ordinary character.
 
     Raises:
-        TypeError: `urls` or one of its items is neither a string nor a path.
-        ValueError: nothing is named, a url is empty, braces don't match, there are more than `MAX_URLS`, or a url
-            would run a program (`pipe:`).
+        TypeError: `urls` or an item is neither a string nor a path.
+        ValueError: there is no url, an empty one, or more than `MAX_URLS`; braces don't match; or a url would run a
+            program (`pipe:`).
     """
     expanded: list[str] = []
     for argument, written in _strings(urls):
@@ -81,7 +80,7 @@ def _too_many(argument: str, written: str) -> ValueError:
 
 
 def as_strings(urls: Urls) -> tuple[str, ...]:
-    """Return urls as strings; raises what `expand_urls` raises for other types."""
+    """Return urls as strings. Raises as `expand_urls` for other types."""
     return tuple(written for _, written in _strings(urls))
 
 

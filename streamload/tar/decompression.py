@@ -1,11 +1,9 @@
 """Decompress a shard as it arrives, in bounded memory, with every checksum verified; bombs are refused.
 
-A shard may consist of several gzip members, zstd frames, xz or bzip2 streams, as `cat a.gz b.gz` and the parallel
-compressors write them. Zeros between and after gzip members and xz streams are skipped. Anything else after a stream is
-an error, and so is a file that ends early.
+A shard may hold several gzip members, zstd frames, xz or bzip2 streams, as parallel compressors write them. Zeros
+between and after gzip members and xz streams are skipped; anything else after a stream, and an early end, is an error.
 
-A zstd frame without a checksum (the command line program writes one, the Python package does not by default) is only
-as safe as its structure.
+A zstd frame without a checksum (the Python package writes none by default) is only as safe as its structure.
 """
 
 from __future__ import annotations
@@ -54,9 +52,9 @@ class Compression(enum.Enum):
 
 
 def compression_of(url: str) -> Compression | None:
-    """Return the compression by the end of a shard's name in any case; None if it is not compressed, or in another way.
+    """Return the compression by the end of a shard's name, in any case; None for none, or an unknown one.
 
-    In a url with a scheme, text after a `?` or `#` is no part of the name.
+    In a url with a scheme, a query or fragment is no part of the name.
     """
     if url.endswith(".tar") and "?" not in url and "#" not in url:
         return None
@@ -65,12 +63,12 @@ def compression_of(url: str) -> Compression | None:
 
 
 def without_compression(name: str) -> str:
-    """Return the name of the archive in a shard: `a.tar` for `a.tar.gz` and `a.tgz`, and for `a.tar`."""
+    """Return the name of the archive in a shard: `a.tar` for `a.tar.gz`, `a.tgz` and `a.tar`."""
     return _SUFFIX.sub(".tar", name)
 
 
 class _GzipMember:
-    """A gzip member, with the interface of the other decompressors; zlib verifies its crc32 and its length."""
+    """A gzip member with the interface of the other decompressors; zlib verifies crc32 and length."""
 
     def __init__(self) -> None:
         self._object = zlib.decompressobj(_GZIP_WITH_HEADER)
@@ -106,7 +104,7 @@ _STEP_PIECES = 8  # the output of one call of the thread
 
 
 class Decompressor:
-    """Decompresses a shard piece by piece. Not safe for several threads. Decompressing releases the GIL.
+    """Decompresses a shard piece by piece, without the GIL. Not safe for several threads.
 
     Attributes:
         compressed_bytes: input so far.
@@ -157,11 +155,7 @@ class Decompressor:
                     break
 
     def finish(self) -> None:
-        """Check that the shard may end here.
-
-        Raises:
-            ShardFormatError: the shard is cut.
-        """
+        """Raise ShardFormatError if the shard is cut."""
         if self._stream is None and self._streams_ended:
             return
         start = f"it ends within the {self._name} that starts at byte {self._stream_start}"
@@ -195,11 +189,7 @@ class Decompressor:
 
 
 def decompressed(url: str, content: bytes) -> Iterator[bytes]:
-    """Yield a whole shard in pieces, decompressed if its name says that it is compressed.
-
-    Raises:
-        ShardFormatError: as `Decompressor.feed` and `Decompressor.finish`.
-    """
+    """Yield a whole shard in pieces, decompressed if its name says so. Raises as `Decompressor.feed`."""
     compression = compression_of(url)
     if compression is None:
         yield content
@@ -216,16 +206,15 @@ async def decompress(
 ) -> int:
     """Decompress a shard on another thread while it arrives, and return its decompressed size in bytes.
 
-    At most a chunk of the body and 8 MiB of output are held: the next chunk is requested when the last one was
-    decompressed and written.
+    At most a chunk of the body and 8 MiB of output are held.
 
     Args:
         body: the compressed shard; it is not closed here.
         decompressor: a new one.
-        write: called, and awaited if need be, for each piece in order, with its offset in the decompressed shard.
+        write: called, and awaited if need be, with each piece's offset in the decompressed shard, in order.
 
     Raises:
-        ShardFormatError: as `Decompressor.feed` and `Decompressor.finish`. The bytes written before may be wrong.
+        ShardFormatError: as `Decompressor.feed` and `finish`; bytes written before may be wrong.
     """
     loop = asyncio.get_running_loop()
     offset = 0

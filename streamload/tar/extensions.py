@@ -1,8 +1,8 @@
-"""What a field holds, by the last extension of its name: one table, for writing and for reading.
+"""The kind of a field by the last extension of its name: one table, for writing and for reading.
 
-Names and meanings are WebDataset's where it has them. Of those that WebDataset reads, pickles (`pyd`, `pkl`, `pickle`)
-are left out, since reading them runs code, and so is its own tensor format (`ten`, `tb`). `class` is left out too:
-WebDataset writes it from anything and reads it as bytes, and files of that name hold names as often as numbers.
+Names and meanings are WebDataset's where it has them. Of WebDataset's own, pickles (`pyd`, `pkl`, `pickle`) stay bytes,
+since reading them runs code; its tensor format (`ten`, `tb`) is unknown here; and so is `class`, which files use for
+names as often as for numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streamload.arguments import alternatives, normal_name
 
 
 class Kind(Enum):
-    """What is in a field."""
+    """The content of a field."""
 
     IMAGE = auto()
     """An encoded image."""
@@ -84,20 +84,20 @@ def applies_to(key: str, field: str) -> bool:
 
 
 def may_expand(field: str, decode: bool | Mapping[str, Callable[[bytes], Any]] = True) -> bool:
-    """Return True if the library decodes a field by a decoder with a `limit_bytes`."""
+    """Return True if the library's own decoder of a field has a `limit_bytes`."""
     return decodes_as_built_in(field, decode) and last_extension(normal_name(field)) in _EXPANDING
 
 
 def is_image(field: str) -> bool:
-    """Return True if the built-in decoder of a field is that of images, so that `from_encoded` can replace it."""
+    """Return True if the built-in decoder of a field is that of images."""
     return KIND_OF.get(last_extension(normal_name(field))) is Kind.IMAGE
 
 
 def is_array(field: str) -> bool:
-    """Return True if the built-in decoder of a field is that of npy files, which keeps a `bytearray`."""
+    """Return True if the built-in decoder of a field is that of npy files."""
     return KIND_OF.get(last_extension(normal_name(field))) is Kind.ARRAY
 
 
 def last_extension(field: str) -> str:
-    """Return the part of a field's name that decides how it is decoded."""
+    """Return the extension that decides how a field is decoded."""
     return field.rpartition(".")[2]

@@ -1,10 +1,10 @@
 """The headers of a tar archive, read strictly, from the first to the end-of-archive marker, as far as it has arrived.
 
-The layout of the fields is that of POSIX.1-1988 (ustar) and POSIX.1-2001 (pax), with the additions of GNU tar's manual
-("Basic Tar Format"). A header is either fully understood or an error with its offset; nothing is guessed.
+Fields are laid out as in POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar's manual ("Basic Tar Format"). A header
+is either fully understood or an error with its offset; nothing is guessed.
 
-Runs of plain headers are read by NumPy. Any other header is read again by `parse_header`, in order, so the first
-damaged header is the one that is reported. No payload is touched except those of extension headers.
+NumPy reads runs of plain headers. Any other header is read by `parse_header`, in order, so the first damaged header is
+reported. No payloads are touched except those of extension headers.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ _TEXTS = {
 
 
 def what_else(head: bytes, compressed_as: str | None = None) -> str | None:
-    """Return the kind of a file that is no tar archive, and what to do; None if its first bytes don't tell.
+    """Return the kind of a file that is no tar archive, and advice; None if its first bytes don't tell.
 
     Args:
-        head: the first bytes, a block of 512 at best.
+        head: the first bytes, at best a block.
         compressed_as: the expected compression ("gzip", "zstd", "xz", "bzip2"); None for a plain archive.
     """
     start = head[:64].lstrip().lower()
@@ -124,8 +124,8 @@ class TarHeader(NamedTuple):
 
     Attributes:
         typeflag: the byte for the kind of the member.
-        name: the member's name, before any extension header is applied.
-        size: payload bytes by the header's own field; None if the field holds no number.
+        name: before any extension header is applied.
+        size: payload bytes by the header's own field; None if it holds no number.
     """
 
     typeflag: bytes
@@ -141,7 +141,7 @@ def padded(size_bytes: int) -> int:
 def parse_size(field: bytes) -> int | None:
     """Return the number in a numeric field: octal digits between spaces or NULs, or base-256 after a byte of 0x80.
 
-    None for anything else: no digits, other bytes, a negative number, or one of more than 63 bits.
+    None for anything else, and for a number of more than 63 bits.
     """
     if field[0] == 0x80:
         number = int.from_bytes(field[1:], "big")
@@ -193,15 +193,15 @@ def _check_sum(block: bytes, url: str, offset: int) -> None:
 def _header_sum(block: bytes) -> int:
     """Return the sum of a header's bytes, with spaces in place of the checksum field.
 
-    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes modulo 65521, and 256 bytes cannot reach that
-    modulus; this is many times faster than `sum`.
+    The low half of Adler-32 (RFC 1950) is 1 + the sum of the bytes modulo 65521, which 256 bytes cannot reach; this is
+    many times faster than `sum`.
     """
     byte_sum = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
     return byte_sum - sum(block[148:156]) + 8 * _SPACE
 
 
 def _stored_sum(block: bytes) -> int | None:
-    """Return the number in the checksum field, so strictly that no other byte in place of a digit or pad passes."""
+    """Return the number in the checksum field; no other byte in place of a digit or pad passes."""
     pattern = _ZERO_PADDED_SUM
     if block[136] == _SPACE or _SPACE in block[100:125:8]:
         # Does the writer pad mode, uid, gid, size or mtime with spaces, as V7 tar did?
@@ -213,11 +213,7 @@ def _stored_sum(block: bytes) -> int | None:
 
 
 def parse_long_name(payload: bytes, url: str, offset: int) -> bytes:
-    """Return the name in the payload of a GNU 'L' or 'K' member: the bytes before the first NUL.
-
-    Raises:
-        ShardFormatError: there is no name, or it is longer than `MAX_NAME_BYTES`.
-    """
+    """Return the name in the payload of a GNU 'L' or 'K' member. Raises ShardFormatError if it is empty or too long."""
     name = payload.partition(b"\0")[0]
     if not name:
         raise ShardFormatError("an empty GNU long name; re-pack the shard", url=url, offset=offset)
@@ -236,7 +232,7 @@ def parse_records(payload: bytes, url: str, offset: int) -> dict[bytes, bytes]:
     """Return the records of a pax header, each written as `length keyword=value` and a line feed.
 
     Raises:
-        ShardFormatError: a record is malformed or concerns a sparse file, or `path` or `size` has an impossible value.
+        ShardFormatError: a record is malformed, has an impossible `path` or `size`, or concerns a sparse file.
     """
     records: dict[bytes, bytes] = {}
     start = 0
@@ -291,9 +287,9 @@ class _Extensions:
     """Statements of the extension headers before a member.
 
     Attributes:
-        start_of: where the first header of each kind stands.
-        names: the different names that they give the member, in their order.
-        pax_size: the size of its payload, if a pax header has one.
+        start_of: the start of the first header of each kind.
+        names: the different names for the member, in order.
+        pax_size: payload bytes, if a pax header has them.
     """
 
     start_of: dict[bytes, int] = field(default_factory=dict)
@@ -302,13 +298,13 @@ class _Extensions:
 
 
 class _Run(NamedTuple):
-    """Some headers that follow one another if their size fields are right.
+    """Headers that follow one another if their size fields are right.
 
     Attributes:
-        starts: int64[n + 1], where each header starts, and where the next one would.
-        plain: bool[n], True for a sound header of a regular file that lies within the bytes; False means "look closer".
+        starts: int64[n + 1], the start of each header, and of the next one.
+        plain: bool[n], True for a sound header of a regular file that lies within the bytes.
         extension: bool[n], True for a sound pax header or GNU long name.
-        sizes: int64[n], payload bytes; meaningless for others.
+        sizes: int64[n], payload bytes; meaningless for other headers.
         blocks: uint8[n, 512], the headers.
     """
 
@@ -327,17 +323,16 @@ class HeaderChain:
     Args:
         url: the shard, for errors.
         start: 0, or a place that another chain has `reached`.
-        total: the size of the archive, or None if it is unknown.
+        total: the size of the archive, or None.
         record_bytes: the size of the archive's records.
 
     Attributes:
         names: the full name of each regular file.
-        places: int64[2, m] each: the first byte of each file's payload, and its payload bytes, in the same order. A
-            header is the 512 bytes before its payload.
-        skipped: where the headers of other members start, each with the reason for skipping it.
-        reached: where reading continues: at the first header of a member whose headers have not all arrived, or at
-            the end-of-archive marker. The next `read` takes the bytes from there on.
-        needs: the end of the bytes that must arrive before the next call, or None at the end of the archive.
+        places: int64[2, m] each: first byte and size of each file's payload; its header is the block before.
+        skipped: the start of each other member's header, with the reason for skipping it.
+        reached: the first header of a member whose headers have not all arrived, or the end-of-archive marker. The next
+            `read` takes the bytes from there on.
+        needs: the end of the bytes that the next `read` needs; None at the end of the archive.
     """
 
     def __init__(self, url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES) -> None:
@@ -354,11 +349,11 @@ class HeaderChain:
         self._headers = np.empty((_HEADERS_AT_ONCE, BLOCK_BYTES), np.uint8)
 
     def read(self, octets: NDArray[np.uint8]) -> None:
-        """Read all members whose headers are in bytes of the archive, uint8[n], that begin where it was `reached`.
+        """Read all members whose headers are in bytes of the archive, uint8[n], from `reached` on.
 
         Raises:
-            ShardFormatError: the archive is damaged, cut, or uses what cannot be read in place; `offset` is the start
-                of the first invalid header (or block of the end-of-archive marker).
+            ShardFormatError: the archive is damaged, cut, or cannot be read in place; `offset` is that of the first
+                invalid block.
             ValueError: the bytes do not begin at a multiple of 512, or are more than the archive has.
         """
         start = self.reached
@@ -380,7 +375,6 @@ class HeaderChain:
     # -- runs of headers, by NumPy
 
     def _read_run(self, position: int) -> int | None:
-        """Read a run of headers; return where the next one starts, or None at the end."""
         run = self._verified_run(position)
         count = len(run.plain)
         if not count:
@@ -403,10 +397,10 @@ class HeaderChain:
         return int(starts[count])
 
     def _verified_run(self, position: int) -> _Run:
-        """Walk some headers and verify them; only their pages are touched.
+        """Walk some headers and verify them; only their pages are touched. Valid until the next call.
 
-        The run ends before the first block whose size field holds no number (a block of zeros, for example) and before
-        the end of the bytes; it may be empty. It is valid until the next call.
+        The run, which may be empty, ends before the first block whose size is no number, and before the end of the
+        bytes.
         """
         starts = self._walk(position - self._start)
         count = len(starts) - 1
@@ -453,7 +447,7 @@ class HeaderChain:
         return starts[: int(wrong.argmax()) + 1] if wrong.any() else starts
 
     def _read_plain_extension(self, run: _Run, row: int, paths: dict[int, bytes]) -> bool:
-        """Read an extension header before a plain member; return False if it sets more than the member's name."""
+        """Read an extension before a plain member; return False if it sets more than the name."""
         position, size = int(run.starts[row]), int(run.sizes[row])
         if size > MAX_RECORDS_BYTES:
             return False
@@ -467,7 +461,7 @@ class HeaderChain:
         return not records.get(b"size")
 
     def _add_plain(self, run: _Run, first: int, end: int, paths: dict[int, bytes]) -> None:
-        """Record the plain members from row `first` up to `end` of a run; `paths` has names for some rows."""
+        """Record the plain members of rows `first` to `end`; `paths` has names for some rows."""
         rows = first + np.flatnonzero(run.plain[first:end])
         if not len(rows):
             return
@@ -486,11 +480,7 @@ class HeaderChain:
     def _read_member(self, position: int) -> int | None:
         """Read one member with the extension headers before it, or a global header, or the end.
 
-        Returns:
-            Where the next header starts; None if the archive ends here.
-
-        Raises:
-            _NotArrivedError: some of these bytes have not arrived; nothing of the member was recorded.
+        Returns the start of the next header, or None at the end. Raises _NotArrivedError before anything is recorded.
         """
         self.reached = position
         extensions = _Extensions()
@@ -583,7 +573,7 @@ class HeaderChain:
         return size
 
     def _check_end(self, position: int) -> None:
-        """Check what follows the last member: the end-of-archive marker, and zeros up to the end of the record.
+        """Check the end-of-archive marker, and the zeros up to the end of the record.
 
         A preallocated file that was not written to its end also ends in zeros, and would pass for a shorter archive.
         """
@@ -648,7 +638,7 @@ class HeaderChain:
 
 
 def _sums_match(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return whether each header's checksum, zero-padded to 6 or 7 digits, is the unsigned sum of its bytes."""
+    """Return whether each header's checksum, of 6 or 7 zero-padded digits, is the sum of its bytes."""
     checksum = blocks[:, 148:156]
     total = blocks.sum(axis=1, dtype=np.uint32) - checksum.sum(axis=1, dtype=np.uint32) + 8 * _SPACE
     digits = checksum - np.uint8(_ZERO)
@@ -662,7 +652,7 @@ def _sums_match(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _texts(fields: NDArray[np.uint8]) -> list[bytes]:
-    """Return the bytes before the first NUL in each row of a contiguous uint8[n, width]."""
+    """Return the bytes before the first NUL in each row of uint8[n, width]."""
     texts: list[bytes] = fields.view(f"S{fields.shape[1]}")[:, 0].tolist()
     if b"\0" in b"".join(texts):  # NumPy drops only the NULs at the end
         return [text.partition(b"\0")[0] for text in texts]

@@ -1,8 +1,7 @@
 """The header blocks of one tar member, for writing: ustar, with a pax record only where ustar cannot hold a value.
 
-Layout after POSIX.1-2001 (pax interchange format). Everything that varies without meaning is fixed (no time, owner
-zero, mode 0644), so a header depends on name and size alone. Written by hand because a header takes a few
-microseconds this way, and `tarfile.TarInfo.tobuf` some twenty times as long.
+A header depends on name and size alone (no time, owner zero, mode 0644). Written by hand in a few microseconds;
+`tarfile.TarInfo.tobuf` takes some twenty times as long.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ def member_header(name: str, size: int) -> bytes:
     """Return the header blocks of a member.
 
     Args:
-        name: the member's path, without NUL, encodable as UTF-8.
+        name: the member's path, without NUL.
         size: payload bytes.
 
     Returns:
-        One block if ustar can hold the values; three or more, beginning with a pax header, for a name that is not ASCII
-        or cannot be divided into 155 and 100 bytes at a slash, and for 8 GiB and more.
+        One block if ustar can hold the values; else three or more, beginning with a pax header: for 8 GiB and more, and
+        names that are not ASCII or cannot be divided into 155 and 100 bytes at a slash.
     """
     path = name.encode("utf-8")
     records = b""
@@ -64,7 +63,7 @@ def padding(size: int) -> bytes:
 
 
 def member_bytes(header: bytes, size: int) -> int:
-    """Return the size of a member in the archive: its header blocks, its payload and the padding."""
+    """Return the size of a member in the archive, with headers and padding."""
     return len(header) + size + -size % BLOCK_BYTES
 
 
@@ -87,7 +86,7 @@ def _block(name: bytes, prefix: bytes, size: int, kind: bytes) -> bytes:
 
 
 def _sum(part: bytes) -> int:
-    """Return the sum of at most 255 bytes: Adler-32 (RFC 1950) without its 1; many times faster than `sum`."""
+    """Return the sum of at most 255 bytes by Adler-32 (RFC 1950), many times faster than `sum`."""
     return (zlib.adler32(part) & 0xFFFF) - 1
 
 

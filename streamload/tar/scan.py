@@ -1,8 +1,7 @@
 """Scan a shard to its table of samples: whole, from memory or from a file, or piece by piece while it arrives.
 
-A sample is known to be complete only when the next header has been read. A piece leaves an incomplete sample to the
-next piece, which begins at the sample's first header. Pieces share nothing, so each may be scanned in another process;
-`Scanner` joins them.
+A sample is complete when the next header has been read; an incomplete one is left to the next piece, which begins at
+the sample's first header. Pieces share nothing, so processes may scan them; `Scanner` joins them.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ class ScannedPiece:
 
     Attributes:
         start: the first byte of the piece.
-        table: the samples, without checksums and labels. Offsets are those of the shard; members, samples and fields
-            are numbered from 0 in this piece.
-        resume: the start of the next piece, possibly after the available bytes; all samples lie before it.
+        table: the samples. Offsets are those of the shard; members, samples and fields are numbered from 0.
+        resume: the start of the next piece; may lie after the available bytes.
         needs: the end of the bytes that the next piece needs; None at the end of the shard.
     """
 
@@ -72,11 +70,11 @@ def scan_shard(
     """Scan an uncompressed tar archive, and verify every header and the end of the archive.
 
     Args:
-        data: uint8[n], the whole shard, contiguous; a mapped file only in a process that may die of a truncated one.
+        data: uint8[n], the whole shard, contiguous.
         url: the shard, for errors.
-        record_bytes: the size of the archive's records; its end may be filled with zeros to the end of one.
-        every_byte: compute the crc32 of every payload and read the labels; they are None if some sample has no `cls`,
-            or one that is not a decimal integer.
+        record_bytes: the size of the archive's records; zeros may fill the last one.
+        every_byte: also compute the crc32 of every payload and the labels; these are None unless each sample has a
+            decimal integer as its `cls`.
 
     Raises:
         ShardFormatError: the archive is damaged, cut or not tar; a member cannot be read in place (sparse or
@@ -141,8 +139,7 @@ def scan_piece(
 ) -> ScannedPiece:
     """Scan the whole samples in the bytes of an uncompressed tar archive that have arrived.
 
-    All checks of `scan_shard` are made, each as soon as its bytes have arrived; `Scanner` refuses a key that is
-    repeated in another piece. Of several faults the one whose bytes arrive first is raised.
+    Makes the checks of `scan_shard`, each as soon as its bytes have arrived; `Scanner` refuses a key of another piece.
 
     Args:
         data: the bytes from `start` on.
@@ -152,7 +149,7 @@ def scan_piece(
         record_bytes: the size of the archive's records.
 
     Raises:
-        ShardFormatError: as for `scan_shard`.
+        ShardFormatError: as `scan_shard`.
         ValueError: the numbers contradict each other.
     """
     chain = HeaderChain(url, start=start, total=total, record_bytes=record_bytes)
@@ -187,21 +184,16 @@ class Scanner:
         self._skipped: Counter[str] = Counter()
 
     def feed(self, data: Buffer) -> None:
-        """Take the next bytes of the shard. At most `step_bytes` and the largest sample are held.
+        """Take the next bytes of the shard; hold at most `step_bytes` and the largest sample.
 
-        Raises:
-            ShardFormatError: the shard is damaged.
+        Raises ShardFormatError if the shard is damaged.
         """
         self._held += data
         if self.resume + len(self._held) >= self._next_scan:
             self._scan_held(None)
 
     def finish(self) -> ShardTable:
-        """Return the table after the last byte was fed, as `scan_shard` makes it.
-
-        Raises:
-            ShardFormatError: the shard is damaged.
-        """
+        """Return the table after the last byte was fed. Raises ShardFormatError if the shard is damaged."""
         total = self.resume + len(self._held)
         while self.needs is not None:
             self._scan_held(total)
@@ -237,9 +229,8 @@ class Scanner:
         """Append the next piece.
 
         Raises:
-            ShardFormatError: a key is repeated, or there are too many fields or too long keys. Then no more pieces can
-                be added.
-            ValueError: the piece does not begin where the last one ended.
+            ShardFormatError: a key is repeated, or there are too many fields or too long keys; this scanner has ended.
+            ValueError: the piece does not begin at the end of the last one.
         """
         if piece.start != self.resume:
             raise ValueError(f"a piece from {piece.start} on does not follow what ended at {self.resume}")
@@ -321,7 +312,7 @@ def _labels_of(table: ShardTable, payload: Callable[[int, int], bytes | memoryvi
 class _FieldNumbers(dict[bytes, int]):
     """Numbers for extensions, assigned on first use; spellings that differ in case share one.
 
-    Text with a slash is not an extension, and reserved names are not fields; they have the number -1.
+    Text with a slash, and reserved names, have the number -1.
     """
 
     def __init__(self) -> None:
@@ -337,10 +328,7 @@ class _FieldNumbers(dict[bytes, int]):
 
 
 def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
-    """Group members into samples; leave the last sample to the next piece unless the archive has ended.
-
-    The headers were read from `start` on.
-    """
+    """Group members into samples; leave the last sample to the next piece unless the archive has ended."""
     total, url, needs = chain.total, chain.url, chain.needs
     offsets, sizes = np.concatenate(chain.places, axis=1)
     fields = _FieldNumbers()

@@ -1,7 +1,4 @@
-"""The table of a shard: offsets, sizes, fields and keys of its samples as flat arrays.
-
-Scans make tables, and an index stores them. Keys are kept as one run of bytes and become strings on request.
-"""
+"""The table of a shard: offsets, sizes, fields and keys of its samples as flat arrays."""
 
 from __future__ import annotations
 
@@ -26,14 +23,14 @@ class ShardTable:
         shard_bytes: size of the (uncompressed) shard.
         fields: the distinct fields, in the order of their first appearance.
         member_offset: int64[M], first byte of each member's payload.
-        member_size: int64[M], payload bytes of each member.
-        member_field: uint16[M], the member's field as a number in `fields`.
+        member_size: int64[M], payload bytes.
+        member_field: uint16[M], the field as a number in `fields`.
         sample_start: int64[S + 1], the members of sample i are `sample_start[i]:sample_start[i + 1]`.
         key_bytes: uint8[K], all keys in UTF-8, one after the other.
-        key_start: int64[S + 1], where each key begins in `key_bytes`.
-        member_crc32: uint32[M], crc32 of each payload; None if it was not computed.
-        labels: int64[S], the integer in the sample's `cls`; None if some sample has none.
-        skipped: the number of skipped members, by reason.
+        key_start: int64[S + 1], the start of each key in `key_bytes`.
+        member_crc32: uint32[M], crc32 of each payload, or None.
+        labels: int64[S], the integers in `cls`; None if a sample has none.
+        skipped: number of skipped members, by reason.
         member_shard: int64[M], the number of each member's shard; None if all lie in this one.
         columns: results of `column`.
     """
@@ -79,10 +76,9 @@ class ShardTable:
         return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in edges]
 
     def column(self, alternatives: Sequence[str]) -> NDArray[np.int64]:
-        """Return for each sample the member of its first present field, int64[S], or MISSING; kept for the next call.
+        """Return the member of each sample's first present field of `alternatives`, int64[S], or MISSING.
 
-        Args:
-            alternatives: fields in order of preference, for example `("jpg", "png")`.
+        The result is kept for the next call.
         """
         names = tuple(alternatives)
         if names in self.columns:
@@ -121,7 +117,7 @@ class ShardTable:
 def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
     """Return one table of the samples of several tables with the same fields, one table after the other.
 
-    Offsets stay those in the samples' own shards. There are checksums and labels if all tables have them.
+    Offsets stay. There are checksums and labels if all tables have them.
     """
     samples = [len(table) for table in tables]
     members = starts_of([len(table.member_offset) for table in tables])
@@ -143,7 +139,7 @@ def joined_tables(tables: Sequence[ShardTable]) -> ShardTable:
 
 
 def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers from each start to its end, one stretch after another."""
+    """Return the numbers from each start to its end."""
     lengths = ends - starts
     return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths)[:-1], lengths)
 
@@ -151,7 +147,7 @@ def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.
 def _joined_starts(
     starts: Sequence[NDArray[np.int64]], firsts: NDArray[np.int64], lengths: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Return the starts of some tables, each counted on from the start of its table, and the end."""
+    """Return the starts of some tables, each counted on from its table's start, and the end."""
     within = np.concatenate([of[:-1] for of in starts])
     return np.append(within + np.repeat(firsts[:-1], lengths), firsts[-1])
 
