@@ -17,20 +17,9 @@ from functools import partial
 from typing import BinaryIO
 from urllib.parse import unquote
 
-from streamload.errors import (
-    ShardChangedError,
-    ShardNotFoundError,
-    StorageError,
-    without_secrets,
-)
+from streamload.errors import ShardChangedError, ShardNotFoundError, StorageError, without_secrets
 from streamload.storage.errors import check_length, check_small, close_matches
-from streamload.storage.protocol import (
-    UNKNOWN_BYTES,
-    Entry,
-    RangeBody,
-    ShardInfo,
-    find_entries,
-)
+from streamload.storage.protocol import UNKNOWN_BYTES, Entry, RangeBody, ShardInfo, find_entries
 
 _ROOT = 0
 _CHUNK_BYTES = 1 << 20

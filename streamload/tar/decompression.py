@@ -200,9 +200,7 @@ def decompressed(url: str, content: bytes) -> Iterator[bytes]:
 
 
 async def decompress(
-    body: AsyncIterator[Buffer],
-    decompressor: Decompressor,
-    write: Callable[[int, bytes], Awaitable[None] | None],
+    body: AsyncIterator[Buffer], decompressor: Decompressor, write: Callable[[int, bytes], Awaitable[None] | None]
 ) -> int:
     """Decompress a shard on another thread while it arrives, and return its decompressed size in bytes.
 

@@ -80,12 +80,7 @@ _unpack_octal = struct.Struct("11s").unpack_from
 
 # -- other files ------------------------------------------------------------------------------------------------------
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\xfd7zXZ": "xz",
-    b"BZh": "bzip2",
-}
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 _TEXTS = {
     b"version https://git-lfs": "a Git LFS pointer in place of the shard; run `git lfs pull`",
     b"<!doctype html": "a web page, perhaps of a server's error; look at it, and fetch the shard again",
