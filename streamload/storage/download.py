@@ -107,7 +107,8 @@ class Attempts:
 
     def left_s(self) -> float:
         """Return the seconds left for retrying; may be negative."""
-        return self.policy.give_up_timeout_s - (self._clock() - self.progress_s)
+        silent_s = self._clock() - self.progress_s
+        return self.policy.give_up_timeout_s - silent_s
 
     def progressed(self) -> float:
         """Forget the failures, since bytes arrived; return the time."""

@@ -243,20 +243,16 @@ class FilesystemStorage:
         return made_by(*args, **options)
 
 
-def _is_async(fs: Any) -> bool:
-    return fs.async_impl and not hasattr(fs, "fs")  # one that wraps another is called on a thread
-
-
 def _call(fs: Any, method: str, path: str, *, timeout_s: float) -> Any:
     """Call one of fsspec's methods; on fsspec's loop it may take as long as the time-out."""
-    if _is_async(fs):
+    if fs.async_impl and not hasattr(fs, "fs"):  # one that wraps another is called on a thread
         return sync(fs.loop, getattr(fs, f"_{method}"), path, timeout=timeout_s)
     return getattr(fs, method)(path)
 
 
 def _start(fs: Any, method: str, path: str, **options: Any) -> asyncio.Future[Any]:
     """Start one of fsspec's methods on fsspec's loop if the filesystem can, else on a thread."""
-    if _is_async(fs):
+    if fs.async_impl and not hasattr(fs, "fs"):
         call = getattr(fs, f"_{method}")(path, **options)
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, fs.loop))
     return asyncio.ensure_future(asyncio.to_thread(getattr(fs, method), path, **options))

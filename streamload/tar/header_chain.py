@@ -3,7 +3,7 @@
 Fields are laid out as in POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar's manual ("Basic Tar Format"). A header
 is either fully understood or an error with its offset; nothing is guessed.
 
-NumPy reads runs of plain headers. Any other header is read by `parse_header`, in order, so the first damaged header is
+NumPy reads runs of plain headers. Any other header is read by `_parse_header`, in order, so the first damaged header is
 reported. No payloads are touched except those of extension headers.
 """
 
@@ -114,6 +114,10 @@ def what_else(head: bytes, compressed_as: str | None = None) -> str | None:
 # -- one header -------------------------------------------------------------------------------------------------------
 
 
+class _DamagedError(Exception):
+    """A header is damaged, or not read; `HeaderChain` adds url and offset."""
+
+
 class TarHeader(NamedTuple):
     """The fields of one header block.
 
@@ -145,19 +149,12 @@ def parse_size(field: bytes) -> int | None:
     return int(digits, 8) if _OCTAL.fullmatch(digits) else None
 
 
-def parse_header(block: bytes, url: str, offset: int) -> TarHeader:
-    """Read a header block of 512 bytes that is not all zeros; `url` and `offset` are for errors.
-
-    Raises:
-        ShardFormatError: the checksum field or the magic is malformed, or the checksum does not match the bytes.
-    """
-    _check_sum(block, url, offset)
+def _parse_header(block: bytes, *, is_first: bool) -> TarHeader:
+    """Read a header block of 512 bytes that is not all zeros. Raises _DamagedError."""
+    _check_sum(block, is_first=is_first)
     if block[257:262] == b"ustar" and block[262] not in b"\0 ":
-        raise ShardFormatError(
-            f"the tar header has the unknown magic {block[257:265]!r}; re-pack the shard as ustar, pax or GNU tar",
-            url=url,
-            offset=offset,
-        )
+        what = f"the tar header has the unknown magic {block[257:265]!r}"
+        raise _DamagedError(f"{what}; re-pack the shard as ustar, pax or GNU tar")
     typeflag, size = block[156:157], parse_size(block[124:136])
     if typeflag == b"V" and not block[124:136].strip(b" \0"):
         size = 0  # GNU tar leaves all numbers of a volume label blank
@@ -168,7 +165,7 @@ def parse_header(block: bytes, url: str, offset: int) -> TarHeader:
     return TarHeader(typeflag, name, size)
 
 
-def _check_sum(block: bytes, url: str, offset: int) -> None:
+def _check_sum(block: bytes, *, is_first: bool) -> None:
     stored = _stored_sum(block)
     total = _header_sum(block)
     if stored == total:
@@ -178,11 +175,11 @@ def _check_sum(block: bytes, url: str, offset: int) -> None:
     high_bytes = sum(byte >= 0x80 for byte in block[:148] + block[156:])
     if block[257:262] != b"ustar" and stored == total - 256 * high_bytes:
         return
-    if offset == 0 and (what := what_else(block)) is not None:
-        raise ShardFormatError(what, url=url, offset=0)
+    if is_first and (what := what_else(block)) is not None:
+        raise _DamagedError(what)
     why = "its checksum field is malformed" if stored is None else f"checksum {stored}, but its bytes add up to {total}"
-    start = "this is not a tar archive" if offset == 0 else "no tar header where one must be"
-    raise ShardFormatError(f"{start} ({why}); fetch the shard again or re-pack it", url=url, offset=offset)
+    start = "this is not a tar archive" if is_first else "no tar header where one must be"
+    raise _DamagedError(f"{start} ({why}); fetch the shard again or re-pack it")
 
 
 def _header_sum(block: bytes) -> int:
@@ -207,27 +204,26 @@ def _stored_sum(block: bytes) -> int | None:
     return int(match[1], 8) if match else None
 
 
-def parse_long_name(payload: bytes, url: str, offset: int) -> bytes:
-    """Return the name in the payload of a GNU 'L' or 'K' member. Raises ShardFormatError if it is empty or too long."""
+def _parse_long_name(payload: bytes) -> bytes:
+    """Return the name in the payload of a GNU 'L' or 'K' member. Raises _DamagedError."""
     name = payload.partition(b"\0")[0]
     if not name:
-        raise ShardFormatError("an empty GNU long name; re-pack the shard", url=url, offset=offset)
-    _check_name_bytes(name, url, offset)
+        raise _DamagedError("an empty GNU long name; re-pack the shard")
+    _check_name_bytes(name)
     return name
 
 
-def _check_name_bytes(name: bytes, url: str, offset: int) -> None:
+def _check_name_bytes(name: bytes) -> None:
     if len(name) <= MAX_NAME_BYTES:
         return
     most = f"{len(name)} bytes (at most {MAX_NAME_BYTES} are read)"
-    raise ShardFormatError(f"a name of {most}; re-pack the shard with shorter names", url=url, offset=offset)
+    raise _DamagedError(f"a name of {most}; re-pack the shard with shorter names")
 
 
-def parse_records(payload: bytes, url: str, offset: int) -> dict[bytes, bytes]:
+def _parse_records(payload: bytes) -> dict[bytes, bytes]:
     """Return the records of a pax header, each written as `length keyword=value` and a line feed.
 
-    Raises:
-        ShardFormatError: a record is malformed, has an impossible `path` or `size`, or concerns a sparse file.
+    Raises _DamagedError if one is malformed, has an impossible `path` or `size`, or concerns a sparse file.
     """
     records: dict[bytes, bytes] = {}
     start = 0
@@ -235,35 +231,25 @@ def parse_records(payload: bytes, url: str, offset: int) -> dict[bytes, bytes]:
         match = _RECORD.match(payload, start)
         end = start + int(match[1]) if match else 0
         if match is None or not match.end() < end <= len(payload) or payload[end - 1] != ord("\n"):
-            raise ShardFormatError(
-                f"malformed pax record {payload[start : start + 40]!r}; re-pack the shard", url=url, offset=offset
-            )
+            raise _DamagedError(f"malformed pax record {payload[start : start + 40]!r}; re-pack the shard")
         keyword, value = match[2], payload[match.end() : end - 1]
         if keyword in _CHECKED_RECORDS or keyword.startswith(b"GNU.sparse."):
-            _check_record(keyword, value, url, offset)
+            _check_record(keyword, value)
         records[keyword] = value
         start = end
     return records
 
 
-def _check_record(keyword: bytes, value: bytes, url: str, offset: int) -> None:
+def _check_record(keyword: bytes, value: bytes) -> None:
     if keyword.startswith(b"GNU.sparse."):
-        raise ShardFormatError(
-            f"a sparse file (pax record {keyword.decode('ascii', 'replace')}) cannot be read in place; "
-            "re-pack it without `tar --sparse` (`bsdtar --no-read-sparse`)",
-            url=url,
-            offset=offset,
-        )
+        what = f"a sparse file (pax record {keyword.decode('ascii', 'replace')}) cannot be read in place"
+        raise _DamagedError(f"{what}; re-pack it without `tar --sparse` (`bsdtar --no-read-sparse`)")
     if keyword == b"path" and b"\0" in value:
-        raise ShardFormatError("pax path with a NUL in it; re-pack the shard", url=url, offset=offset)
+        raise _DamagedError("pax path with a NUL in it; re-pack the shard")
     if keyword == b"path":
-        _check_name_bytes(value, url, offset)
+        _check_name_bytes(value)
     if keyword == b"size" and value and not (_DECIMAL.fullmatch(value) and int(value) <= _INT64_MAX):
-        raise ShardFormatError(
-            f"pax size {value[:40]!r} is not a number of bytes in decimal digits; re-pack the shard",
-            url=url,
-            offset=offset,
-        )
+        raise _DamagedError(f"pax size {value[:40]!r} is not a number of bytes in decimal digits; re-pack the shard")
 
 
 # -- all headers ------------------------------------------------------------------------------------------------------
@@ -366,6 +352,8 @@ class HeaderChain:
                 position = read(position)
         except _NotArrivedError as exc:
             self.needs = exc.needs
+        except _DamagedError as exc:
+            raise self._error(str(exc), self._position) from None
 
     # -- runs of headers, by NumPy
 
@@ -443,14 +431,14 @@ class HeaderChain:
 
     def _read_plain_extension(self, run: _Run, row: int, paths: dict[int, bytes]) -> bool:
         """Read an extension before a plain member; return False if it sets more than the name."""
-        position, size = int(run.starts[row]), int(run.sizes[row])
+        self._position, size = int(run.starts[row]), int(run.sizes[row])
         if size > MAX_RECORDS_BYTES:
             return False
-        payload = self._bytes(position + BLOCK_BYTES, size)
+        payload = self._bytes(self._position + BLOCK_BYTES, size)
         if run.blocks[row, 156] == ord("L"):
-            paths[row + 1] = parse_long_name(payload, self.url, position)
+            paths[row + 1] = _parse_long_name(payload)
             return True
-        records = parse_records(payload, self.url, position)
+        records = _parse_records(payload)
         if records.get(b"path"):
             paths[row + 1] = records[b"path"]
         return not records.get(b"size")
@@ -482,7 +470,8 @@ class HeaderChain:
         while True:
             whole = position + BLOCK_BYTES <= self._limit
             block = self._bytes(position, BLOCK_BYTES) if whole else ZERO_BLOCK
-            header = None if block == ZERO_BLOCK else parse_header(block, self.url, position)
+            self._position = position
+            header = None if block == ZERO_BLOCK else _parse_header(block, is_first=position == 0)
             if header is None or header.typeflag == b"g":
                 for kind, start in extensions.start_of.items():
                     raise self._error(
@@ -506,7 +495,7 @@ class HeaderChain:
 
     def _check_global(self, payload: bytes, position: int) -> None:
         """Refuse a pax header for all following members that sets names or sizes."""
-        refused = {b"path", b"size"} & parse_records(payload, self.url, position).keys()
+        refused = {b"path", b"size"} & _parse_records(payload).keys()
         if refused:
             raise self._error(
                 f"a global pax header sets the {min(refused).decode()} of all members that follow, which some readers "
@@ -521,13 +510,13 @@ class HeaderChain:
                 extensions.start_of[kind],
             )
         if kind == b"x":
-            records = parse_records(payload, self.url, position)
+            records = _parse_records(payload)
             # An empty value takes back a global record (POSIX); none are accepted.
             if records.get(b"path"):
                 extensions.names[records[b"path"]] = None
             extensions.pax_size = int(records[b"size"]) if records.get(b"size") else None
         else:
-            name = parse_long_name(payload, self.url, position)
+            name = _parse_long_name(payload)
             if kind == b"L":
                 extensions.names[name] = None
 

@@ -241,7 +241,7 @@ class Scanner:
                 f"up to here the samples' keys have more than {MOST_KEY_BYTES} bytes together, and a shard's keys are "
                 "held in memory; give the samples shorter names, or pack them into several shards",
                 url=self._url,
-                offset=int(_sample_offsets(table)[sample]),
+                offset=int(table.member_offset[table.sample_start[sample]]) - BLOCK_BYTES,
             )
         self._key_bytes += len(table.key_bytes)
         keys, n_before = _keys_of(table), len(self._keys)
@@ -258,7 +258,8 @@ class Scanner:
         """Return the error for the first key of some tables that is repeated."""
         first_of: dict[bytes, int] = {}
         for table in tables:
-            for key, start in zip(_keys_of(table), _sample_offsets(table).tolist(), strict=True):
+            headers = table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
+            for key, start in zip(_keys_of(table), headers.tolist(), strict=True):
                 first = first_of.setdefault(key, start)
                 if first != start:
                     return ShardFormatError(
@@ -278,11 +279,6 @@ def _octets(data: bytes | memoryview | bytearray | NDArray[np.uint8]) -> NDArray
 def _keys_of(table: ShardTable) -> list[bytes]:
     joined = table.key_bytes.tobytes()
     return [joined[start:end] for start, end in pairwise(table.key_start.tolist())]
-
-
-def _sample_offsets(table: ShardTable) -> NDArray[np.int64]:
-    """int64[S], where the header of each sample's first member stands."""
-    return table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
 
 
 def _edges(table: ShardTable) -> list[tuple[int, int]]:
