@@ -1,4 +1,4 @@
-"""What the commands share: their common options, the one table of exit statuses, and how they print."""
+"""Options, exit statuses and printing of the commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXIT_STATUS = "Exit status: 0 success; 1 failed, or damage found; 2 wrong usage;
 
 
 class Command(TyperCommand):
-    """A command whose errors end it with one message and an exit status; its help names the statuses."""
+    """A command whose errors become one message and an exit status, which its help names."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,10 +40,7 @@ class Command(TyperCommand):
 
 @contextmanager
 def reported_errors(interrupted: str = "") -> Iterator[None]:
-    """Turn errors that a user can cause into a message and an exit status; anything else is a bug and propagates.
-
-    `interrupted` is advice to print after Ctrl-C.
-    """
+    """Turn errors that a user can cause into a message and an exit status; `interrupted` is advice after Ctrl-C."""
     try:
         yield
     except BrokenPipeError:
@@ -61,12 +58,12 @@ def reported_errors(interrupted: str = "") -> Iterator[None]:
 
 
 def print_line(line: str) -> None:
-    """Print a line on standard output; characters that act on a terminal are escaped."""
+    """Print a line, with control characters escaped."""
     _print(printable(line))
 
 
 def print_document(document: Any) -> None:
-    """Print the JSON document of a command."""
+    """Print a JSON document."""
     _print(json.dumps(document, indent=2))
 
 
@@ -80,7 +77,7 @@ def print_array(items: Iterable[Any]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], numbers: int) -> None:
-    """Print rows in aligned columns: names to the left, and the columns of numbers after the first to the right."""
+    """Print rows in aligned columns: after the first, `numbers` columns to the right, others to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -102,10 +99,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def parse_storage_option(text: str) -> tuple[str, Any]:
-    """Return one `KEY=VALUE` as a pair. `true`, `false`, `null` and JSON in braces are converted; numbers stay text.
-
-    Messages never quote the text, which may be a secret.
-    """
+    """Parse one `KEY=VALUE`; `true`, `false`, `null` and JSON in braces are converted. Messages quote no values."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise typer.BadParameter("give KEY=VALUE, as in endpoint_url=http://127.0.0.1:9000")
@@ -138,9 +132,8 @@ StorageOption = Annotated[
         "--storage-option",
         parser=parse_storage_option,
         metavar="KEY=VALUE",
-        help="An option of the storage in fsspec's spelling, such as endpoint_url=..., key=..., secret=... or "
-        "anon=true; repeatable. A value in braces is JSON: s3={...} holds the options of one protocol. Default: the "
-        "credentials that the storage's own tools find.",
+        help="An option of the storage in fsspec's spelling, such as endpoint_url=..., key=... or anon=true; "
+        "repeatable. s3={...} holds options of one protocol as JSON.",
     ),
 ]
 Index = Annotated[
@@ -159,8 +152,7 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Work on the nodes of this Ray cluster, which must see the same files: HOST:PORT, or auto for the one "
-        "that this machine belongs to.",
+        help="Work on the nodes of this Ray cluster, which see the same files: HOST:PORT, or auto for this machine's.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]

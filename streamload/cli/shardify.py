@@ -59,9 +59,8 @@ def shardify(
     split: str | None = typer.Option(None, help="Split each class at random into folders, as train=0.9,val=0.1."),
     resize: int | None = typer.Option(
         None,
-        help="Resize larger images so that the shorter side has this many pixels, and store them as JPEG, whatever "
-        "they were. EXIF orientation is applied, CMYK becomes RGB, grey stays grey; transparency, colour profiles "
-        "and other metadata are dropped. Images that are small enough are stored unchanged.",
+        help="Shrink images to this many pixels on the shorter side, upright, as RGB or grey JPEG without metadata. "
+        "Images that are small enough are stored unchanged.",
         min=1,
     ),
     quality: int | None = typer.Option(None, help="Quality of the JPEG files of --resize; else 90.", min=1, max=100),
@@ -69,13 +68,11 @@ def shardify(
     ray: Ray = None,
     labels: str | None = typer.Option(
         None,
-        help='The labels of files that are named by ID: JSON, {"ID": label, ...}, or a table with columns id and '
-        "label. Default: labels.json (or a table of that name) in SOURCE.",
+        help='Labels of files named by ID: JSON, {"ID": label}, or a table of id and label. Default: SOURCE/labels.*.',
     ),
     classes: str | None = typer.Option(
         None,
-        help="A classes.json that numbers the classes, such as that of the training data. Labels are then names of "
-        "classes, and one that it does not contain is an error.",
+        help="The classes.json that numbers the classes, as of the training data; other classes are an error.",
     ),
     path_column: Annotated[
         list[str] | None, typer.Option(help="A column of files or IDs; repeatable. Default: by name.")
@@ -90,8 +87,8 @@ def shardify(
     stems: bool | None = typer.Option(
         None,
         "--stems/--no-stems",
-        help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png, and 0.cls "
-        "with its label. Default: if the folder holds no folders, or most images have other files of their name.",
+        help="Whether files that share a name up to its first dot are one sample: 0.jpg, 0.txt, 0.mask.png. Default: "
+        "if the folder holds no folders, or most images have other files of their name.",
     ),
     follow_symlinks: bool = typer.Option(False, "--follow-symlinks", help="Follow links to folders, too."),
     skip_bad: bool = typer.Option(False, "--skip-bad", help="Skip files that are damaged or of another kind."),
@@ -103,10 +100,8 @@ def shardify(
 ) -> None:
     """Pack images, arrays or any files into shards, with an index and classes.json.
 
-    Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls if they have
-    one. The same files and options give the same bytes. Until everything is packed, every reader refuses DEST, and
-    --resume goes on. With --overwrite, the shards that are there are removed first. In a bucket, each shard is uploaded
-    when it is finished.
+    Files are stored unchanged, under their extension (jpeg as jpg), with the number of their class as cls. The same
+    files and options give the same bytes. Readers refuse DEST until everything is packed; --resume goes on.
 
     Examples:
       shardify photos shards                                 photos/<class>/*.jpg
@@ -120,7 +115,6 @@ def shardify(
       shardify texts.jsonl shards                            texts, numbers and labels of each row
       shardify data.npz shards                               each row of x, with the label in y
       shardify data shards --labels labels.json              data/<ID>.pt or .npy, {"<ID>": label, ...}
-      shardify photos shards --resume                        continue after a crash, Ctrl-C or a full disk
       shardify photos s3://bucket/photos                     to a bucket
       shardify photos shards --ray auto                      on all nodes of a Ray cluster
     """
@@ -179,7 +173,7 @@ def _classes(path: str, storages: Storages) -> tuple[str, ...]:
 
 
 def _folder(source: str, dest: str, storages: Storages, *, has_options: bool) -> str:
-    """Return the destination without a slash at the end. Raise UsageError if nothing can be written there."""
+    """Return the destination. Raise UsageError if nothing can be written there."""
     if "://" in source:
         raise UsageError(f"SOURCE is {source!r}, but this version packs local files only")
     try:
@@ -218,8 +212,8 @@ def map_command(
 ) -> None:
     """Write what a function makes of each sample: a new sample, several, or None to leave it out.
 
-    A sample is a dict of its fields' bytes with "__key__". Keys and order are kept; each shard becomes one of its name,
-    unless --max-bytes or --max-count cuts them anew. Nothing is published before everything is done.
+    A sample is a dict of its fields' bytes with "__key__". Each shard becomes one of its name, unless --max-bytes or
+    --max-count cuts them anew. Readers refuse DEST until everything is done.
 
     Examples:
       streamload map filters:large_enough shards/train shards/large

@@ -69,9 +69,9 @@ def each(
     pool: Pool | None = None,
     label: str = "",
 ) -> Iterator[Iterator[_Result]]:
-    """Call a function for each shard, on several threads or in a pool, and give the results in order.
+    """Call a function for each shard, on threads or in a pool, and yield the results in order; a label shows progress.
 
-    Leaving the context stops all calls. An empty label shows no progress.
+    Leaving the context stops all calls.
     """
     stopped, counting = Event(), Lock()
     with Progress(label, len(items), "shards") if label else nullcontext() as progress:
@@ -100,7 +100,7 @@ def each(
 
 
 def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) -> ReadShard:
-    """Read one shard strictly, on a thread or a node. Takes the options of `read_shard`, and raises its errors."""
+    """Read one shard on a thread or a node, with the options and errors of `read_shard`."""
 
     async def stream() -> ReadShard:
         own = storages.copy()  # connections belong to the loop that opened them
@@ -126,10 +126,9 @@ def tables(
     where: str | None = None,
     label: str = "",
 ) -> Iterator[Iterator[tuple[int, ShardTable]]]:
-    """Give the size in bytes and the table of each shard of a listing, from its index or by reading the shard.
+    """Give the size in bytes and the table of each shard, from its index or by reading the shard.
 
-    With `labels`, labels of shards without an index are read too. With a condition, tables hold only the samples that
-    meet it, and sizes are those of their fields.
+    With a condition, tables hold the samples that meet it, and sizes are those of their fields.
 
     Raises:
         UsageError: the condition cannot be understood.
@@ -175,8 +174,7 @@ def ls_command(
 ) -> None:
     """List shards with their size, samples and fields, or every sample.
 
-    Shards without an index are read. With --where the size is that of the fields of the samples that meet it. With
-    --json it is an array of objects, a shard or a sample a line.
+    Shards without an index are read. With --where sizes are those of the fields of matching samples.
 
     Examples:
       streamload ls shards/train
@@ -235,8 +233,7 @@ def index_command(
 ) -> None:
     """Read shards once and write their index, so that loaders start at once.
 
-    Shards may be compressed. If a shard is damaged, the index is left unchanged. With --columns the index has values
-    of fields with JSON too.
+    If a shard is damaged, the index is left unchanged. --columns adds values of JSON fields.
 
     Examples:
       streamload index shards/train
@@ -301,7 +298,7 @@ def index_command(
 
 
 def _parse_columns(text: str) -> list[tuple[str, str]]:
-    """Return the fields and names of `json:aesthetic,meta.json:lang`; a name may be a dotted path."""
+    """Return the fields and names (or dotted paths) of `json:aesthetic,meta.json:lang`."""
     columns: list[tuple[str, str]] = []
     for entry in text.split(","):
         field, _, name = entry.strip().partition(":")
@@ -347,7 +344,7 @@ def _columns(
 
 
 def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
-    """Return values as an array. Missing numbers become NaN, which meets no condition; missing strings are empty."""
+    """Return values as an array. Missing numbers become NaN, missing strings are empty."""
     kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
         raise UsageError(f"--columns: no sample has a value of {name!r}; check its name and that of the field or file")
@@ -367,7 +364,7 @@ def _column(name: str, values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, str]]:
-    """Return the urls of the shards of each index, by their names, by the folder of the index."""
+    """Return the urls of shards by name, by the folder of their index."""
     by_index: dict[str, dict[str, str]] = {}
     for url in urls:
         folder, name = folder_and_name(url)
@@ -381,7 +378,7 @@ def _by_index(urls: Sequence[str], output: str | None) -> dict[str, dict[str, st
 
 
 def _missing_names(folder: str, finder: ShardFinder, storages: Storages) -> list[str]:
-    """Return the shards in the index of a folder that do not exist; none if the index or the folder cannot be read."""
+    """Return the shards that an index names and that do not exist; none if that cannot be read."""
     try:
         index = finder.index_of(folder)
         if index is None or protocol_of(folder) in WEB:
@@ -501,7 +498,7 @@ def _undecodable(
     index: str | None,
     storage_options: dict[str, Any] | None,
 ) -> list[SampleError]:
-    """Decode every field of every sample; return the errors of samples that cannot be decoded."""
+    """Decode every field of every sample; return the errors."""
     errors: list[SampleError] = []
     with streamload.StreamLoader(
         urls,

@@ -51,9 +51,8 @@ def show_command(
 ) -> None:
     """Draw samples side by side, each with its images, boxes, class and text, to a picture.
 
-    Boxes are drawn over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or a list
-    of COCO's annotations, with "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the
-    full range.
+    Boxes lie over the first image: {"boxes": rows of left, top, right and bottom, "labels": ...} or COCO's list with
+    "bbox". Dark images, such as masks, and those of more than 8 bits are stretched to the full range.
 
     Examples:
       streamload show shards/train --output sheet.png
@@ -118,7 +117,7 @@ def _write(picture: Image.Image, x: int, y: int, lines: Sequence[str]) -> None:
 
 
 def _cell(sample: Mapping[str, Any], classes: Sequence[str]) -> Image.Image:
-    """Draw one sample: its images below each other, then its key and its other fields as text."""
+    """Draw the images of a sample, then its key and other fields as text."""
     from PIL import Image
 
     images: list[Image.Image] = []
@@ -163,7 +162,7 @@ def _decoded(name: str, data: bytes) -> Any:
 
 
 def _as_image(value: Any) -> Image.Image | None:
-    """Return an array as an RGB image, with dark values and those that are not bytes stretched to 0..255; else None."""
+    """Return an array as an RGB image, with dark values and those beyond bytes stretched; None for no image."""
     from PIL import Image
 
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "uif" or min(value.shape[:2], default=0) <= 3:
@@ -194,7 +193,7 @@ def _drawn(image: Image.Image, boxes: Sequence[tuple[Sequence[float], str]]) -> 
 
 
 def _boxes(value: Any) -> list[tuple[Sequence[float], str]]:
-    """Return the boxes of a JSON value, each as left, top, right, bottom in pixels and a label; [] if it has none."""
+    """Return the boxes (left, top, right, bottom in pixels) and labels of a JSON value."""
     if isinstance(value, Mapping) and "boxes" in value:
         rows = np.array([row[:4] for row in value["boxes"]], np.float64).reshape(-1, 4)
         labels = value.get("labels", [""] * len(rows))

@@ -49,8 +49,8 @@ def stats_command(
 ) -> None:
     """Report the number and the sizes of shards, samples, fields and labels.
 
-    The numbers come from the index; shards without an index are read. With --pixels all images are decoded once: mean,
-    deviation, least and greatest by channel are saved in statistics.json, which images.Normalize.of reads.
+    Shards without an index are read. --pixels decodes all images and saves mean, deviation, least and greatest by
+    channel in statistics.json, which images.Normalize.of reads.
 
     Examples:
       streamload stats shards/train
@@ -143,7 +143,7 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, reading: dict[str, Any]) -> dict[str, Any]:
-    """Decode all images once and measure their channels, for values from 0 to 1."""
+    """Measure the channels of all images, for values from 0 to 1."""
     images = image_fields(fields)
     if not images:
         raise UsageError(f"no field holds images; the fields are: {listed(fields) or 'none'}")
@@ -176,7 +176,7 @@ def _measured(urls: Sequence[str], fields: Sequence[str], samples: int, reading:
 
 
 def image_fields(fields: Iterable[str]) -> list[str]:
-    """Return the fields that hold a sample's image: `mask.png` and the like only if there is no other."""
+    """Return the fields of images: `mask.png` and the like only if there is no other."""
     images = sorted(filter(is_image, fields))
     return [name for name in images if "." not in name] or images
 
@@ -214,8 +214,7 @@ def bench_command(
 ) -> None:
     """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
-    Without --fields, those of every sample in the first shard are read. The first batch is timed separately. Ctrl-C
-    ends the measurement and reports it.
+    Without --fields, the fields of all samples in the first shard are read. Ctrl-C ends the measurement and reports it.
 
     Examples:
       streamload bench shards/train --shuffle --batch-size 256
@@ -287,7 +286,7 @@ def bench_command(
 
 
 def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the fields that all samples of the first shard have; image fields are alternatives of each other."""
+    """Return the fields of all samples in the first shard; image fields are alternatives."""
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)

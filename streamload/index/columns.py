@@ -1,7 +1,7 @@
-"""Columns of a dataset: for each sample a value by which samples are selected or weighted; and the names of classes.
+"""Columns of a dataset, by which samples are selected or weighted, and the names of classes.
 
-Keys, labels, sizes and presence of fields follow from the shards' tables. Columns of metadata are kept in a file of the
-index, `columns.npz`: docs/index-format.md. `classes.json` beside the shards names the classes.
+Keys, labels, sizes and presence of fields follow from the shards' tables. Metadata lies in the index (`columns.npz`),
+the names of classes in `classes.json` beside the shards.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Labels:
     number: NDArray[np.unsignedinteger]
 
     def numbers_in(self, other: Labels) -> NDArray[np.unsignedinteger]:
-        """Return each sample's label, unsigned[N], as a number in the values of `other`, if it has the label."""
+        """Return each sample's label, unsigned[N], as a number in the values of `other`."""
         if other is self:
             return self.number
         dtype = np.min_scalar_type(len(other.values))
@@ -85,7 +85,7 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
     """Read the labels of all samples from the index. Blocks.
 
     Raises:
-        DatasetIndexError: a shard is in no index, or its index has no labels, is damaged or belongs to other shards.
+        DatasetIndexError: the index of a shard is missing, damaged, without labels, or of other shards.
         StorageError: an index cannot be read.
     """
     for shard in listing.shards:
@@ -176,7 +176,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
 
 
 def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
-    """Return for each key the polynomial of its bytes at an odd number, modulo 2**64, without making strings."""
+    """Return for each key the polynomial of its bytes at an odd number, modulo 2**64."""
     lengths = np.diff(table.key_start)
     if not len(lengths):
         return np.empty(0, np.uint64)
@@ -266,7 +266,7 @@ def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Col
 
 
 def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) -> str:
-    """Say that a column is missing, and name similar and existing ones; `fields` is None for a shard in no index."""
+    """Say that a column is missing, and name similar ones; `fields` is None for a shard in no index."""
     sizes = [f"{SIZE}{field}" for field in fields or ()]
     alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1)
     meant = f"{SIZE}{name.removesuffix('.size')}"

@@ -41,6 +41,11 @@ from streamload.tar.table import MISSING, ShardTable, starts_of, stretches
 
 _log = logging.getLogger("streamload")
 
+_GONE = (
+    "the index has no such file any more (if it was written anew while in use, make a new loader, and give every "
+    "version of a dataset a folder of its own)"
+)
+
 
 class _Joined(NamedTuple):
     """A shard's table with the fields of its sidecars.
@@ -59,18 +64,17 @@ class _Joined(NamedTuple):
 class Dataset:
     """The shards of a listing, the counts of their samples, and the tables that locate samples.
 
-    Tables of an index are read when they are needed, many neighbours at once, and dropped when they take too much
-    memory. Tables from scans are held.
+    Tables of an index are read on demand, many neighbours at once, and dropped when they take too much memory. Tables
+    from scans are held.
 
     Args:
-        listing: the shards, and which index knows them.
+        listing: the shards.
         storages: how indexes are read.
         indexes: indexes that have been read already, by folder.
-        budget_bytes: tables from an index take a sixteenth of it, but at least 32 and at most 256 MiB, unless more
-            are needed at once.
+        budget_bytes: tables of indexes take a sixteenth of it, within 32 and 256 MiB, unless more are needed.
 
     Attributes:
-        counts: the samples of each shard, as far as they are known.
+        counts: the samples of each shard, as far as known.
         skipped: the number of skipped members, by reason, in the shards scanned so far.
     """
 
@@ -110,13 +114,11 @@ class Dataset:
         return self.listing.shard(shard).url
 
     def with_sidecars(self, shards: Iterable[int]) -> list[int]:
-        """Return the numbers of some shards and of their sidecars."""
-        if not self._sidecars:
-            return list(shards)
+        """Return shards with their sidecars."""
         return [number for shard in shards for number in (shard, *self._sidecars.get(shard, ()))]
 
     def is_growing(self, shard: int) -> bool:
-        """Return True while a shard is being scanned or was not scanned yet; a sidecar has an index."""
+        """Return True until a shard has been scanned; a sidecar has an index."""
         return shard < len(self.counts) and bool(self.counts.values[shard] < 0)
 
     # -- tables ----------------------------------------------------------------------------------------------------
@@ -151,9 +153,9 @@ class Dataset:
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
 
     def locate(self, shard: int) -> tuple[ShardTable, int]:
-        """Return a table that has a shard's samples, as `find_joined`, and the number of the shard's first one there.
+        """Return a table with a shard's samples, and the number of its first one; raise as `find_joined`.
 
-        Shards of one index may share a table, whose offsets are those in each sample's shard.
+        Shards of one index may share a table, with offsets in each sample's shard.
         """
         if shard not in self._sidecars and shard not in self._tables and (found := self._run(shard)) is not None:
             run, number = found
@@ -163,7 +165,7 @@ class Dataset:
         return table, 0
 
     def _run(self, shard: int) -> tuple[TableRun, int] | None:
-        """Return the run of an index's tables with that of a shard, and its number there; None for one in no index."""
+        """Return the run of tables with that of a shard, and its number there; None for a shard in no index."""
         folder = self.listing.shard(shard).index_folder
         if folder is None:
             return None
@@ -182,17 +184,13 @@ class Dataset:
         return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
-        """Keep the tables of these shards, instead of those of the last call: all of them are needed at once.
-
-        Returns:
-            The shards whose tables must be read first.
-        """
+        """Keep the tables of these shards, in place of the last call's; return the shards that must be read first."""
         indexed = (shard for shard in shards if self.listing.shard(shard).index_folder in self._indexes)
         self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
 
     def needs_read(self, shard: int) -> bool:
-        """Return True if an index knows a shard, and its table must be read from there first."""
+        """Return True if a shard's table must be read from an index first."""
         folder = self.listing.shard(shard).index_folder
         if folder is None or shard in self._tables:
             return False
@@ -234,7 +232,7 @@ class Dataset:
             self.counts.set(shard, len(table))
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
-        """Add the next piece of a shard that is scanned as its bytes arrive; raises what `Scanner.add` raises."""
+        """Add the next piece of a shard that is scanned as it arrives; raise as `Scanner.add`."""
         growing = self._growing.setdefault(shard, Scanner(self.url(shard)))
         growing.add(piece)
         table = growing.table()
@@ -253,7 +251,7 @@ class Dataset:
         return growing.resume, growing.needs
 
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return stretches `[start, end)` of a shard's samples as those of the shard or sidecar `number`, if known."""
+        """Convert stretches `[start, end)` of a shard's samples to samples of its sidecar `number`, if known."""
         owner = self.listing.owner(number)
         table = self.at_hand(owner)
         if owner == number or table is None or any(map(self.needs_read, self._sidecars[owner])):
@@ -263,11 +261,7 @@ class Dataset:
         return [(int(rows[0]), int(rows[-1]) + 1) for rows in present if len(rows)]
 
     def _join(self, shard: int, table: ShardTable) -> _Joined:
-        """Join a shard's table with those of its sidecars, or return what was joined of these tables before.
-
-        Raises:
-            DatasetIndexError: as `find_joined`.
-        """
+        """Join a shard's table with those of its sidecars, once for the same tables; raise as `find_joined`."""
         others = {number: other for number in self._sidecars[shard] if (other := self.find(number)) is not None}
         tables = [table, *others.values()]
         known = self._joined.get(shard)
@@ -332,7 +326,7 @@ class Dataset:
         self._drop_others(group, 2 * len(content))  # the shards' own tables and columns take about as much again
 
     def _drop_others(self, held: TableGroup | int, size_bytes: int) -> None:
-        """Record what tables take that were read just now, and drop those that were used longest ago."""
+        """Record the size of new tables, and drop those that were used longest ago."""
         self._sizes_bytes[held] = size_bytes
         excess_bytes = sum(self._sizes_bytes.values()) - self._most_bytes
         for oldest in [each for each in self._sizes_bytes if each not in self._needed and each != held]:
@@ -353,14 +347,12 @@ def _read_range(group: TableGroup) -> bytes:
     """Read the tables of a group from a local file. Raises DatasetIndexError if it is gone."""
     try:
         descriptor, status = open_regular(group.url)
+        with open(descriptor, "rb", buffering=0):
+            return os.pread(descriptor, max(0, min(group.end, status.st_size) - group.start), group.start)
     except ShardNotFoundError as exc:
-        raise _gone(group.url) from exc
-    try:
-        return os.pread(descriptor, max(0, min(group.end, status.st_size) - group.start), group.start)
+        raise index_error(_GONE, group.url) from exc
     except OSError as exc:
         raise StorageError(f"cannot be read: {exc.strerror}; check the disk", url=group.url) from exc
-    finally:
-        os.close(descriptor)
 
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes:
@@ -368,17 +360,9 @@ async def _download(storages: Storages, url: str, start: int, end: int) -> bytes
     try:
         return await read_range(storages.for_url(url), url, start, end, pin=Pin(), retries=storages.retries)
     except ShardNotFoundError as exc:
-        raise _gone(url) from exc
+        raise index_error(_GONE, url) from exc
     except ShardChangedError as exc:
         raise index_error(f"the file of the index is cut ({exc.message})", url, start) from exc
-
-
-def _gone(url: str) -> DatasetIndexError:
-    return DatasetIndexError(
-        "the index has no such file any more; if it was written anew while in use, make a new loader, and give every "
-        "version of a dataset a folder of its own; else rebuild it with `streamload index`",
-        url=url,
-    )
 
 
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:

@@ -107,10 +107,10 @@ def pack_table(table: ShardTable) -> bytes:
 
 
 def unpack_table(content: bytes, url: str) -> ShardTable:
-    """Return a table that `pack_table` packed, with views of the bytes, and check that it lies within the shard.
+    """Return a table that `pack_table` packed, with views of the bytes.
 
     Raises:
-        DatasetIndexError: the table is damaged, of another version, or inconsistent; `url` is for this error.
+        DatasetIndexError: the table is damaged, of another version, or inconsistent; the error names `url`.
     """
     try:
         return _unpack(content, [0], [len(content)]).table
@@ -123,11 +123,11 @@ class _TableError(Exception):
 
 
 class TableRun(NamedTuple):
-    """The tables of neighbouring shards with the same fields as one, which costs little more than one of them.
+    """The tables of neighbouring shards, joined.
 
     Attributes:
-        table: the samples of all, one shard after the other; offsets are those in each sample's shard.
-        firsts: the number of each shard's first sample, and the number of all samples.
+        table: the samples of all shards in order, with offsets in each sample's shard.
+        firsts: the number of each shard's first sample, and of all samples.
         shard_bytes: the size of each shard.
         about: the JSON of each table.
     """
@@ -160,9 +160,7 @@ class TableRun(NamedTuple):
 
 
 def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> TableRun:
-    """Join packed tables with the same fields and flags, one table after the other.
-
-    If there is one table, it has views of the bytes.
+    """Join packed tables with the same fields and flags; a single one has views of the bytes.
 
     Raises:
         _TableError: a table is damaged, of another version, or points outside of its shard; or the fields differ.
@@ -241,7 +239,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
 
 @lru_cache(64)
 def _described(content: bytes) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Return the fields, and the skipped members by reason; most shards of a dataset share them."""
+    """Return the fields, and the skipped members by reason."""
     try:
         about = json.loads(content)
         fields, skipped = about["fields"], about["skipped"]
@@ -266,10 +264,10 @@ class IndexedShard(NamedTuple):
         samples: the number of samples.
         mtime_ns: the time of modification in nanoseconds since 1970, if it was recorded.
         etag: the version in the storage, if it was recorded.
-        file: the table file in the index's folder; empty for an entry that is yet to be written.
+        file: the table file in the index's folder; empty for a new entry.
         start: offset of the table in that file.
-        table_bytes: the table's size.
-        table_crc32: the table's checksum.
+        table_bytes: its size.
+        table_crc32: its checksum.
     """
 
     name: str
@@ -293,7 +291,7 @@ class TableGroup:
     shards: Sequence[IndexedShard]
 
     def unpack(self, content: bytes) -> list[tuple[TableRun, int] | DatasetIndexError]:
-        """Return for each shard a run of tables and its number there, or why its table in these bytes is wrong."""
+        """Return for each shard a run of tables and its number there, or what is wrong with its table."""
         starts = [entry.start - self.start for entry in self.shards]
         ends = [start + entry.table_bytes for start, entry in zip(starts, self.shards, strict=True)]
         view = memoryview(content)
@@ -396,7 +394,7 @@ class DatasetIndex:
         return entry
 
     def place(self, name: str) -> tuple[TableGroup, int]:
-        """Return the tables that are read for the table of one shard, and its number among them; raise as `shard`."""
+        """Return the group with the table of one shard, and its number there; raise as `shard`."""
         self.shard(name)
         number = self._numbers[name]
         firsts, groups = self._groups
@@ -404,7 +402,7 @@ class DatasetIndex:
         return groups[at], number - firsts[at]
 
     def table_of(self, entry: IndexedShard, content: bytes | None) -> ShardTable:
-        """Return the table of one shard from the content of its table file, if that exists.
+        """Return the table of one shard from the content of its table file.
 
         Raises:
             DatasetIndexError: its table is missing, damaged, or disagrees with its entry.
@@ -443,7 +441,7 @@ class DatasetIndex:
 
 
 def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: str | None = None) -> None:
-    """Raise DatasetIndexError unless a shard still has the size and, if both are known, the ETag of its entry."""
+    """Raise DatasetIndexError unless a shard has the size and, if both are known, the ETag of its entry."""
     if actual_bytes != entry.bytes:
         changed = f"{actual_bytes} bytes, and had {entry.bytes}"
     elif None in (entry.etag, actual_etag) or entry.etag == actual_etag:
@@ -523,7 +521,7 @@ class IndexFolder:
         return read_if_there(self._storage, f"{self.folder}/{name}", MOST_INDEX_BYTES)
 
     def update_with_tables(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
-        """Add shards whose tables are in memory to the index, or replace them; raises what `update` raises."""
+        """Add or replace shards with their tables; raise as `update`."""
         tables = {entry.name: table for entry, table in entries}
         fields = {name for table in tables.values() for name in table.fields}
         return self.update([entry for entry, _ in entries], fields, lambda name: pack_table(tables[name]))
@@ -536,20 +534,16 @@ class IndexFolder:
         *,
         gone: Callable[[str], bool] = lambda _: False,
     ) -> DatasetIndex:
-        """Add shards to the index or replace them, and drop others. A broken index is replaced.
+        """Add or replace shards, drop others, and return the index. A broken index is replaced.
 
-        The bytes of the index depend on its entries alone, not on their order or the time. One table file is held at a
-        time; files without a changed table are not read. Other writers of a local index wait, so that `train` and `val`
-        packed at once lose no entries.
+        The bytes depend on the entries alone, not on their order or the time. One table file is held at a time; files
+        without a changed table are not read. Other writers of a local index wait.
 
         Args:
             entries: the shards.
             fields: of all their tables.
             packed: returns the packed table of a shard.
             gone: returns True for a name whose entry is dropped.
-
-        Returns:
-            The whole index.
 
         Raises:
             ValueError: a name has a folder in it or comes twice.
@@ -573,7 +567,7 @@ class IndexFolder:
             )
 
     def remove(self, matches: Callable[[str], bool]) -> None:
-        """Remove the entries of shards whose names match; the index too, if it has no others.
+        """Remove the entries with matching names, and an index without entries.
 
         Raises:
             DatasetIndexError: the index is broken.
@@ -593,7 +587,7 @@ class IndexFolder:
     def _replace(
         self, old: DatasetIndex | None, entries: Sequence[IndexedShard], fields: set[str], packed: _Packed
     ) -> DatasetIndex:
-        """Write the index of some entries; `packed` returns the table of a shard, None if it is in the old index."""
+        """Write the index of entries; `packed` returns new tables, and None for those in the old index."""
         before: dict[str, list[IndexedShard]] = {}
         for entry in () if old is None else old.shards:
             before.setdefault(entry.file, []).append(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -64,10 +65,10 @@ class Shard(NamedTuple):
         url: an absolute path if it is local.
         name: the name in an index.
         bytes: the size; `UNKNOWN_BYTES` if only reading shows it.
-        mtime_ns: the time of modification in nanoseconds since the epoch; 0 if it is unknown.
+        mtime_ns: nanoseconds since the epoch; 0 if unknown.
         folder: the url without its last component.
-        etag: the version in the storage, if it is known.
-        index_folder: the folder of the index that has the shard, or None.
+        etag: the version in the storage, if known.
+        index_folder: the folder of its index, or None.
     """
 
     url: str
@@ -86,10 +87,9 @@ class Listing:
     Attributes:
         shards: at least one shard, each once.
         counts: samples in each shard; None unless every shard is in an index.
-        fields: the fields in the indexes, in the order of their first appearance; with those of sidecars.
-        sidecars: shards with more fields of the samples in `shards`, matched by key. Each is in an index. They are
-            numbered after `shards`.
-        owners: for each sidecar the number of its shard.
+        fields: the fields in all indexes, in the order of their first appearance.
+        sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
+        owners: the shard of each sidecar.
         sidecar_fields: the fields of all sidecars.
     """
 
@@ -107,7 +107,7 @@ class Listing:
 
     @property
     def numbered(self) -> tuple[Shard, ...]:
-        """All shards and sidecars, by number."""
+        """All shards and sidecars."""
         return self.shards + self.sidecars
 
     @property
@@ -123,7 +123,7 @@ class Listing:
         return self.shards[number] if number < count else self.sidecars[number - count]
 
     def pin(self, number: int) -> Pin:
-        """Return the known version of a shard, which every answer of its storage must have."""
+        """Return the version of a shard that its storage must answer with."""
         shard = self.shard(number)
         total_bytes = None if shard.bytes == UNKNOWN_BYTES else shard.bytes
         return Pin(total_bytes, shard.etag, indexed=shard.index_folder is not None)
@@ -153,24 +153,22 @@ def list_shards(
     folder are sorted. A folder stands for the shards in its index, or for its tar files if it has none.
 
     A remote folder costs one request for its index, and without an index two more: for the mark of an interrupted
-    writer, and for a listing. The entry of a remote shard is trusted until the shard is read. Web servers cannot list:
-    the sizes of their shards are `UNKNOWN_BYTES` unless an index has them.
+    writer, and for a listing. Entries of remote shards are trusted until the shard is read. Web servers cannot list:
+    without an index the sizes of their shards are `UNKNOWN_BYTES`.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
-        index: a folder with an index for shards elsewhere: `.streamload` itself or its parent. It replaces the indexes
-            beside the shards, and may be remote.
+        index: the folder of an index elsewhere, `.streamload` or its parent; replaces those beside the shards.
         storages: how remote storage is read; by default without options.
         join: sidecars: datasets with an index and a shard for each shard, of the same name or in its place.
-        indexes_read: receives the indexes of some of the shards, by folder.
+        indexes_read: receives the indexes that were read, by folder.
 
     Raises:
         TypeError, ValueError: `urls` is of the wrong kind, has an unknown storage or compression, or a shard twice; or
             a sidecar does not belong to the shards.
         ShardNotFoundError: a shard is missing, or a pattern or folder matches nothing.
         StorageError: a shard cannot be looked up.
-        DatasetIndexError: an index is broken, or does not belong to its shards; or the writer of the shards was
-            interrupted or is still running; or a sidecar has no index.
+        DatasetIndexError: an index is broken, missing for a sidecar, or of other shards; or the shards are unfinished.
     """
     storages = Storages() if storages is None else storages
     collects = gc.isenabled()
@@ -241,7 +239,7 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
 
 
 def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> list[int]:
-    """Return the number of each shard's sidecar: the one of the same name, else the one in the same place."""
+    """Return the number of each shard's sidecar: of the same name, else in the same place."""
     names = [without_compression(shard.name) for shard in shards]
     numbers = {without_compression(shard.name): number for number, shard in enumerate(others)}
     if len(set(names)) == len(names) and len(numbers) == len(others) and numbers.keys() >= set(names):
@@ -257,18 +255,12 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
 
 
 def joined_listing(listings: Sequence[Listing]) -> Listing:
-    """Return the shards of several listings, one listing after the other.
-
-    Raises:
-        ValueError: a shard is in two of them.
-    """
+    """Concatenate listings. Raises ValueError if a shard is in two of them."""
     shards = tuple(shard for listing in listings for shard in listing.shards)
-    seen: set[str] = set()
-    for shard in shards:
-        if shard.url in seen:
-            url = without_secrets(shard.url)
-            raise ValueError(f"the shard {url!r} belongs to two datasets; name it in one of them")
-        seen.add(shard.url)
+    twice = [url for url, number in Counter(shard.url for shard in shards).items() if number > 1]
+    if twice:
+        url = without_secrets(twice[0])
+        raise ValueError(f"the shard {url!r} belongs to two datasets; name it in one of them")
     counts = None
     if all(listing.counts is not None for listing in listings):
         counts = tuple(count for listing in listings for count in listing.counts or ())
@@ -286,10 +278,7 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     """Return the shards that `urls` names, without indexes: a folder stands for its tar files.
 
-    Raises:
-        TypeError, ValueError, ShardNotFoundError, StorageError: as `list_shards`, but shards named without a pattern
-            are not looked up.
-        DatasetIndexError: the writer of the shards was interrupted, or is still running.
+    Raises what `list_shards` raises; shards named without a pattern are not looked up.
     """
     finder = ShardFinder(None, storages, uses_indexes=False)
     shards = [match if isinstance(match, str) else match.url for match in finder.matches(urls)]
@@ -299,11 +288,7 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
 
 
 def shard_infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]:
-    """Look up shards one by one, by concurrent requests. Blocks.
-
-    Raises:
-        ShardNotFoundError, StorageError: a request fails; the first in the order of `urls`.
-    """
+    """Look up shards by concurrent requests. Blocks. Raises the first StorageError in the order of `urls`."""
     with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look") as threads:
         try:
             return dict(zip(urls, threads.map(lambda url: storages.for_url(url).info(url), urls), strict=True))
@@ -321,14 +306,13 @@ class ShardFinder:
     Args:
         elsewhere: the folder of the one index that lies elsewhere; None to look beside the shards.
         storages: how remote storage is read.
-        uses_indexes: whether indexes are read at all.
+        uses_indexes: whether indexes beside the shards are read.
 
     Attributes:
         unreadable: by folder, why its index could not be read.
 
     Raises:
-        DatasetIndexError: there is no index in `elsewhere`, or it is broken.
-        StorageError: `elsewhere` cannot be read.
+        DatasetIndexError, StorageError: the index in `elsewhere` is missing, broken or unreadable.
     """
 
     def __init__(
@@ -356,11 +340,7 @@ class ShardFinder:
                 )
 
     def index_of(self, folder: str, named: str | None = None) -> DatasetIndex | None:
-        """Return the index for the shards in a folder, or None.
-
-        Args:
-            folder: the shards'.
-            named: the url that the user named, for errors; by default the folder.
+        """Return the index for the shards in a folder, or None. Errors name the url that the user `named`.
 
         Raises:
             DatasetIndexError: it is broken.
@@ -398,7 +378,7 @@ class ShardFinder:
 
         Raises:
             DatasetIndexError: the index does not have the shard, or is broken.
-            StorageError: it cannot be read.
+            StorageError: the index cannot be read.
         """
         index = self.index_of(folder)
         if index is None:
@@ -410,14 +390,10 @@ class ShardFinder:
         return index.table_of(entry, self._table_file[url])
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
-        """Refuse a shard, or a whole folder, if its writer was interrupted or is still running.
+        """Refuse a shard, or a whole folder, whose writer was interrupted or is still running.
 
         Only for shards in no index beside them: an index is written after its shards, and its entries are removed
         before them.
-
-        Args:
-            folder: the shards'.
-            name: of one shard; None for all shards of the folder.
 
         Raises:
             DatasetIndexError: it is unfinished, or its mark is damaged.
@@ -573,11 +549,7 @@ class ShardFinder:
 
 
 def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
-    """Return the shards that lie in a folder, by one listing of it.
-
-    Raises:
-        ValueError: one is compressed in a way that is not supported.
-    """
+    """List the shards in a folder. Raises ValueError for an unsupported compression."""
     shards = []
     for info in storage.list(f"{escaped(folder)}/*"):
         if is_shard_name(info.url):

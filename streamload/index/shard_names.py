@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -54,15 +55,14 @@ _UNTIDY = re.compile(r"//|/\.|/\Z")
 
 def refuse_repetitions(urls: Sequence[str]) -> None:
     """Raise ValueError if a shard is named twice."""
-    seen: set[str] = set()
-    for url in urls:
-        path = os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url
-        if path in seen:
-            raise ValueError(
-                f"urls names the shard {without_secrets(path)!r} twice, which would give each of its samples twice; "
-                "remove one of them (to see samples more often, iterate more often)"
-            )
-        seen.add(path)
+    paths = [os.path.normpath(url) if url.startswith("/") and _UNTIDY.search(url) else url for url in urls]
+    if len(set(paths)) == len(paths):
+        return
+    path = next(path for path, number in Counter(paths).items() if number > 1)
+    raise ValueError(
+        f"urls names the shard {without_secrets(path)!r} twice, which would give each of its samples twice; "
+        "remove one of them (to see samples more often, iterate more often)"
+    )
 
 
 _NUMBER = re.compile(r"%0?(\d*)d")
@@ -71,13 +71,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """The parts of a name such as `shard-%06d.tar`; or, without a number, of any visible name such as `*.tar`.
-
-    Attributes:
-        before: the text before the number.
-        digits: the minimum number of digits; None for any text in place of a number.
-        after: the text after the number.
-    """
+    """A name such as `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
 
     before: str
     digits: int | None
@@ -98,11 +92,7 @@ class ShardNaming:
 
 
 def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
-    """Return the folder and the names for a writer.
-
-    Args:
-        pattern_or_folder: a path that ends in `.tar` and holds one `%06d`, or a folder.
-        prefix: the start of names in a folder.
+    """Return the folder and the names for a writer: of a path with one `%06d` and `.tar`, or of a folder and a prefix.
 
     Raises:
         TypeError, ValueError: the pattern has no number or two, is hidden, or the prefix is no visible name.

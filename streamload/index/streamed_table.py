@@ -22,14 +22,7 @@ _TO_THE_END = 1 << 62
 
 
 class ReadShard(NamedTuple):
-    """A shard that was read to its end.
-
-    Attributes:
-        bytes: the size of the file.
-        mtime_ns: the time of modification of a local file.
-        etag: the version, if the storage has one.
-        table: the samples.
-    """
+    """A shard that was read to its end: its size, a local file's time, its version if known, and its table."""
 
     bytes: int
     mtime_ns: int | None
@@ -40,9 +33,9 @@ class ReadShard(NamedTuple):
 def scan_local(
     storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False, record_bytes: int = RECORD_BYTES
 ) -> ReadShard | None:
-    """Scan a local uncompressed shard on the calling thread; None for any other shard.
+    """Scan a local uncompressed shard on this thread, with the options of `read_shard`; None for any other shard.
 
-    Only headers and, with `labels`, labels are read, unless `every_byte` is set. Takes the arguments of `read_shard`.
+    Only headers and labels are read, unless `every_byte` is set.
 
     Raises:
         StorageError: it cannot be read.
