@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -18,8 +20,8 @@ from streamload.pack.planning import estimated_spans, planned_parts, sample_byte
 from streamload.pack.processes import Pool
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import pack_into
-from streamload.pack.sources.arrays import OpenArrays, row_content
-from streamload.pack.sources.kinds import open_source
+from streamload.pack.sources.arrays import ARRAYS_EXTENSIONS, OpenArrays, row_content, rows_of_arrays
+from streamload.pack.sources.folders import samples_of_folder, walk
 from streamload.pack.sources.loading import load
 from streamload.pack.sources.source import (
     ARRAY_FIELDS,
@@ -28,10 +30,13 @@ from streamload.pack.sources.source import (
     Source,
     SourceOptions,
     SourceSample,
+    is_data,
     is_image,
     kind_of,
 )
+from streamload.pack.sources.table import TABLE_EXTENSIONS, files_by_id, open_table, samples_of_table
 from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, shard_name
+from streamload.storage.errors import close_matches
 from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
 from streamload.tar.scan import LABEL_FIELD
@@ -41,6 +46,8 @@ from streamload.write.destination import too_large
 _FAULTS_SHOWN = 20
 _FIELDS_SHOWN = 8
 _SMALL_BYTES = 1_000_000
+_LABELS_NAMES = ("labels.json", *(f"labels{extension}" for extension in TABLE_EXTENSIONS))
+_COLUMNS = {"path_column", "text_column", "label_column", "labels_as_names", "keep_columns", "split_column"}
 
 
 def source_to_shards(
@@ -97,6 +104,45 @@ def source_to_shards(
         "left_out": len(opened.samples) - figures["samples"],
         "seconds": time.monotonic() - began,
     }
+
+
+def open_source(source: str, options: SourceOptions) -> Source:
+    """List a source of any kind. Raises OSError; and UsageError also for an option that has no effect on it."""
+    for path in filter(None, (source, options.labels)):
+        if not os.path.exists(path):
+            folder, name = os.path.split(path.rstrip("/"))
+            names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+            raise UsageError(f"{path!r} does not exist; {close_matches(name, names, folder or '.')}")
+    if not os.path.isdir(source):
+        if source.lower().endswith(TABLE_EXTENSIONS):
+            _refuse_others(options, "a table", {*_COLUMNS, "classes"})
+            return samples_of_table(open_table(source), options)
+        if source.lower().endswith(ARRAYS_EXTENSIONS):
+            _refuse_others(options, "a file of arrays", {"label_column", "labels_as_names", "classes"})
+            return rows_of_arrays(source, options)
+        raise UsageError(
+            f"{source!r} is a file; give the folder that holds one folder for each class, a .csv, .tsv, .jsonl or "
+            ".parquet with a sample in each row, or a .npz, .npy or .pt of rows"
+        )
+    tree = walk(source, follow_links=options.follow_symlinks)
+    labels, beside = options.labels, tree.inside("")[1]
+    if labels is None and options.stems is None and any(map(is_data, beside)):
+        labels = next((os.path.join(source, name) for name in _LABELS_NAMES if name in beside), None)
+    if labels is not None:
+        accepted = {"labels", "follow_symlinks", "labels_as_names", "classes"}
+        is_table = labels.lower().endswith(TABLE_EXTENSIONS)
+        _refuse_others(options, "a folder with labels by ID", accepted | _COLUMNS if is_table else accepted)
+        return files_by_id(tree, labels, options)
+    if options.stems:
+        _refuse_others(options, "files that share a stem", {"stems", "follow_symlinks"})
+    _refuse_others(options, "a folder", {"stems", "follow_symlinks", "classes"})
+    return samples_of_folder(tree, options.classes, by_stem=options.stems)
+
+
+def _refuse_others(options: SourceOptions, kind: str, accepted: set[str]) -> None:
+    changed = [each.name for each in dataclass_fields(options) if getattr(options, each.name) != each.default]
+    if useless := [f"--{name.replace('_', '-')}" for name in changed if name not in accepted]:
+        raise UsageError(f"{' and '.join(useless)} would have no effect on {kind}, which SOURCE is; leave it out")
 
 
 def _refuse_resizing(samples: Sequence[SourceSample]) -> None:

@@ -13,7 +13,7 @@ from image_folders import files_below, image_bytes, image_folder, images, pack, 
 from matrix import exhaustive
 
 from streamload import ShardWriter
-from streamload.pack.sources.kinds import open_source
+from streamload.pack.source_to_shards import open_source
 from streamload.pack.sources.loading import load
 from streamload.pack.sources.source import SourceFile, SourceOptions
 

@@ -14,19 +14,13 @@ from typing import NamedTuple
 from streamload.pack.output import UsageError
 from streamload.text import counted
 
+# Extensions of images, and the fields that they are stored as.
 IMAGE_FIELDS = dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpg") | {
     name: name for name in ("png", "webp", "bmp", "gif", "tif", "tiff", "avif")
 }
-"""Extensions of images, and the fields that they are stored as."""
-
-ARRAY_FIELDS = ("npy", "pt", "pth")
-"""Extensions of files with one array or tensor each."""
-
-COLUMNS_FIELD = "json"
-"""The field of a table's other columns."""
-
-SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""Names of splits, which are also names of folders."""
+ARRAY_FIELDS = ("npy", "pt", "pth")  # extensions of files with one array or tensor each
+COLUMNS_FIELD = "json"  # the field of a table's other columns
+SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")  # also the name of a folder
 
 _SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
 _LABEL_LIMIT = 1 << 63
@@ -230,8 +224,8 @@ def numbered_labels(
                 f"{where(position)} is {reprlib.repr(label)}; a label is a whole number or the name of a class"
             )
     if not as_names and classes is None:
-        if all(number is not None for number in numbers):
-            whole = [number for number in numbers if number is not None]
+        whole = [number for number in numbers if number is not None]
+        if len(whole) == len(labels):
             if large := [number for number in whole if not -_LABEL_LIMIT <= number < _LABEL_LIMIT]:
                 raise UsageError(f"the label {large[0]} is too large; a label has 64 bits, one of them for its sign")
             return whole, None
@@ -241,10 +235,8 @@ def numbered_labels(
                 f"{where(position)} is {labels[position]!r}, and most labels are numbers; correct it, or give "
                 "--labels-as-names if they are names of classes; rename a column of quantities, which is kept as json"
             )
-    names = [
-        str(label if number is None or isinstance(label, str) else number)
-        for label, number in zip(labels, numbers, strict=True)
-    ]
+    pairs = zip(labels, numbers, strict=True)
+    names = [label if isinstance(label, str) else str(label if number is None else number) for label, number in pairs]
     classes = classes or tuple(sorted(set(names)))
     return numbers_of_classes(names, classes, where), classes
 

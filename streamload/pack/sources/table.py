@@ -10,11 +10,14 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from streamload.pack.output import UsageError
+from streamload.pack.sources.folders import Tree
 from streamload.pack.sources.source import (
     COLUMNS_FIELD,
     SPLIT_NAME,
@@ -27,6 +30,7 @@ from streamload.pack.sources.source import (
     field_named,
     field_prefix,
     file_at,
+    is_data,
     is_number,
     numbered_labels,
     unique_key,
@@ -75,19 +79,6 @@ class Table(NamedTuple):
         return next((value for value in self.columns[column] if value not in (None, "")), None)
 
 
-def id_columns(table: Table, options: SourceOptions) -> tuple[str, str]:
-    """Return the columns of IDs and of labels. Raises UsageError."""
-    names = list(table.columns)
-    ids = options.path_column[0] if options.path_column else _usual(names, _PATH_NAMES)
-    label = options.label_column or _usual([name for name in names if name != ids], _LABEL_NAMES)
-    if ids is None or label is None or not {ids, label} <= {*names}:
-        raise UsageError(
-            f"{table.path!r} needs columns of IDs and of labels, of {listed(names)}; name them with "
-            "--path-column and --label-column"
-        )
-    return ids, label
-
-
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
     """Return a sample for each row of a table; no file is opened. Raises UsageError, OSError.
 
@@ -102,17 +93,8 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
         notes.append(f"{_quoted([split])} may name splits: --split-column {split} packs each into a folder of its own")
     if options.keep_columns and not rest:
         notes.append("--keep-columns has no effect: all columns are used without it")
-    rows = len(next(iter(table.columns.values())))
-    labels: Sequence[int | None] = [None] * rows
-    classes = None
-    if label is not None:
-        values = [value.strip() if isinstance(value, str) else value for value in table.columns[label]]
-        labels, classes = numbered_labels(
-            values, partial(table.where, column=label), as_names=options.labels_as_names, classes=options.classes
-        )
-    elif options.classes is not None or options.labels_as_names:
-        raise UsageError(f"{table.path!r} has no column of labels to number; name it with --label-column")
-
+    labels, classes = _labels(table, label, options)
+    rows = len(labels)
     used = {LABEL_FIELD} if label is not None else set()
     used |= {COLUMNS_FIELD} if rest else set()
 
@@ -124,34 +106,48 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
         used.update(before + field for field in fields)
         return before
 
-    files: list[list[SourceFile | ArrayRow | None]] = []
-    stems = None
+    members: list[list[SourceFile | ArrayRow]] = [[] for _ in range(rows)]
+    values: list[list[tuple[str, bytes]]] = [[] for _ in range(rows)]
+    have_paths = bool(file_columns) and isinstance(table.first(file_columns[0]), str)
     for number, name in enumerate(file_columns):
-        has_paths = isinstance(table.first(name), str)
-        if not number and has_paths:
-            stems = [str(value).strip() for value in table.columns[name]]
+        may_lack = number > 0 or not have_paths
         column = [
-            _file(value, root, partial(table.where, row, name), may_lack=number > 0 or not has_paths)
+            _file(value, root, partial(table.where, row, name), may_lack=may_lack)
             for row, value in enumerate(table.columns[name])
         ]
-        if before := prefix(name, {file.field for file in column if file is not None and file.field is not None}):
-            column = [file._replace(field=before + file.field) if file and file.field else file for file in column]
-        files.append(column)
-    texts = {f"{prefix(name, {'txt'})}txt": _texts(table, name) for name in text_columns}
+        before = prefix(name, {file.field for file in column if file is not None and file.field is not None})
+        for row, file in enumerate(column):
+            if file is not None:
+                members[row].append(file._replace(field=before + file.field) if before and file.field else file)
+    for name in text_columns:
+        field = prefix(name, {"txt"}) + "txt"
+        for row, text in _texts(table, name):
+            values[row].append((field, text))
     columns = {name: _numbers(table, name, notes) if table.is_text else table.columns[name] for name in rest}
+    for row in range(rows) if rest else ():
+        values[row].append((COLUMNS_FIELD, _json(table, row, columns)))
 
     samples = []
     keys: set[str] = set()
     for row in range(rows):
-        members = tuple([file for column in files if (file := column[row]) is not None])
-        content = [(field, text) for field, column in texts.items() if (text := column[row]) is not None]
-        if columns:
-            content.append((COLUMNS_FIELD, _json(table, row, columns)))
-        stem = None if stems is None else stems[row]
+        stem = str(table.columns[file_columns[0]][row]).strip() if have_paths else None
         key = f"{row:09d}" if stem is None else unique_key(stem.removesuffix(f".{extension_of(stem)}"), keys)
-        samples.append(SourceSample(key, members, labels[row], tuple(content)))
+        samples.append(SourceSample(key, tuple(members[row]), labels[row], tuple(values[row])))
     parts = None if options.split_column is None else _parts(table, options.split_column)
     return Source(tuple(samples), classes, tuple(notes), parts)
+
+
+def _labels(
+    table: Table, name: str | None, options: SourceOptions
+) -> tuple[Sequence[int | None], tuple[str, ...] | None]:
+    """Return the labels of all rows, and the names of the classes or None."""
+    if name is None:
+        if options.classes is not None or options.labels_as_names:
+            raise UsageError(f"{table.path!r} has no column of labels to number; name it with --label-column")
+        return [None] * len(next(iter(table.columns.values()))), None
+    values = [value.strip() if isinstance(value, str) else value for value in table.columns[name]]
+    where = partial(table.where, column=name)
+    return numbered_labels(values, where, as_names=options.labels_as_names, classes=options.classes)
 
 
 def _choose(
@@ -256,17 +252,16 @@ def _extension_by_content(content: bytes) -> str:
     return next((extension for signature, extension in _SIGNATURES if content.startswith(signature)), "bin")
 
 
-def _texts(table: Table, name: str) -> list[bytes | None]:
-    texts: list[bytes | None] = []
+def _texts(table: Table, name: str) -> Iterator[tuple[int, bytes]]:
     for row, value in enumerate(table.columns[name]):
-        text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        text = str(value) if type(value) in (int, float) else value
         if text is not None and not isinstance(text, str):
             raise UsageError(
                 f"{table.where(row, name)} holds {reprlib.repr(value)}, which is no text; --keep-columns stores lists "
                 "and the like as json"
             )
-        texts.append(text.encode("utf-8", "surrogatepass") if text else None)
-    return texts
+        if text:
+            yield row, text.encode("utf-8", "surrogatepass")
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
@@ -286,20 +281,20 @@ def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
 
 
 def _json(table: Table, row: int, columns: dict[str, list[Any]]) -> bytes:
-    values = {name: column[row] for name, column in columns.items()}
-    values = {name: None if value != value else value for name, value in values.items()}  # noqa: PLR0124  NaN
+    record = {name: None if column[row] != column[row] else column[row] for name, column in columns.items()}  # NaN
     try:
-        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain)
+        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_plain)
     except TypeError as exc:
-        raise UsageError(
-            f"{table.where(row, listed(list(columns)))}: {exc}; leave the column out, or use pack"
-        ) from exc
+        where = table.where(row, listed(list(columns)))
+        raise UsageError(f"{where}: {exc}; leave the column out, or use pack") from exc
     return text.encode("utf-8", "surrogatepass")
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
-        return value.isoformat() if not isinstance(value, decimal.Decimal) else str(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
     raise TypeError(f"JSON cannot hold {reprlib.repr(value)}")
 
 
@@ -311,6 +306,49 @@ def _parts(table: Table, name: str) -> dict[str, list[int]]:
             raise UsageError(f"{table.where(row, name)} is {value!r}, which cannot be the name of a split")
         parts.setdefault(split, []).append(row)
     return parts
+
+
+def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
+    """Return the files of a folder that have a label; an ID is a file's path without its extension.
+
+    Labels are JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels. Raises OSError, and
+    UsageError if IDs, files and labels do not agree.
+    """
+    table = open_table(labels) if labels.lower().endswith(TABLE_EXTENSIONS) else _json_table(labels)
+    columns = list(table.columns)
+    id_column = options.path_column[0] if options.path_column else _usual(columns, _PATH_NAMES)
+    label = options.label_column or _usual([name for name in columns if name != id_column], _LABEL_NAMES)
+    if id_column is None or label is None or not {id_column, label} <= {*columns}:
+        raise UsageError(
+            f"{table.path!r} needs columns of IDs and of labels, of {listed(columns)}; name them with "
+            "--path-column and --label-column"
+        )
+    ids = [str(value).strip() for value in table.columns[id_column]]
+    own = os.path.realpath(labels)
+    files = [path for path in tree.files if os.path.realpath(os.path.join(tree.root, path)) != own]
+    candidates = list(filter(is_data, files)) or files
+    known = set(ids)
+    by_id: dict[str, str] = {}
+    for path in candidates:
+        name = path if path in known else path.removesuffix(f".{extension_of(path)}")
+        if name in by_id:
+            raise UsageError(f"{by_id[name]!r} and {path!r} have one ID, {name!r}; remove or rename one of them")
+        by_id[name] = path
+    for noun, complaint, names in (
+        ("file", f"without a label in {labels!r}", by_id.keys() - known),
+        ("ID", f"of {labels!r} without a file in {tree.root!r}", known - by_id.keys()),
+        ("ID", f"in two rows of {labels!r}", {name for name, count in Counter(ids).items() if count > 1}),
+    ):
+        if names:
+            raise UsageError(f"{counted(len(names), noun)} {complaint}: {listed(list(map(repr, sorted(names))))}")
+
+    table = table._replace(columns=table.columns | {id_column: [by_id[name] for name in ids]})
+    options = replace(options, path_column=(id_column,), label_column=label)
+    source = samples_of_table(table, options, tree.root)
+    notes = [*tree.notes]
+    if strays := len(files) - len(candidates):
+        notes.append(f"skipped {counted(strays, 'file')} of other kinds than images, sound and arrays")
+    return replace(source, notes=(*notes, *source.notes))
 
 
 def open_table(path: str) -> Table:
@@ -393,3 +431,15 @@ def _check_header(path: str, header: Sequence[str]) -> None:
     if len(set(header)) != len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise UsageError(f"{path!r} has two columns called {twice!r}; rename one of them")
+
+
+def _json_table(path: str) -> Table:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            mapping = json.load(file)
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f'{path!r} is not JSON ({exc}); --labels takes {{"ID": label, ...}}') from exc
+    if not isinstance(mapping, dict) or not mapping:
+        raise UsageError(f'{path!r} holds no mapping; --labels takes {{"ID": label, ...}}, or a table')
+    ids = list(mapping)
+    return Table(path, {"id": ids, "label": list(mapping.values())}, lambda row: f"ID {ids[row]!r}")
