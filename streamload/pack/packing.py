@@ -21,11 +21,11 @@ from streamload.index.dataset_index import is_plain_name
 from streamload.index.listing import Listing
 from streamload.pack.calling import Decode, PackCalls, SourceShard, mapped_samples
 from streamload.pack.output import UsageError
-from streamload.pack.planning import Span, estimated_spans, shard_spans
+from streamload.pack.planning import Span, estimated_spans, numbered, shard_spans
 from streamload.pack.processes import Pool
 from streamload.pack.ray_pool import pickled_by_value
 from streamload.pack.run import pack_into
-from streamload.pack.tasks import ANY_NAMES, Record, Target, Task, digest_of, shard_name
+from streamload.pack.tasks import ANY_NAMES, NUMBERED, Record, Target, Task, digest_of
 from streamload.sampling.mixture import Portion
 from streamload.sampling.selection import Selection, Where
 from streamload.storage.storages import Storages
@@ -102,41 +102,31 @@ def _pack_calls(
     code: object,
     cut: Sequence[tuple[Span, str]] | None = None,
     may_be_empty: bool = False,
-    are_keys_unique: bool = True,
-    label: str = "packing",
-    unit: str = "inputs",
 ) -> None:
-    """Pack the samples that a function makes of each input.
+    """Pack the samples that a function makes of each input. Refuse keys that repeat, unless shards keep their names.
 
     Args:
         function: as for `pack`.
         inputs: as for `pack`.
         target: where and how shards are written.
         code: identifies the function and its options.
-        cut: the inputs of each task, and the name of its shard; None to estimate and number them.
+        cut: the shards that are inputs of each task, and the name of the new one; None to estimate and number them.
         may_be_empty: make a shard also of a span without samples.
-        are_keys_unique: refuse keys that repeat in another shard.
-        label: the activity, for the progress.
-        unit: the inputs, for the progress.
     """
     pickled = [pickle.dumps(value) for value in inputs]
     function_bytes = pickled_by_value(function) if target.ray is not None else cloudpickle.dumps(function)
     code = digest_of(code, version("streamload"), target.max_bytes, target.max_count)
 
-    def work_on(first: int, end: int) -> PackCalls:
-        return PackCalls(function_bytes, tuple(pickled[first:end]), first)
-
     def plan(pool: Pool) -> list[Task]:
         named = cut
         if named is None:
-            spans = estimated_spans(
-                pool, len(pickled), lambda number: work_on(number, number + 1), target.max_bytes, target.max_count
-            )
-            named = [(span, shard_name(number)) for number, span in enumerate(spans)]
+            works = [PackCalls(function_bytes, (value,), number) for number, value in enumerate(pickled)]
+            named = numbered(estimated_spans(pool, works, target.max_bytes, target.max_count))
         tasks = []
         for (first, end), name in named:
             digest = digest_of(name, code, pickled[first:end], list(map(_file_of, inputs[first:end])))
-            tasks.append(Task("", name, digest, end - first, work_on(first, end), may_be_empty))
+            work = PackCalls(function_bytes, tuple(pickled[first:end]), first)
+            tasks.append(Task("", name, digest, end - first, work, may_be_empty))
         return tasks
 
     def check(records: Sequence[Record]) -> None:
@@ -144,12 +134,13 @@ def _pack_calls(
         if not tables:
             raise ValueError(f"the function gave no sample of {len(pickled):,} inputs")
         seen: set[str] = set()
-        for table in tables if are_keys_unique else ():
+        for table in tables if target.naming == NUMBERED else ():
             for key in table.keys():  # noqa: SIM118
                 if key in seen:
                     raise ValueError(f"two samples have the key {key!r}; give each one of its own")
                 seen.add(key)
 
+    label, unit = ("packing", "inputs") if cut is None else ("mapping", "shards")
     pack_into(target, plan, check, label=label, unit=unit)
 
 
@@ -219,18 +210,17 @@ def map_shards(
         counts = [len(np.flatnonzero(part)) for part in in_each]
     if any(map(storages.is_process_local, {shard.folder for shard in listing.shards})):
         workers = 1
-    target = Target(dest, storages, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
+    target = Target(dest, storages, ANY_NAMES, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
     if is_cut:
         most_bytes = parse_bytes("max_bytes", _SHARD_BYTES if max_bytes is None else max_bytes)
-        target = replace(target, max_bytes=most_bytes, max_count=max_count)
+        target = replace(target, naming=NUMBERED, max_bytes=most_bytes, max_count=max_count)
         sizes = zip([shard.bytes for shard in shards], counts or [0] * len(shards), strict=True)
-        cut = [(span, shard_name(number)) for number, span in enumerate(shard_spans(sizes, most_bytes, max_count))]
+        cut = numbered(shard_spans(sizes, most_bytes, max_count))
     else:
-        target = replace(target, naming=ANY_NAMES)
+        cut = numbered([(number, number + 1) for number in range(len(shards))])
         names = [without_compression(shard.name) for shard in listing.shards]
-        if len(set(names)) < len(names) or not all(is_plain_name(name) and ANY_NAMES.matches(name) for name in names):
-            names = list(map(shard_name, range(len(shards))))
-        cut = [((number, number + 1), name) for number, name in enumerate(names)]
+        if len(set(names)) == len(names) and all(is_plain_name(name) and ANY_NAMES.matches(name) for name in names):
+            cut = [(span, name) for (span, _), name in zip(cut, names, strict=True)]
     decoders: Any = decode
     if isinstance(decode, Mapping):
         decoders = sorted((field, _code_of(each)) for field, each in decode.items())
@@ -241,18 +231,14 @@ def map_shards(
         code=[_code_of(function), sidecar, batch_size, decoders],
         cut=cut,
         may_be_empty=sidecar,
-        are_keys_unique=is_cut,
-        label="mapping",
-        unit="shards",
     )
 
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
-    def place(url: str) -> str:
-        return os.path.realpath(storages.for_url(url).absolute(url))  # of a url it keeps what tells it from others
-
-    target = place(destination)
-    if any(place(folder) == target for folder in {shard.folder for shard in listing.shards}):
+    urls = [destination, *{shard.folder for shard in listing.shards}]
+    # Of a url, realpath keeps what tells it from others.
+    target, *sources = [os.path.realpath(storages.for_url(url).absolute(url)) for url in urls]
+    if target in sources:
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
 
 

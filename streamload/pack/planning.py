@@ -6,7 +6,7 @@ Randomness is the raw output of NumPy's Philox, which stays the same between ver
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,45 +16,46 @@ from streamload.pack.output import UsageError
 from streamload.pack.processes import Pool
 from streamload.pack.sources.source import SPLIT_NAME, Source, SourceSample
 from streamload.pack.tasks import Work, measure
+from streamload.tar.header import BLOCK_BYTES
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
 
 _ORDER, _SPLIT = 0, 1  # the purposes of random streams
 _NO_LABEL = -(1 << 63)
-_BLOCK_BYTES = 512
 _USTAR_NAME_BYTES = 100
 _USTAR_SIZE = 8**11
 _SHARDS_AT_LEAST = 16
 _MOST_MEASURED = 128
 _FILLED = 0.9
 
-Span = tuple[int, int]
-"""Consecutive samples: the first, and one after the last."""
+Span = tuple[int, int]  # consecutive samples: the first, and one after the last
 
 
 def planned_parts(
     source: Source, fractions: Mapping[str, float] | None, *, shuffle: bool, seed: int
-) -> dict[str, list[int]]:
+) -> Mapping[str, Sequence[int]]:
     """Return the positions of each split's samples in packing order; without splits, one part named ""."""
-    if source.parts is not None:
-        parts = {name: list(numbers) for name, numbers in source.parts.items()}
-    elif fractions is not None:
+    parts: Mapping[str, Sequence[int]] = source.parts or {"": range(len(source.samples))}
+    if source.parts is None and fractions is not None:
         parts = split_by_class([sample.label for sample in source.samples], fractions, seed)
-    else:
-        parts = {"": list(range(len(source.samples)))}
     if not shuffle:
         return parts
-    return {name: [part[position] for position in order_of(len(part), seed).tolist()] for name, part in parts.items()}
+    return {name: [part[at] for at in permutation(len(part), seed).tolist()] for name, part in parts.items()}
 
 
 def sample_bytes(sample: SourceSample) -> int:
     """Return the bytes of a sample in a shard, with its label, headers and padding."""
-    key = sample.key
-    total = 0 if sample.label is None else _member_bytes(key, LABEL_FIELD, len(str(sample.label)))
-    for member in sample.members:
-        total += _member_bytes(key, member.field or "", max(0, member.size))
-    for field, value in sample.values:
-        total += _member_bytes(key, field, len(value))
+    key, total = sample.key, 0
+    fields = [(member.field or "", max(0, member.size)) for member in sample.members]
+    fields += [(field, len(value)) for field, value in sample.values]
+    if sample.label is not None:
+        fields.append((LABEL_FIELD, len(str(sample.label))))
+    for field, size in fields:
+        # Most headers are one block; building a header to measure it takes several microseconds.
+        if len(key) + 1 + len(field) <= _USTAR_NAME_BYTES and key.isascii() and size < _USTAR_SIZE:
+            total += BLOCK_BYTES + size + -size % BLOCK_BYTES
+        else:
+            total += member_bytes(member_header(f"{key}.{field}", size), size)
     return total
 
 
@@ -74,16 +75,20 @@ def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int
     return [*spans, (start, end)] if end > start else spans
 
 
-def estimated_spans(
-    pool: Pool, count: int, work_on: Callable[[int], Work], max_bytes: int | None, max_count: int | None
-) -> list[Span]:
-    """Cut items into equal spans that fill a shard to about nine tenths, from some items that are packed on trial.
+def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
+    """Return spans with the names of their shards."""
+    return [(span, f"shard-{number:06d}.tar") for number, span in enumerate(spans)]
 
-    One item in sixteen is packed, at most 128, evenly spaced. There are at least sixteen spans, for as many processes,
-    unless these would be shorter than sixteen items.
+
+def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
+    """Cut items, with the work of packing each, into equal spans that fill a shard to about nine tenths.
+
+    One item in sixteen is packed on trial, at most 128, evenly spaced. There are at least sixteen spans, for as many
+    processes, unless these would be shorter than sixteen items.
     """
+    count = len(works)
     number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
-    trials = [partial(measure, work_on(position * count // number)) for position in range(number)]
+    trials = [partial(measure, works[position * count // number]) for position in range(number)]
     measured = list(pool(trials))
     all_bytes, samples = sum(size for size, _ in measured), sum(samples for _, samples in measured)
     each = max(_SHARDS_AT_LEAST, -(-count // _SHARDS_AT_LEAST))
@@ -93,13 +98,6 @@ def estimated_spans(
         each = min(each, max_count * number // samples if samples else max_count)
     each = max(1, each)
     return [(start, min(start + each, count)) for start in range(0, count, each)]
-
-
-def _member_bytes(key: str, field: str, size: int) -> int:
-    # Most headers are one block; building a header to measure it takes several microseconds.
-    if len(key) + 1 + len(field) <= _USTAR_NAME_BYTES and key.isascii() and size < _USTAR_SIZE:
-        return _BLOCK_BYTES + size + -size % _BLOCK_BYTES
-    return member_bytes(member_header(f"{key}.{field}", size), size)
 
 
 def parse_split(text: str) -> dict[str, float]:
@@ -123,16 +121,11 @@ def parse_split(text: str) -> dict[str, float]:
     return fractions
 
 
-def _permutation(count: int, seed: int, label: int, purpose: int) -> NDArray[np.int64]:
-    """Return int64[count], a permutation that depends only on the arguments."""
+def permutation(count: int, seed: int, label: int = 0, purpose: int = _ORDER) -> NDArray[np.int64]:
+    """Return int64[count], a permutation that depends only on the arguments; by default that of the shuffle."""
     key = np.array([seed, 0x5348415244494659], np.uint64)
     raw = np.random.Philox(key=key, counter=np.array([0, 0, label, purpose], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
-
-
-def order_of(count: int, seed: int) -> NDArray[np.int64]:
-    """Return the shuffled order of samples, int64[count]."""
-    return _permutation(count, seed, 0, _ORDER)
 
 
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
@@ -147,7 +140,7 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
     by_class = np.argsort(all_labels, kind="stable")
     classes, starts = np.unique(all_labels[by_class], return_index=True)
     for label, members in zip(classes.tolist(), np.split(by_class, starts[1:]), strict=True):
-        shuffled = members[_permutation(len(members), seed, label % 2**64, _SPLIT)]
+        shuffled = members[permutation(len(members), seed, label % 2**64, _SPLIT)]
         start = 0
         for name, share in zip(fractions, _shares(len(members), list(fractions.values())), strict=True):
             chosen[name] += shuffled[start : start + share].tolist()

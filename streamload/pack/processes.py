@@ -17,8 +17,8 @@ from typing import Any
 
 from streamload.errors import WorkerError
 
+# Runs calls, which are picklable, and yields their results in any order; raises the exception of a call.
 Pool = Callable[[Iterable[Callable[[], Any]]], Iterator[Any]]
-"""Runs calls, which are picklable, and yields their results in any order; raises the exception of a call."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -33,7 +33,7 @@ def processes(count: int) -> Iterator[Pool]:
         yield lambda calls: (call() for call in calls)
         return
     inherited, life = _SPAWN.Pipe(duplex=False)
-    executor = ProcessPoolExecutor(count, _SPAWN, _begin, (inherited,))
+    executor = ProcessPoolExecutor(count, _SPAWN, _end_with, (inherited,))
 
     def results(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
         with _starting_processes():
@@ -64,10 +64,9 @@ def _starting_processes() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(life: Connection) -> None:
-    Thread(target=_end_with, args=(life,), daemon=True).start()
-
-
 def _end_with(life: Connection) -> None:
-    life.poll(None)  # until the process at the other end closes it, or dies
-    os._exit(1)
+    def wait() -> None:
+        life.poll(None)  # until the process at the other end closes it, or dies
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 from streamload.errors import ShardNotFoundError, StorageError, StreamloadError, without_secrets
 from streamload.index.columns import CLASSES_FILE
@@ -138,11 +139,7 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if a run that is to be resumed is complete already.
-
-        Raises UsageError for shards or an unfinished run without an option for them, and for shards without an entry
-        in an index or a run.
-        """
+        """Return False if a run to resume is complete already. Raise UsageError for what may not be replaced."""
         target = self._target
         unfinished = self._read_run_file()
         if unfinished is None:
@@ -216,15 +213,12 @@ class _Run:
 
     def _remove_half_written(self) -> None:
         """Remove the hidden files of killed processes; a bucket has none."""
-        if self._path is None:
-            return
-        for each in self._folders.values():
+        for each in self._folders.values() if self._path is not None else ():
             each.remove_abandoned(self._target.naming)
-        folders = [each.folder for each in self._folders.values()]
-        for folder in [self._packing, *folders, *(f"{each}/{INDEX_FOLDER}" for each in folders)]:
-            for name in os.listdir(folder) if os.path.isdir(folder) else ():
-                if _HALF_WRITTEN.fullmatch(name):
-                    os.unlink(os.path.join(folder, name))
+            for folder in map(Path, (each.folder, f"{each.folder}/{INDEX_FOLDER}", self._packing)):
+                for path in folder.glob(".*.tmp"):
+                    if _HALF_WRITTEN.fullmatch(path.name):
+                        path.unlink()
 
     def _remove_shards(self, kept: Collection[tuple[str, str]]) -> None:
         """Remove index entries and shards of this or an earlier run, except those that are kept."""
@@ -236,7 +230,7 @@ class _Run:
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
         """Return the records of tasks whose shards are unchanged."""
-        names = self._record_names() if self._target.resume else set()
+        stored = self._record_urls() if self._target.resume else {}
 
         def record_of(task: Task) -> Record | None:
             folder = self._folders[task.split].folder
@@ -249,26 +243,26 @@ class _Run:
             return None
 
         with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-records") as threads:
-            records = threads.map(record_of, [task for task in tasks if f"{task.digest}.record" in names])
+            records = threads.map(record_of, [task for task in tasks if task.digest in stored])
             return {record.digest: record for record in records if record is not None}
 
-    def _record_names(self) -> set[str]:
-        return {info.url.rpartition("/")[2] for info in self._storage.list(f"{escaped(self._packing)}/*.record")}
+    def _record_urls(self) -> dict[str, str]:
+        """Return the url of each stored record by its digest."""
+        urls = [info.url for info in self._storage.list(f"{escaped(self._packing)}/*.record")]
+        return {url.rpartition("/")[2].removesuffix(".record"): url for url in urls}
 
     def _remove_records(self, *, keep: Collection[str] = ()) -> None:
-        for name in sorted(self._record_names()):
-            if name.removesuffix(".record") not in keep:
-                self._storage.delete(f"{self._packing}/{name}")
+        urls = self._record_urls()
+        for digest in sorted(urls.keys() - keep):
+            self._storage.delete(urls[digest])
 
     def add(self, record: Record) -> None:
         """Add the record of a task. Raise StorageError if its shards cannot be seen from here."""
-        for shard in record.shards if self._path is not None else ():
-            path = os.path.join(self._path or "", record.split, shard.name)
+        paths = [os.path.join(self._path, record.split, shard.name) for shard in record.shards] if self._path else []
+        for path in paths:
             if not os.path.exists(path):
-                raise StorageError(
-                    "this shard was finished, but is not here; give a bucket, or a folder that all nodes have",
-                    url=path,
-                )
+                message = "this shard was finished, but is not here; give a bucket, or a folder that all nodes have"
+                raise StorageError(message, url=path)
         self.records[record.digest] = record
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:

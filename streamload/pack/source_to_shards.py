@@ -16,7 +16,7 @@ import numpy as np
 
 from streamload.errors import without_secrets
 from streamload.pack.output import UsageError, say, shown_bytes, shown_time
-from streamload.pack.planning import estimated_spans, planned_parts, sample_bytes, shard_spans
+from streamload.pack.planning import estimated_spans, numbered, planned_parts, sample_bytes, shard_spans
 from streamload.pack.processes import Pool
 from streamload.pack.resizing import Resizing
 from streamload.pack.run import pack_into
@@ -35,7 +35,7 @@ from streamload.pack.sources.source import (
     kind_of,
 )
 from streamload.pack.sources.table import TABLE_EXTENSIONS, files_by_id, open_table, samples_of_table
-from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of, shard_name
+from streamload.pack.tasks import Append, Fault, Record, Target, Task, digest_of
 from streamload.storage.errors import close_matches
 from streamload.tar.extensions import KIND_OF, Kind
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_header
@@ -172,10 +172,9 @@ def _plan(
                     raise too_large(sample.key, size, max_bytes)
             spans = shard_spans(((size, 1) for size in sizes), max_bytes, max_count)
         else:
-            works = [PackFiles((sample,), resizing) for sample in samples]
-            spans = estimated_spans(pool, len(works), works.__getitem__, max_bytes, max_count)
-        for place, (first, end) in enumerate(spans):
-            some, name = samples[first:end], shard_name(place)
+            spans = estimated_spans(pool, [PackFiles((sample,), resizing) for sample in samples], max_bytes, max_count)
+        for (first, end), name in numbered(spans):
+            some = samples[first:end]
             digest = digest_of(split, name, common, [sample.meaning() for sample in some])
             tasks.append(Task(split, name, digest, end - first, PackFiles(some, resizing)))
     return tasks
@@ -215,16 +214,13 @@ class PackFiles:
                 if isinstance(member, ArrayRow):
                     fields.append((member.field, row_content(member, arrays)))
                     continue
-                data, reason = load(member)
-                field = member.field or ""
-                if reason is None and self.resizing is not None and is_image(field):
-                    try:
+                try:
+                    field, data = member.field or "", load(member)
+                    if self.resizing is not None and is_image(field):
                         field, data = self.resizing(field, data)
-                    except ValueError as exc:
-                        reason = str(exc)
-                if reason is not None:
-                    wrong.append(Fault(member.path, reason))
-                fields.append((field, data))
+                    fields.append((field, data))
+                except ValueError as exc:
+                    wrong.append(Fault(member.path, str(exc)))
             faults += wrong
             if not wrong:
                 label = [] if sample.label is None else [(LABEL_FIELD, b"%d" % sample.label)]

@@ -19,16 +19,8 @@ from streamload.storage.storages import Storages
 from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard
 from streamload.write.shard_file import Member, size_of
 
-NUMBERED = ShardNaming("shard-", None, ".tar")
-"""Shards as `shard_name` names them."""
-
-ANY_NAMES = ShardNaming("", None, ".tar")
-"""Shards with names of other shards: all of a folder belong to the set."""
-
-
-def shard_name(number: int) -> str:
-    """Return the name of a numbered shard."""
-    return f"shard-{number:06d}.tar"
+NUMBERED = ShardNaming("shard-", None, ".tar")  # as `planning.numbered` names them
+ANY_NAMES = ShardNaming("", None, ".tar")  # as those of other shards: all of a folder belong to the set
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +67,10 @@ class Fault(NamedTuple):
     reason: str
 
 
+# Takes a sample: its key, its members and its label.
 Append = Callable[[str, Sequence[Member], int | None], None]
-"""Takes a sample: its key, its members and its label."""
-
+# Appends all samples of a task, and returns the files that cannot be packed. Picklable.
 Work = Callable[[Append], Sequence[Fault]]
-"""Appends all samples of a task, and returns the files that cannot be packed. Picklable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +117,13 @@ def do(target: Target, task: Task) -> Record:
     Raises:
         StreamloadError, ValueError, OSError: a shard cannot be written, or a sample is wrong.
     """
-
-    def name(number: int) -> str:
-        return f"{task.name.removesuffix('.tar')}_{number:06d}.tar" if number else task.name
-
-    shards = ConsecutiveShards(target.folder(task.split), name, max_bytes=target.max_bytes, max_count=target.max_count)
+    stem = task.name.removesuffix(".tar")
+    shards = ConsecutiveShards(
+        target.folder(task.split),
+        lambda number: f"{stem}_{number:06d}.tar" if number else task.name,
+        max_bytes=target.max_bytes,
+        max_count=target.max_count,
+    )
     with closing(shards):
         faults = tuple(task.work(shards.append))
         if faults and not target.skip_bad:

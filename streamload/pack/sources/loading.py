@@ -20,21 +20,25 @@ _END_OF_IMAGE = b"\xff\xd9"
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-def load(member: SourceFile) -> tuple[bytes, str | None]:
-    """Return the bytes of a member, and why it cannot be packed, or None."""
+def load(member: SourceFile) -> bytes:
+    """Return the bytes of a member. Raises ValueError, which says why it cannot be packed."""
     if member.field is None:
         missing = "it has no extension to name its field"
-        return b"", "it is of another kind than most files in the class folders" if member.decodable else missing
+        raise ValueError("it is of another kind than most files in the class folders" if member.decodable else missing)
     data = member.content
     try:
         data = read_regular(member.path) if data is None else data
     except OSError as exc:
-        return b"", f"it cannot be read: {exc.strerror or exc}"
+        raise ValueError(f"it cannot be read: {exc.strerror or exc}") from exc
     if data is None:
-        return b"", "it is not a regular file"
+        raise ValueError("it is not a regular file")
     if member.size not in (-1, len(data)):
-        return data, f"it had {member.size:,} bytes when packing began, and has {len(data):,} now"
-    return data, fault_of(member.field, data, decodable=member.decodable)
+        raise ValueError(f"it had {member.size:,} bytes when packing began, and has {len(data):,} now")
+    if is_image(member.field):
+        check_image_file(data, decodable=member.decodable)
+    else:
+        _check_content(member.field.rpartition(".")[2], data)
+    return data
 
 
 def read_regular(path: str) -> bytes | None:
@@ -45,58 +49,50 @@ def read_regular(path: str) -> bytes | None:
         return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
 
 
-def fault_of(field: str, data: bytes, *, decodable: bool = True) -> str | None:
-    """Return what is wrong with the content of a field, or None; most kinds have no check.
-
-    With `decodable`, an image that loaders refuse by its header, such as one of 16 bits, is faulty too.
-    """
-    if is_image(field):
-        return fault_of_image(data, decodable=decodable)
-    extension = field.rpartition(".")[2]
+def _check_content(extension: str, data: bytes) -> None:
+    """Raise ValueError for content that an extension cannot have; most extensions have no check."""
+    if extension in ("npy", "pt", "pth") and not data:
+        raise ValueError("it is empty")
+    end = 0
     try:
         if extension in ("json", "jsn"):
             json.loads(data)
-        elif extension in ("npy", "pt", "pth") and not data:
-            return "it is empty"
-        elif extension == "npy" and len(data) < (end := npy_layout(memoryview(data)).end):
-            return f"the array is cut short: {len(data):,} of {end:,} bytes are there"
+        elif extension == "npy":
+            end = npy_layout(memoryview(data)).end
         elif extension in ("pt", "pth") and not data.startswith(_OLD_TORCH):  # nothing is unpickled
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 if not any(name.endswith("data.pkl") for name in archive.namelist()):
-                    return "torch.save did not write it"
+                    raise ValueError("torch.save did not write it")
     except (zipfile.BadZipFile, OSError, NotImplementedError) as exc:
-        return f"the file is damaged or cut short: {exc}"
+        raise ValueError(f"the file is damaged or cut short: {exc}") from exc
     except (ValueError, RecursionError) as exc:
-        return f"it is not {extension.upper()} ({exc})"
-    return None
+        raise ValueError(f"it is not {extension.upper()} ({exc})") from exc
+    if len(data) < end:
+        raise ValueError(f"the array is cut short: {len(data):,} of {end:,} bytes are there")
 
 
-def fault_of_image(data: bytes, *, decodable: bool = True) -> str | None:
-    """Return what is wrong with an image, or None. Pixels are not decoded.
+def check_image_file(data: bytes, *, decodable: bool = True) -> None:
+    """Raise ValueError for a damaged image; with `decodable`, also for one that loaders refuse. Decodes no pixels.
 
     A JPEG needs an end-of-image marker after the start of its scan; Pillow checks the structure of other formats.
     """
     view = memoryview(data)
     if not data:
-        return "it is empty"
-    try:
-        if is_jpeg(view):
-            if not decodable:
-                image_size(view)
-            if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, _first_scan(data)) < 0:
-                return "the JPEG is cut short: its end-of-image marker is missing"
-        elif data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little"):
-            return "the WEBP is cut short"
-        else:
-            read_with_pillow(view, lambda image: image.verify(), sys.maxsize)
-    except ValueError as exc:
-        return str(exc)
+        raise ValueError("it is empty")
+    if is_jpeg(view):
+        if not decodable:
+            image_size(view)
+        if not data.endswith(_END_OF_IMAGE) and data.find(_END_OF_IMAGE, _first_scan(data)) < 0:
+            raise ValueError("the JPEG is cut short: its end-of-image marker is missing")
+    elif data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little"):
+        raise ValueError("the WEBP is cut short")
+    else:
+        read_with_pillow(view, lambda image: image.verify(), sys.maxsize)
     try:
         if decodable:
             check_image(view)
     except ValueError as exc:
-        return f"loaders refuse it: {exc} (--stems or a table packs it as it is)"
-    return None
+        raise ValueError(f"loaders refuse it: {exc} (--stems or a table packs it as it is)") from exc
 
 
 def _first_scan(data: bytes) -> int:
