@@ -1,7 +1,4 @@
-"""The work of tasks that call a function of the user: with inputs, or with the samples of shards.
-
-Worker processes import this module, and little else.
-"""
+"""The work of tasks that call a user's function, with inputs or samples. Worker processes import little else."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class PackCalls:
     first: int
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """See `Work`. Raises StreamloadError, with the input, if the function fails or a sample is wrong."""
+        """Raise StreamloadError, with the input, if the function fails or a sample is wrong."""
         function = cloudpickle.loads(self.function)
         for number, pickled in enumerate(self.inputs, start=self.first):
             value = pickle.loads(pickled)
@@ -86,7 +83,7 @@ def _failed_input(number: int, value: object, exc: Exception) -> StreamloadError
 
 
 class SourceShard(NamedTuple):
-    """A shard, as it was listed, and the numbers of the samples to read, int64[n], ascending; None for all."""
+    """A listed shard, and the ascending numbers of the samples to read, int64[n]; None for all."""
 
     url: str
     bytes: int
@@ -135,7 +132,7 @@ def mapped_samples(
     decode: Decode,
     storages: Storages,
 ) -> Iterator[Any]:
-    """Yield the results of a function for the samples of a shard, with notes of the sample in its exceptions."""
+    """Yield the results of a function for a shard's samples; exceptions get a note that names the sample."""
     samples = _samples_of(shard, decode, storages)
     while batch := list(islice(samples, batch_size or 1)):
         try:

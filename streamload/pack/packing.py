@@ -1,4 +1,4 @@
-"""`pack` and `map_shards`: datasets made by a function of the user, of inputs or of the samples of another dataset."""
+"""`pack` and `map_shards`: make a dataset by a user's function, from inputs or another dataset's samples."""
 
 from __future__ import annotations
 
@@ -103,15 +103,10 @@ def _pack_calls(
     cut: Sequence[tuple[Span, str]] | None = None,
     may_be_empty: bool = False,
 ) -> None:
-    """Pack the samples that a function makes of each input. Refuse keys that repeat, unless shards keep their names.
+    """Pack the samples of each input. Refuse keys that repeat, unless shards keep their names.
 
-    Args:
-        function: as for `pack`.
-        inputs: as for `pack`.
-        target: where and how shards are written.
-        code: identifies the function and its options.
-        cut: the shards that are inputs of each task, and the name of the new one; None to estimate and number them.
-        may_be_empty: make a shard also of a span without samples.
+    `code` identifies the function and its options; `cut` names the new shard of each span of inputs, or is None to
+    estimate the spans.
     """
     pickled = [pickle.dumps(value) for value in inputs]
     function_bytes = pickled_by_value(function) if target.ray is not None else cloudpickle.dumps(function)
@@ -243,7 +238,7 @@ def _refuse_source(destination: str, listing: Listing, storages: Storages) -> No
 
 
 def _file_of(value: object) -> tuple[str, int, int] | None:
-    """Return path, size and time of modification of an input that is the path of a file."""
+    """Return path, size and modification time if an input is the path of a file."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
         return None
@@ -252,7 +247,7 @@ def _file_of(value: object) -> tuple[str, int, int] | None:
 
 
 def _code_of(function: Callable[..., Any]) -> str:
-    """Return a digest of a function's name, its source if that can be read, and arguments bound by `partial`."""
+    """Return a digest of a function's name, readable source, and arguments bound by `partial`."""
     bound = []
     while isinstance(function, partial):
         bound.append((function.args, sorted(function.keywords.items())))

@@ -1,7 +1,4 @@
-"""The assignment of samples to shards: pure functions of the samples, their sizes and the options.
-
-Randomness is the raw output of NumPy's Philox, which stays the same between versions of NumPy.
-"""
+"""Assign samples to shards: pure functions of the samples, their sizes and the options."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from streamload.pack.output import UsageError
 from streamload.pack.processes import Pool
 from streamload.pack.sources.source import SPLIT_NAME, Source, SourceSample
 from streamload.pack.tasks import Work, measure
-from streamload.tar.header import BLOCK_BYTES
+from streamload.tar.header_chain import BLOCK_BYTES
 from streamload.tar.header_writer import END_OF_ARCHIVE, member_bytes, member_header
 from streamload.tar.scan import LABEL_FIELD
 
@@ -34,7 +31,7 @@ Span = tuple[int, int]  # consecutive samples: the first, and one after the last
 def planned_parts(
     source: Source, fractions: Mapping[str, float] | None, *, shuffle: bool, seed: int
 ) -> Mapping[str, Sequence[int]]:
-    """Return the positions of each split's samples in packing order; without splits, one part named ""."""
+    """Return each split's positions in packing order; without splits, one part named ""."""
     parts: Mapping[str, Sequence[int]] = source.parts or {"": range(len(source.samples))}
     if source.parts is None and fractions is not None:
         parts = split_by_class([sample.label for sample in source.samples], fractions, seed)
@@ -60,10 +57,7 @@ def sample_bytes(sample: SourceSample) -> int:
 
 
 def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
-    """Cut consecutive items, with their bytes and numbers of samples, into shards, each as full as allowed.
-
-    `max_bytes` includes the end-of-archive marker; a larger item gets a span of its own.
-    """
+    """Cut consecutive items of given (bytes, samples) into shards as full as allowed; a larger item is alone."""
     spans: list[Span] = []
     start = end = filled = samples = 0
     for size, count in sizes:
@@ -122,14 +116,17 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def permutation(count: int, seed: int, label: int = 0, purpose: int = _ORDER) -> NDArray[np.int64]:
-    """Return int64[count], a permutation that depends only on the arguments; by default that of the shuffle."""
+    """Return int64[count], a permutation that depends only on the arguments; by default that of the shuffle.
+
+    Philox's raw output stays the same between versions of NumPy.
+    """
     key = np.array([seed, 0x5348415244494659], np.uint64)
     raw = np.random.Philox(key=key, counter=np.array([0, 0, label, purpose], np.uint64)).random_raw(count)
     return np.argsort(raw, kind="stable")
 
 
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
-    """Split the samples of each class at random; return the positions in `labels` for each split, ascending.
+    """Return ascending positions in `labels` for each split, at random within each class.
 
     Each split with a nonzero fraction gets a sample of each class that has enough.
     """

@@ -33,8 +33,8 @@ _LOST = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryE
 def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]:
     """Open a pool on the cluster at an address, or None without an address. Raises ClusterError.
 
-    Results are in the order of the calls. Each task has one processor; by default there are four tasks for each
-    processor at once. On leaving, tasks are cancelled and write nothing more.
+    Results are in order. Each task has one processor; by default four tasks for each processor are in flight. On
+    leaving, tasks are cancelled.
     """
     if address is None:
         yield None

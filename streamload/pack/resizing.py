@@ -21,18 +21,16 @@ _MIRRORED = frozenset({2, 4, 5, 7})
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """Resizes larger images so that the shorter side has `size` pixels.
+    """Resizes larger images so that the shorter side has `size` pixels, and encodes them as JPEG (4:2:0 or grey).
 
-    A resized image becomes a JPEG with 4:2:0 subsampling, grey if the image is grey: transparency is dropped, an
-    animation keeps its first frame, CMYK becomes RGB, the EXIF orientation is applied. Metadata and colour profiles,
-    which loaders ignore, are dropped.
+    The EXIF orientation is applied; transparency, metadata, colour profiles and all but the first frame are dropped.
     """
 
     size: int
     quality: int
 
     def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
-        """Return the field and the bytes to store, unchanged for a small image. Raises ValueError for a damaged one."""
+        """Return the field and bytes to store, unchanged for a small image. Raises ValueError if it is damaged."""
         prefix, dot, _ = field.rpartition(".")
         view = memoryview(data)
         if min(image_size(view)) <= self.size:

@@ -1,7 +1,6 @@
-"""One run into a destination: mark it, do the tasks that are not done yet, and write the index last.
+"""Run tasks into a destination: mark it, do what is not done yet, and write the index last.
 
-Readers refuse a marked folder. Until a run is complete, `run.json` beside the shards names all shards that may be
-there, and each finished task has a record.
+Until then readers refuse it, `run.json` names all shards that may be there, and each finished task has a record.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ def pack_into(
 
     Args:
         target: where and how shards are written.
-        plan: makes the tasks, in the order of their shards; independent of the number of workers.
+        plan: returns the tasks in the order of their shards, whatever the number of workers.
         check: called with all records before the index is written; may raise to end the run.
         label: the activity, for the progress.
         unit: the tasks' items, in the plural.
-        splits: the folders in the destination, or "" for the destination itself.
+        splits: the folders in the destination, or "" for itself.
         classes: the names of the classes, or None.
 
     Raises:
-        UsageError: there are shards or an unfinished run already, or another run is at work.
-        StreamloadError, OSError, ValueError: a task failed. Finished shards are kept for a run with `resume`.
+        UsageError: there are shards, an unfinished run or another running one.
+        StreamloadError, OSError, ValueError: a task failed; finished shards are kept for `resume`.
     """
     run = _Run(target, splits)
     with run.locked():
@@ -235,7 +234,7 @@ class _Run:
         def record_of(task: Task) -> Record | None:
             folder = self._folders[task.split].folder
             with suppress(ValueError, LookupError, TypeError, StreamloadError):
-                content = self._storage.read_bytes(self._target.record_url(task.digest), most_bytes=_MOST_BYTES)
+                content = self._storage.read_bytes(stored[task.digest], most_bytes=_MOST_BYTES)
                 record = read_record(content, task)
                 kept = all(_is_same(info, self._storage.info(f"{folder}/{name}")) for name, info, _ in record.shards)
                 if kept and (not record.faults or self._target.skip_bad):

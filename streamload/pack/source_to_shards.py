@@ -60,9 +60,7 @@ def source_to_shards(
     fractions: Mapping[str, float] | None,
     resizing: Resizing | None,
 ) -> dict[str, Any] | None:
-    """Pack a source, with the options of `shardify`; return a report as a JSON object.
-
-    Returns None if an earlier run has done everything.
+    """Pack a source with the options of `shardify`; return a JSON report, or None if an earlier run was complete.
 
     Raises:
         UsageError: source, destination and options do not fit together, or there are shards already.
@@ -204,7 +202,7 @@ class PackFiles:
     resizing: Resizing | None
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """See `Work`."""
+        """Append all samples without faulty files."""
         faults: list[Fault] = []
         arrays: OpenArrays = {}
         for sample in self.samples:

@@ -1,6 +1,6 @@
-"""A task of packing makes one finished shard (further ones if it does not fit) and a record of them.
+"""A task of packing makes one shard (further ones if it does not fit) and a record of them.
 
-Tasks may run on other machines, and more than once. They depend on their inputs and the options alone.
+Tasks may run on other machines, and more than once; they depend on their inputs and options alone.
 """
 
 from __future__ import annotations
@@ -29,13 +29,9 @@ class Target:
 
     Attributes:
         dest: a folder or a url without a slash at the end.
-        storages: finds its storage.
-        naming: the names of the shards.
         max_bytes: maximum size of a shard, or None.
         max_count: maximum number of samples in a shard, or None.
         skip_bad: leave out faulty samples.
-        resume: go on with an interrupted run.
-        overwrite: first remove existing shards, or an interrupted run.
         workers: processes, or Ray tasks in flight; None chooses.
         ray: the address of a Ray cluster, or None.
     """
@@ -54,10 +50,6 @@ class Target:
     def folder(self, split: str) -> Destination:
         """Return the folder of a split; "" is the destination itself."""
         return Destination(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
-
-    def record_url(self, digest: str) -> str:
-        """Return where the record of a task is stored."""
-        return f"{self.dest}/{PACKING_FOLDER}/{digest}.record"
 
 
 class Fault(NamedTuple):
@@ -79,10 +71,8 @@ class Task:
 
     Attributes:
         split: the folder of its shard in the destination, or "".
-        name: the name of its shard.
-        digest: a digest of everything that determines its bytes.
+        digest: a digest of all that determines its bytes.
         items: number of items, for the progress.
-        work: makes its samples.
         may_be_empty: make a shard even without samples.
     """
 
@@ -109,13 +99,9 @@ def digest_of(*parts: object) -> str:
 
 
 def do(target: Target, task: Task) -> Record:
-    """Write the shards of a task, then its record.
+    """Write the shards of a task, then its record; with faults that may not be skipped, store nothing.
 
-    A further shard has a name that sorts after the first one's and before the next task's. If there are faults that may
-    not be skipped, the record has no shards and is not stored.
-
-    Raises:
-        StreamloadError, ValueError, OSError: a shard cannot be written, or a sample is wrong.
+    Names of further shards sort before the next task's. Raises StreamloadError, ValueError, OSError.
     """
     stem = task.name.removesuffix(".tar")
     shards = ConsecutiveShards(
@@ -132,12 +118,13 @@ def do(target: Target, task: Task) -> Record:
     tables = [pack_table(shard.table) for shard in shards.published]
     saved = [(shard.name, shard.info, len(table)) for shard, table in zip(shards.published, tables, strict=True)]
     head = json.dumps({"shards": saved, "faults": faults}).encode("ascii")
-    target.folder("").storage.write(target.record_url(task.digest), b"\n".join((head, b"".join(tables))))
+    url = f"{target.dest}/{PACKING_FOLDER}/{task.digest}.record"
+    target.folder("").storage.write(url, b"\n".join((head, b"".join(tables))))
     return Record(task.digest, task.split, tuple(shards.published), faults)
 
 
 def read_record(content: bytes, task: Task) -> Record:
-    """Parse the record of a task. Raises ValueError, LookupError, TypeError or StreamloadError if it is damaged."""
+    """Parse a record. Raises ValueError, LookupError, TypeError or StreamloadError if it is damaged."""
     head, _, tables = content.partition(b"\n")
     saved, shards, start = json.loads(head), [], 0
     for name, info, size in saved["shards"]:

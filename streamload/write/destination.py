@@ -59,7 +59,7 @@ class Destination:
         self._created: list[str] = []
 
     def existing(self, names: ShardNaming) -> list[str]:
-        """Return the existing shards with such names, sorted; one listing."""
+        """Return the existing shards with such names, sorted."""
         listed = [info.url.rpartition("/")[2] for info in self.storage.list(f"{escaped(self.folder)}/*")]
         return sorted(filter(names.matches, listed))
 
@@ -70,7 +70,7 @@ class Destination:
             self.storage.delete(f"{self.folder}/{shard}")
 
     def remove_abandoned(self, names: ShardNaming) -> None:
-        """Remove the hidden files that killed writers left of shards with such names; a bucket has none."""
+        """Remove the hidden files of killed writers for such names; a bucket has none."""
         for hidden in os.listdir(self.path) if self.path is not None and os.path.isdir(self.path) else ():
             match = _HIDDEN.fullmatch(hidden)
             if match is not None and names.matches(match[1]):
@@ -128,16 +128,7 @@ class ConsecutiveShards:
         replace: bool = True,
         before_first: Callable[[], None] = lambda: None,
     ) -> None:
-        """Write nothing yet.
-
-        Args:
-            folder: the folder of the shards.
-            name: returns the name of a shard by its number.
-            max_bytes: maximum size of a shard, or None.
-            max_count: maximum number of samples in a shard, or None.
-            replace: replace files with these names.
-            before_first: called before the first shard is published.
-        """
+        """Write nothing yet. `name` returns a shard's name by number; `before_first` is called before the first one."""
         self._folder, self._name = folder, name
         self._max_bytes, self._max_count = max_bytes, max_count
         self._replace, self._before_first = replace, before_first
@@ -147,8 +138,7 @@ class ConsecutiveShards:
     def append(self, key: str, members: Sequence[Member], label: int | None) -> None:
         """Append a sample, to a further shard if this one is full.
 
-        Raises ValueError, with nothing written, if it fits into no shard or its key repeats in the shard; and
-        StreamloadError.
+        Raises StreamloadError; or ValueError, with nothing written, if it fits into no shard or its key repeats.
         """
         size, limit = size_of(members), self._max_bytes
         if limit is not None and size + len(END_OF_ARCHIVE) > limit:

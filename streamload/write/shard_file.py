@@ -36,9 +36,8 @@ def size_of(members: Sequence[Member]) -> int:
 class GrowingShard:
     """An open file, and the table of its content. Not thread-safe.
 
-    In a local folder the file is `.<name>.<random>.partial` until `publish()`: no listing takes it for a shard, and the
-    kernel releases its lock when the writer dies. For a bucket it is an unnamed temporary file (on systems that cannot
-    reopen such a file, a hidden one).
+    In a local folder it is `.<name>.<random>.partial` until `publish()`, locked while the writer lives. For a bucket it
+    is an unnamed temporary file (a hidden one on systems that cannot reopen it).
 
     Attributes:
         bytes: the size of the shard if it ended here.
@@ -86,10 +85,9 @@ class GrowingShard:
         self._labels.append(label)
 
     def publish(self, storage: Storage, url: str, *, replace: bool) -> ShardTable:
-        """Complete the shard under its url; upload it completely or not at all. Return its table.
+        """Complete the shard under its url, wholly or not at all; return its table.
 
-        Raises OSError, also FileExistsError without `replace` in a local folder; and StorageError. (A hard link would
-        check and name a file in one step, but exFAT, SMB and many FUSE mounts have none.)
+        Raises StorageError and OSError; in a local folder FileExistsError, unless `replace`.
         """
         self._file.write(END_OF_ARCHIVE)
         self._file.flush()
@@ -120,7 +118,7 @@ class GrowingShard:
         if self._durable:
             os.fsync(self._file.fileno())
         self._file.close()
-        with locked_folder(folder):
+        with locked_folder(folder):  # a hard link would check and name in one step, but exFAT, SMB and FUSE have none
             if not replace and os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             os.replace(hidden, path)

@@ -30,17 +30,15 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class ShardWriter:
-    """Writes samples into numbered shards with an index, in a local folder or in a bucket.
+    """Writes samples into numbered shards with an index, locally or in a bucket; the same samples, the same bytes.
 
     Locally, a shard has a hidden name until it is complete and on the disk. Remotely, it grows in an unnamed temporary
-    file and is uploaded, completely or not at all, when it is full. The index comes last. `pack` writes with several
-    processes.
+    file and is uploaded when it is full, completely or not at all. The index comes last; its tables are held in memory,
+    about 100 bytes per sample. `pack` writes with several processes.
 
-    The same samples give the same bytes. An exception in the `with` block discards the unfinished shard and writes no
-    index; published shards stay, and readers refuse them as incomplete until they are written again with
-    `overwrite=True` (or the mark `.streamload-unfinished.json` is removed). The tables for the index are held in memory
-    until `close()`: about 100 bytes per sample.
-    Not thread-safe, and only one process at a time may write to a remote folder.
+    An exception in the `with` block discards the unfinished shard and writes no index. Readers refuse the published
+    shards as incomplete until they are written again with `overwrite=True` (or `.streamload-unfinished.json` is
+    removed). Not thread-safe, and only one process at a time may write to a remote folder.
 
     Attributes:
         folder: the folder of the shards and the index.
@@ -219,10 +217,7 @@ class ShardWriter:
 
 
 def _clear(folder: Destination, names: ShardNaming, overwrite: bool) -> None:
-    """Mark a folder as unfinished, and remove the shards to be overwritten.
-
-    Entries of shards that were all deleted by hand are removed from the index.
-    """
+    """Mark a folder as unfinished; remove shards to be overwritten, and entries of shards deleted by hand."""
     write_mark(folder.storage, folder.folder, names, SHARD_WRITER)
     existing = folder.existing(names)
     if overwrite or not existing:

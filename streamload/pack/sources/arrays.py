@@ -31,15 +31,14 @@ _LENGTHS_AT = 26  # in a zip's local header
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, struct.error, ValueError)
 
 
-OpenArrays = dict[str, dict[str, NDArray[Any]]]
-"""Mapped arrays by file and name."""
+OpenArrays = dict[str, dict[str, NDArray[Any]]]  # by file and name
 
 
 def rows_of_arrays(path: str, options: SourceOptions) -> Source:
-    """Return the rows of the arrays in a file, of equal number; keys are row numbers of nine digits.
+    """Return the rows of a file's arrays as samples; keys are row numbers of nine digits.
 
     Labels are the array `label_column`, or the first array of integers called `y`, `label` or `labels`. Raises OSError,
-    and UsageError for damage or other content.
+    and UsageError.
     """
     version = _version(path)
     arrays = _arrays_in(path, version)
@@ -72,10 +71,7 @@ def rows_of_arrays(path: str, options: SourceOptions) -> Source:
 
 
 def row_content(row: ArrayRow, opened: OpenArrays) -> bytes:
-    """Return the npy file of a row, from arrays that stay open while `opened` exists.
-
-    Raises StreamloadError if the file changed since its rows were listed; and OSError.
-    """
+    """Return the npy file of a row. Raises OSError, and StreamloadError if the arrays' file changed."""
     if row.path not in opened:
         if _version(row.path) != row.version:
             raise StreamloadError(f"{row.path!r} changed while it was packed; run the same command again")
@@ -128,7 +124,6 @@ def _stored(path: str, file: io.BufferedReader, entry: zipfile.ZipInfo) -> NDArr
 
 @lru_cache(maxsize=16)
 def _decompressed(path: str, name: str, version: tuple[int, int]) -> NDArray[Any]:
-    """Hold an array in memory for all tasks of a process, until its file changes."""
     del version
     with zipfile.ZipFile(path) as archive, archive.open(name) as member:
         array: NDArray[Any] = np.lib.format.read_array(member, allow_pickle=False)
@@ -136,7 +131,6 @@ def _decompressed(path: str, name: str, version: tuple[int, int]) -> NDArray[Any
 
 
 def _mapped(path: str, file: io.BufferedReader, offset: int) -> NDArray[Any]:
-    """Map the npy file at an offset of a file."""
     file.seek(offset)
     layout = npy_layout(memoryview(file.read(_LONGEST_HEADER)))
     if layout.start == layout.end:

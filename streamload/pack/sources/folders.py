@@ -1,8 +1,4 @@
-"""A folder of files: class folders, files that share a stem, folders that pair by stem, and splits of all of these.
-
-Classes are the folders directly in the source, sorted, as for torchvision's `ImageFolder`. Files that share a stem are
-a sample as in WebDataset; `.cls` is the label.
-"""
+"""A folder of files: class folders as for torchvision, files or folders that pair by stem, and splits of these."""
 
 from __future__ import annotations
 
@@ -100,15 +96,14 @@ def walk(root: str, *, follow_links: bool) -> Tree:
     return tree
 
 
-Roots = list[tuple[str, str]]
-"""Folders in which files that share a stem are a sample, with the prefixes of their fields."""
+Roots = list[tuple[str, str]]  # folders in which files that share a stem are a sample, with their fields' prefixes
 
 
 def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
-    """Return the samples of a folder, by splits if it has these; only the files of labels are opened.
+    """Return the samples of a folder, by splits if it has these; only files of labels are opened.
 
-    Files that share a stem are a sample if `by_stem`; with False, folders are classes; None decides by the files.
-    Raises UsageError for ambiguous files, and OSError.
+    With `by_stem`, files that share a stem are a sample, and `.cls` is the label; with False, folders are classes; None
+    decides by the files. Raises UsageError for ambiguous files, and OSError.
     """
     layout = _layout(tree, by_stem=False if classes is not None else by_stem)
     by_class = [split for split, roots in layout.items() if not roots]

@@ -31,14 +31,7 @@ _NO_NAME = re.compile(r"[^a-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How to read a source, by the names of the command's options.
-
-    Attributes:
-        stems: files that share a stem are a sample; None decides by the folder.
-        classes: the names of the classes by number, or None.
-        label_column: None for the first column with a usual name.
-        path_column: none to find files by name and content.
-    """
+    """How to read a source, by the names of the command's options; None chooses by the source."""
 
     labels: str | None = None
     stems: bool | None = None
@@ -58,10 +51,10 @@ class SourceFile(NamedTuple):
     Attributes:
         path: its path, or the place of the value in its table.
         field: its field, or None if it cannot be packed.
-        decodable: also report images that loaders refuse by default.
+        decodable: also report images that loaders refuse.
         content: the value; None for a file.
-        size: its size when it was listed; -1 for a file that cannot be read.
-        mtime_ns: its time of modification when it was listed.
+        size: its size when listed; -1 for a file that cannot be read.
+        mtime_ns: its modification time when listed.
     """
 
     path: str
@@ -73,19 +66,16 @@ class SourceFile(NamedTuple):
 
 
 def file_at(path: str, field: str | None, *, decodable: bool = False) -> SourceFile:
-    """Return a file with its size and time of modification."""
+    """Stat a file; one that cannot be read is reported when it is packed."""
     try:
         status = os.stat(path)
-    except OSError:  # reading it will report why
+    except OSError:
         return SourceFile(path, field, decodable)
     return SourceFile(path, field, decodable, None, status.st_size, status.st_mtime_ns)
 
 
 class ArrayRow(NamedTuple):
-    """A row of an array that is a member of a sample, stored as npy of `size` bytes.
-
-    `version` is size and time of modification of the array's file.
-    """
+    """A row of an array, a member stored as npy of `size` bytes; `version` is the file's size and time."""
 
     path: str
     field: str
@@ -96,10 +86,7 @@ class ArrayRow(NamedTuple):
 
 
 class SourceSample(NamedTuple):
-    """A sample, whose files are read when it is packed.
-
-    Its label is stored as the field `cls` after the members, then `values`: further fields and their content.
-    """
+    """A sample; its files are read when it is packed. `values` are further fields and their content."""
 
     key: str
     members: tuple[SourceFile | ArrayRow, ...]
@@ -107,7 +94,7 @@ class SourceSample(NamedTuple):
     values: tuple[tuple[str, bytes], ...] = ()
 
     def meaning(self) -> tuple[object, ...]:
-        """Return a tuple for a digest, with digests in place of contents."""
+        """Return a tuple that determines the stored bytes, with digests in place of contents."""
         members = [
             member._replace(content=hashlib.sha256(member.content).digest())
             if isinstance(member, SourceFile) and member.content is not None
@@ -123,8 +110,8 @@ class Source:
 
     Attributes:
         samples: in packing order without a shuffle.
-        classes: the names of the classes by label; None if there are no names.
-        notes: choices, skipped files and likely mistakes; one line each.
+        classes: the names of the classes by label, or None.
+        notes: choices, skipped files and likely mistakes.
         parts: the positions in `samples` of each split that the source defines, or None.
     """
 
@@ -210,12 +197,8 @@ def numbered_labels(
 ) -> tuple[list[int], tuple[str, ...] | None]:
     """Return labels as numbers, and the names of the classes if labels are names.
 
-    Whole numbers, also `1.0`, stay as they are. Anything else, such as `01`, is a name; names are numbered in sorted
-    order, as in an ImageFolder. With `classes` all labels are names. `where` describes the place of a label.
-
-    Raises:
-        UsageError: a label is missing, not text or a number, unknown, too large, or most labels are integers and this
-            one is not.
+    Whole numbers, also `1.0`, stay. Anything else, such as `01`, is a name, numbered in sorted order; with `classes` or
+    `as_names` all labels are names. Raises UsageError, with the place of a label by `where`.
     """
     numbers = [whole_number(label) for label in labels]
     for position, label in enumerate(labels):

@@ -1,4 +1,4 @@
-"""Tables: a row is a sample of files (by path, or stored in the table), a label, texts and other columns."""
+"""Tables: a row is a sample of files (by path, or stored), a label, texts and other columns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Table(NamedTuple):
     """A table in memory.
 
     Attributes:
-        columns: the values of each column by its name.
+        columns: values by name.
         place: returns the place of a row, such as `line 3`.
         is_text: all values are texts, as in a csv.
     """
@@ -82,8 +82,8 @@ class Table(NamedTuple):
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
     """Return a sample for each row of a table; no file is opened. Raises UsageError, OSError.
 
-    The field of a file is its extension, of a text `txt`, of all columns that are kept `json`. If an earlier column has
-    the same field, the name of the column precedes it (`mask.png`). Relative paths begin at `root`, or at the table.
+    Files have their extension as field, texts `txt`, other columns `json`; a field that an earlier column has gets the
+    column's name as a prefix (`mask.png`). Relative paths begin at `root`, or at the table.
     """
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
@@ -216,14 +216,14 @@ def _is_path(table: Table, name: str) -> bool:
 
 
 def _are_labels(values: Sequence[object]) -> bool:
-    """Return True if half of some values are whole numbers or texts, and most rows have no text of their own."""
+    """Return True if half of the values are whole numbers or texts, and most texts repeat."""
     texts = [value for value in values if isinstance(value, str) and not is_number(value)]
     labels = len(texts) + sum(whole_number(value) is not None for value in values)
     return 2 * labels >= len(values) and (len(values) <= 20 or 2 * len(set(texts)) <= len(values))
 
 
 def _is_stored(value: Any) -> bool:
-    """Return True for bytes, rows of arrays, and a file in a table of Hugging Face (`{bytes, path}`)."""
+    """Return True for bytes, rows of arrays, and Hugging Face's `{bytes, path}`."""
     return isinstance(value, bytes | ArrayRow) or (
         isinstance(value, dict) and "bytes" in value and {*value} <= {"bytes", "path"}
     )
@@ -265,10 +265,7 @@ def _texts(table: Table, name: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers, and empty ones and nan to None, if it holds nothing else.
-
-    Add a note of the first other value if most are numbers.
-    """
+    """Convert a column of texts to numbers or None (empty, nan) if it holds nothing else; note a single odd value."""
     values = table.columns[name]
     known = [row for row, value in enumerate(values) if value.strip().lower() not in ("", "nan")]
     odd = [row for row in known if not is_number(values[row]) or "inf" in values[row].lower()]
@@ -309,10 +306,10 @@ def _parts(table: Table, name: str) -> dict[str, list[int]]:
 
 
 def files_by_id(tree: Tree, labels: str, options: SourceOptions) -> Source:
-    """Return the files of a folder that have a label; an ID is a file's path without its extension.
+    """Return the labelled files of a folder; an ID is a path without its extension.
 
-    Labels are JSON, `{"ID": label, ...}`, or a table with a column of IDs and one of labels. Raises OSError, and
-    UsageError if IDs, files and labels do not agree.
+    Labels are JSON, `{"ID": label, ...}`, or a table of IDs and labels. Raises OSError, and UsageError if IDs and files
+    do not agree.
     """
     table = open_table(labels) if labels.lower().endswith(TABLE_EXTENSIONS) else _json_table(labels)
     columns = list(table.columns)
@@ -389,7 +386,6 @@ def _read_parquet(path: str) -> Table:
 
 
 def _json_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the number of each line with a row, and the rows."""
     lines, rows = [], []
     for line, row in enumerate(text.split("\n"), start=1):
         if not row.strip():
@@ -406,7 +402,6 @@ def _json_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
 
 
 def _separated_lines(path: str, text: str) -> tuple[list[int], list[dict[str, Any]]]:
-    """Return the number of each line with a row, and the rows."""
     first = text.partition("\n")[0]
     delimiter = "\t" if path.lower().endswith(".tsv") else max(",;\t", key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
