@@ -1,17 +1,14 @@
-"""The disk cache of a node: whole shards under their final names, and shards being filled.
+"""The disk cache of a node: whole shards under their final names, and temporary files that are being filled.
 
-What is promised, whatever process dies at whatever instant:
+Processes may die at any instant. It is still true that:
 
-- A file under a final name is whole; it gets the name by one rename. A process that opens it first compares all of it
-  with its checksums: a damaged file is removed, and fetched again.
-- The final and the temporary files together count for at most `size_bytes`; a temporary file counts in full as soon as
-  it is made.
-- A shard of the dataset is never evicted for another of it: so as much as fits comes from the disk in every epoch,
-  whatever the order. Files of other datasets and older versions of shards are, unless they are in use.
-- A temporary file that no process has locked is removed by the next one that makes or opens a cache there.
-- Files are made and removed under the folder's lock, which is held only while waiting for the disk.
+- A file under a final name is whole: it gets the name by one rename. Each process compares it with its checksums once.
+- All files together take at most `size_bytes`; a temporary file has its full size from the start.
+- A shard of the dataset is never evicted for another of it, so what fits comes from the disk in every epoch. Files of
+  other datasets and older versions are evicted, unless they are in use.
+- Temporary files that no process has locked are removed by the next process that opens the cache.
 
-Only one user may read and write the folder.
+Files are made and removed under the folder's lock.
 """
 
 from __future__ import annotations
@@ -58,10 +55,7 @@ _log = logging.getLogger("streamload")
 
 
 def url_key(url: str) -> str:
-    """Return a digest of a URL, 16 hexadecimal digits, which is the same for all versions and signatures.
-
-    It says which file may be evicted, not what a file holds.
-    """
+    """Return a digest of a URL, 16 hexadecimal digits, which is the same for all versions and signatures."""
     place = without_secrets(url).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(place, digest_size=_KEY_BYTES).hexdigest()
 
@@ -82,10 +76,9 @@ class ShardIdentity:
 
     @cached_property
     def file_name(self) -> str:
-        """The name of its file in a cache: the URL's key, a digest of all three, and for people the shard's name.
+        """The name of its file: the URL's key, a digest of all three without signatures, and the shard's name.
 
-        Only the last component of the URL's path is readable, because queries may hold secrets. The signature is not in
-        the digest: if it chooses among objects, the ETag tells them apart.
+        The rest of the URL is not readable, because queries may hold secrets.
         """
         identity = repr((without_secrets(self.url), self.etag, self.bytes)).encode("utf-8", "surrogateescape")
         digest = hashlib.blake2b(identity, digest_size=_DIGEST_BYTES).hexdigest()
@@ -95,12 +88,11 @@ class ShardIdentity:
 
 
 class CacheFile:
-    """A shard's file, for one thread at a time: a whole one, or one that this process alone is filling.
+    """A shard's file, whole or being filled by this process; for one thread at a time.
 
-    It holds the shard's bytes, and behind them the crc32 of each part, four bytes each, little-endian. A whole file
-    stays readable through its `descriptor` whatever becomes of its name. Parts are written in any order, each from its
-    first byte to its last. The file's lock, which the kernel releases with the last copy of the descriptor, shows
-    others that it is in use.
+    It holds the shard's bytes, and after them the crc32 of each part, four bytes each, little-endian. Parts are written
+    in any order, each from its first byte to its last. Its lock, which the kernel releases with the last copy of the
+    descriptor, protects it from eviction.
 
     Args:
         descriptor: for reading, and for writing unless it is whole; this object closes it.
@@ -109,9 +101,9 @@ class CacheFile:
         temporary: the path of a file that is being filled; None for a whole one.
 
     Attributes:
-        n_parts: how many parts the shard has.
+        n_parts: the number of the shard's parts.
         missing: the parts that have not been written.
-        temporary: as given, until the file has its final name, and with it all bytes of the shard.
+        temporary: as given; None once the file has its final name.
     """
 
     def __init__(self, descriptor: int, shard_bytes: int, part_bytes: int, temporary: str | None = None) -> None:
@@ -166,8 +158,8 @@ class CacheFile:
 class DiskCache:
     """A folder of shards that all processes of a node share.
 
-    It never fails: if the disk refuses something, the cache takes nothing more from this process, which warns once, but
-    whole files are still read as long as the disk can be read. May be used by several threads.
+    If the disk refuses something, this process warns once and writes nothing more, but still reads whole files as long
+    as the disk can be read. Safe for several threads.
 
     Args:
         folder: made if it is not there; the files are in `streamload-shards` in it.
@@ -198,13 +190,9 @@ class DiskCache:
             self.turn_off(exc)
 
     def open(self, identity: ShardIdentity) -> CacheFile | None:
-        """Open a shard to read it, or to fill it if it is not whole.
+        """Open a shard's file, to read it or to fill it; the caller closes it.
 
-        A whole file is compared with its checksums once in each process.
-
-        Returns:
-            The file, which the caller closes; None if it is not to be cached: another process is filling it, the cache
-            is full of shards that stay, or it is off.
+        None if another process is filling it, the cache is full of shards that stay, or it is off.
         """
         path = os.path.join(self._folder, identity.file_name)
         try:
@@ -226,10 +214,7 @@ class DiskCache:
         return file
 
     def write(self, file: CacheFile, offset: int, pieces: Iterable[bytes]) -> None:
-        """Write the next bytes of a part, and publish the file with the last. Raises OSError if the disk refuses.
-
-        Damage by a crash of the machine is found by the checksums.
-        """
+        """Write the next bytes of a part, and rename the file after the last. Raises OSError if the disk refuses."""
         for piece in pieces:
             file.write(offset, piece)
             offset += len(piece)
@@ -240,7 +225,7 @@ class DiskCache:
             self._compared.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
-        """Take nothing more, and warn the first time, since the disk refused something."""
+        """Write nothing more, since the disk refused something; warn the first time."""
         self._writable = False
         self._readable = self._readable and exc.errno not in _UNREADABLE
         self._warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)

@@ -73,11 +73,11 @@ class FetchedShard:
         number: in the listing.
         pin: the version that is read.
         compression: a compressed shard is decompressed whole, and has the single part 0.
-        total_bytes: its size, decompressed; None until it is known.
-        generation: changes with every memory or file that the shard gets; workers need a new descriptor for each.
+        total_bytes: its decompressed size; None until it is known.
+        generation: counts its memories and files.
         memory: where its parts arrive.
-        file: a file of the disk cache in place of memory, whole or being filled.
-        lookup: asks the disk cache for that file; None before.
+        file: its file in the disk cache, in place of memory.
+        lookup: the task that opens that file.
     """
 
     number: int
@@ -92,11 +92,11 @@ class FetchedShard:
 
     @property
     def version(self) -> tuple[int, int]:
-        """A value that changes whenever workers need a new descriptor; and its second item, how much they may map."""
+        """The generation, and how many bytes workers may map: if one changes, they need a new descriptor."""
         return self.generation, self.total_bytes or self.ensure_memory().size_bytes
 
     def ensure_memory(self) -> SparseMemory:
-        """Return the memory, which is made if there is none."""
+        """Return the memory; make it if there is none."""
         if self.memory is None:
             self.memory = SparseMemory(self.total_bytes)
         return self.memory
@@ -111,7 +111,7 @@ class FetchedShard:
             self.memory.free(*part_edges(part, self.total_bytes))
 
     def release(self) -> None:
-        """Close the memory or the file; what comes from now on comes into another one."""
+        """Close the memory or the file."""
         self.generation += 1
         for each in (self.memory, self.file):
             if each is not None:

@@ -101,7 +101,7 @@ class _Decompression:
 class Fetcher:
     """Fetches parts of the shards that workers cannot open by themselves.
 
-    Its users request parts of its window, and are notified. Work is started by `pump` alone, in one running loop.
+    Parts are requested in its window. `pump` alone starts work, in one running loop.
 
     Args:
         tables: of the shards.
@@ -173,9 +173,9 @@ class Fetcher:
         self.notify()
 
     def finish(self, shards: Iterable[int]) -> None:
-        """Close shards that are not needed soon when their last part is dropped.
+        """Close shards that are not needed soon, each with its last part.
 
-        If half of a shard or more is in its file of the disk cache, the rest is fetched for later epochs.
+        If at least half of a shard is in the disk cache, the rest is fetched for later epochs.
         """
         for shard in [each for each in shards if each in self._open]:
             self._open[shard] = True
@@ -199,7 +199,7 @@ class Fetcher:
         return state
 
     def arrived_from(self, shard: int, start: int) -> tuple[int, int | None]:
-        """Return the end of what is there without a gap from a place on, and the shard's size if it is known."""
+        """Return the end of the bytes that are present from a place on, and the shard's size if it is known."""
         number, total_bytes = start // PART_BYTES, self.state_of(shard).total_bytes
         if shard in self.compressed:
             is_present = total_bytes is not None and part_key(shard, 0) in self.window.present
@@ -216,7 +216,7 @@ class Fetcher:
         return [part_key(shard, number) for number in range(start // PART_BYTES, -(-end // PART_BYTES))]
 
     def take_closed(self) -> list[int]:
-        """Return the shards whose memory was closed since the last call, and that have no other one now."""
+        """Return the shards that were closed since the last call, and are not open again."""
         closed = sorted(self._closed - self._open.keys())
         self._closed.clear()
         return closed
@@ -353,7 +353,7 @@ class Fetcher:
     # -- room ------------------------------------------------------------------------------------------------------
 
     def _to_close(self, key: int) -> list[int] | None:
-        """Return what to `_release` so that the shard of a part may be open; None if no shard can be closed."""
+        """Return the shards to close so that the shard of a part may be open; None if none can be closed."""
         if shard_and_number(key)[0] in self._open or len(self._open) < self._most_open:
             return []
         parts = self.window.of_shard
@@ -368,7 +368,7 @@ class Fetcher:
         return None
 
     def _make_room(self, key: int, size_bytes: int) -> bool:
-        """Make room for a part, or for more of it, in bytes and in open shards; return False if there cannot be."""
+        """Make room for bytes of a part, and for its shard to be open; return False if there cannot be."""
         turn = self.window.turn_of(key)
         while (others := self._to_close(key)) is None or self.window.room_for(key, size_bytes) is None:
             last = max((job.key for job in self._decompressions.values()), key=self.window.turn_of, default=key)
@@ -478,10 +478,10 @@ class Fetcher:
         state.total_bytes = state.pin.total_bytes
 
     async def _open_cached(self, state: FetchedShard) -> CacheFile | None:
-        """Open a shard's file in the disk cache, whole or to be filled, which the caller closes.
+        """Open a shard's file in the disk cache, as `DiskCache.open`; None also if there is no cache.
 
-        None if there is no cache, or it does not take the shard. A shard is not cached if its storage states neither an
-        ETag nor a date: a later run could not tell that it was rewritten.
+        A shard of which the storage states neither an ETag nor a date is not cached: a later run could not tell that it
+        was rewritten.
         """
         cache, url, pin = self._cache, state.url, state.pin
         if cache is None or url in self._without_version:
@@ -508,7 +508,7 @@ class Fetcher:
     # -- compressed shards -----------------------------------------------------------------------------------------
 
     def _grow(self, job: _Decompression) -> bool:
-        """Make room for a part more of a shard that is being decompressed; return False if there is none."""
+        """Make room for PART_BYTES more of a shard that is being decompressed; return False if there is none."""
         key, done = job.key, job.decompressor
         if not self._make_room(key, PART_BYTES):
             # If the rest is like what has come.

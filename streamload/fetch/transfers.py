@@ -33,7 +33,7 @@ class TransferCounts(RequestCounts):
     """What has happened since the start.
 
     Attributes:
-        received_bytes: what arrived, with what arrived twice.
+        received_bytes: all bytes, also those that arrived twice.
         cached_bytes: of parts that were in the disk cache when they were needed.
         ended: for a trace, each download's url, start, begin and end by the loop's clock, and bytes; or None.
     """

@@ -1,7 +1,4 @@
-"""The window: which parts are in memory or in flight, when each is needed next, and which makes room for which.
-
-Nothing here reads, writes or waits.
-"""
+"""The window: which parts are present or in flight, when each is needed next, and which are evicted."""
 
 from __future__ import annotations
 
@@ -70,13 +67,13 @@ class _Queue:
 class PartWindow:
     """The parts, by their keys, that are present, in flight or needed.
 
-    Each part has a *turn*, when it is needed next: now, if it is *held*; else for the first planned batch that needs
-    it; else, after all of these, for the scan or the rows of its shard; else never. The missing part with the first
-    turn is fetched next. Only parts of later turns are evicted for it: first those that are never needed, the longest
-    unneeded first, then those of the last turn. While there is room everything stays.
+    A part's *turn* is when it is needed next: now, if it is *held*; else for the first planned batch that needs it;
+    else, after all of these, for its shard's scan or rows; else never. The missing part with the first turn is fetched
+    next. Only parts of later turns are evicted for it, the last turn first; of the unneeded ones, the longest unneeded.
+    While there is room everything stays.
 
     Args:
-        budget_bytes: the most that parts present or in flight may take together.
+        budget_bytes: the most that these parts may take together.
 
     Attributes:
         used_bytes: the bytes that they take.
@@ -139,7 +136,7 @@ class PartWindow:
             self._update(key)
 
     def hold(self, keys: Iterable[int]) -> None:
-        """Keep parts until they are released as often as they were held."""
+        """Hold parts, until they are released as often."""
         for key in keys:
             self._holds[key] += 1
             self._update(key)
