@@ -1,4 +1,4 @@
-"""The actor of Ray that runs a feeder on another node and returns its batches."""
+"""Run a feeder in an actor of Ray, and return its batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import pickle
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from streamload.cluster.ray_cluster import own_version
 from streamload.errors import WorkerError
@@ -18,23 +17,12 @@ from streamload.order.share import EpochStart
 from streamload.trainer.connection import Connection, start_feeder_process
 from streamload.workers.launchers import available_processors
 
-
-class Program(NamedTuple):
-    """The training program, as its feeders need it.
-
-    Attributes:
-        arguments: its `sys.argv`.
-        import_path: its `sys.path`.
-        folder: where its relative paths begin.
-    """
-
-    arguments: Sequence[str]
-    import_path: Sequence[str]
-    folder: str
+Program = tuple[Sequence[str], Sequence[str], str]
+"""Of the training program: its `sys.argv`, its `sys.path`, and the folder where its relative paths begin."""
 
 
 class FeederActor:
-    """Runs the feeder process of one share of a trainer's batches. Ray calls one method after the other."""
+    """Runs a feeder for a share of a trainer's batches. Ray calls one method at a time."""
 
     def __init__(self) -> None:
         # Ray lets the numerical libraries have as many threads as the actor has processors; each worker has one.
@@ -44,15 +32,15 @@ class FeederActor:
         self._ended = True
 
     def version(self) -> str:
-        """Return the version, which must be the trainer's, since both send each other pickles."""
+        """Return the version, which must be the trainer's: both exchange pickles."""
         return own_version()
 
     def start(self, program: Program, configure: bytes, num_cpus: int, budget_is_automatic: bool) -> None:
-        """Start the feeder with a pickled `Configure`; an automatic budget is smaller on a node with less memory."""
-        sys.argv[:] = program.arguments
-        sys.path += [entry for entry in program.import_path if entry not in sys.path]
-        if os.path.isdir(program.folder):
-            os.chdir(program.folder)
+        """Start the feeder; limit an automatic budget by the memory of this node."""
+        sys.argv[:], import_path, folder = program
+        sys.path += [entry for entry in import_path if entry not in sys.path]
+        if os.path.isdir(folder):
+            os.chdir(folder)
         message: Configure = pickle.loads(configure)
         set_log_levels(message.log_levels)
         if budget_is_automatic:
@@ -63,13 +51,13 @@ class FeederActor:
         self._feeder.send(message)
 
     def begin(self, start: EpochStart) -> None:
-        """Begin a pass; the rest of the one before is abandoned."""
+        """Begin a pass, and abandon the one before."""
         assert self._feeder is not None, "start comes first"
         self._pass, self._ended = start.identity, False
         self._feeder.send(start)
 
     def next(self) -> tuple[Ready | Failed, list[Bytes]] | None:
-        """Return the next batches of the pass with their memory, or why there are none; None after its end.
+        """Return the next batches with their memory, or a failure; None after the end.
 
         Raises:
             WorkerError: the feeder is dead, or has failed in an abandoned pass.

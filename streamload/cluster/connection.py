@@ -1,4 +1,4 @@
-"""A trainer's connection to its feeders on a Ray cluster."""
+"""Connect a trainer to its feeders on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class _Feeder:
     """Feeder `number` of k, which makes the batches `number + n * k` of a pass.
 
     Attributes:
-        coming: references of the calls for batches, in order.
+        coming: references of calls for batches.
         batches: arrived, with their memory.
         failed: why no more batches come.
-        ended: all batches of the pass have come.
+        ended: all batches have arrived.
         died: it was placed again, and has returned no batch since.
     """
 
@@ -56,9 +56,7 @@ class _Feeder:
 
 
 class RayChannel(DirectChannel):
-    """Feeders that are actors of a Ray cluster, seen from the trainer.
-
-    Feeder j of k makes the batches j, j + k, j + 2k, ... of a pass, so taking them in turn gives the rank's order.
+    """Takes batches in turn from feeders that are actors of a Ray cluster.
 
     Raises:
         ClusterError: there is no such cluster, it has too little room, or a node has other versions.
@@ -66,7 +64,7 @@ class RayChannel(DirectChannel):
 
     def __init__(self, feeders: RayFeeders, configure: Configure, *, budget_is_automatic: bool) -> None:
         self._demands = feeders
-        program = Program(program_arguments(), sys.path, os.getcwd())
+        program: Program = (program_arguments(), sys.path, os.getcwd())
         self._started_with = program, pickle.dumps(configure), feeders.num_cpus, budget_is_automatic
         self._feeders = [_Feeder(number) for number in range(feeders.number)]
         self._start: EpochStart | None = None
@@ -90,7 +88,7 @@ class RayChannel(DirectChannel):
     # -- the trainer -----------------------------------------------------------------------------------------------
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Begin a pass; the feeders need no other message."""
+        """Begin a pass; ignore other messages."""
         for message in messages:
             if isinstance(message, EpochStart):
                 self._start, self._turn, self._position = message, 0, message.position
@@ -98,7 +96,7 @@ class RayChannel(DirectChannel):
                     self._begin(feeder)
 
     def receive_now(self) -> Message | None:
-        """Return the next message if its batch is here already."""
+        """Return the next message if its batch has arrived."""
         while (feeder := self._needed()) is not None:
             if not self._cluster.ray.wait([feeder.coming[0]], timeout=0)[0]:
                 return None
@@ -113,14 +111,14 @@ class RayChannel(DirectChannel):
         return self._message()
 
     def what_holds_up(self) -> str:
-        """Say what the next batch waits for."""
+        """Name the feeder that the next batch waits for."""
         number, of = self._turn % len(self._feeders), len(self._feeders)
         return f"feeder {number} of {of} on the Ray cluster has not returned its next batch"
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def _needed(self) -> _Feeder | None:
-        """Return the feeder that the next message waits for; None if it can be made."""
+        """Return the feeder that the next message waits for, if any."""
         feeder = self._feeders[self._turn % len(self._feeders)]
         if feeder.batches or feeder.failed is not None:
             return None
@@ -130,7 +128,7 @@ class RayChannel(DirectChannel):
         return None if last.ended else last
 
     def _message(self) -> Message:
-        """Make the next message, for which nothing is needed."""
+        """Make the next message."""
         assert self._start is not None
         feeder = self._feeders[self._turn % len(self._feeders)]
         if feeder.batches:
@@ -143,7 +141,7 @@ class RayChannel(DirectChannel):
         return self._ready(last.batches, last=True)  # the one that replaces empty batches at the end, if any
 
     def _ready(self, batches: Iterable[tuple[ReadyBatch, Bytes]], *, last: bool) -> Message:
-        """Make a message with batches, each copied to a slot of its own: the object of Ray is read-only."""
+        """Announce batches, each copied to a slot: objects of Ray are read-only."""
         assert self._start is not None
         retired, announced, descriptors = self._announced, [], []
         for batch, memory in batches:
@@ -158,7 +156,7 @@ class RayChannel(DirectChannel):
         return ready, descriptors
 
     def _fetch(self, feeder: _Feeder, timeout_s: float | None) -> None:
-        """Take in what a feeder returns next; one that has died is placed again."""
+        """Wait for the next batches of a feeder; replace it if it has died."""
         exceptions = self._cluster.ray.exceptions
         try:
             returned = self._cluster.ray.get(feeder.coming[0], timeout=timeout_s)
@@ -186,7 +184,7 @@ class RayChannel(DirectChannel):
     # -- feeders ---------------------------------------------------------------------------------------------------
 
     def _begin(self, feeder: _Feeder) -> None:
-        """Have a feeder make its batches from the next turn on."""
+        """Request a feeder's batches from the next turn on."""
         assert self._start is not None
         of = len(self._feeders)
         share = Share((feeder.number - self._turn) % of, of)
@@ -196,7 +194,7 @@ class RayChannel(DirectChannel):
         feeder.coming = deque(feeder.actor.next.remote() for _ in range(_CALLS_AHEAD))
 
     def _replace(self, feeder: _Feeder, error: Exception) -> None:
-        """Place a feeder again that has died, at its next batch."""
+        """Replace a dead feeder, from its next batch on."""
         why = first_line(error)
         if feeder.died:
             raise WorkerError(
@@ -212,10 +210,10 @@ class RayChannel(DirectChannel):
         self._begin(feeder)
 
     def _place(self, feeders: Sequence[_Feeder]) -> None:
-        """Start the actors of some feeders, and wait until they have started theirs.
+        """Start the actors of feeders, and wait for them.
 
         Raises:
-            ClusterError: there is no room for one in time, it does not start, or its node has other versions.
+            ClusterError: one finds no room in time, does not start, or has another version.
         """
         ray, demands = self._cluster.ray, self._demands
         resources = demands.demands

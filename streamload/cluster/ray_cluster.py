@@ -1,7 +1,4 @@
-"""Connect to a running Ray cluster, and find out early what would fail late: no cluster, other versions, no room.
-
-Nothing of Ray is imported before `connect` is called.
-"""
+"""Connect to a running Ray cluster, and check versions and room early. Only `connect` imports Ray."""
 
 from __future__ import annotations
 
@@ -27,12 +24,12 @@ _NONE_RUNS = (
 
 
 def own_version() -> str:
-    """Return the version of streamload in this process, which decides what is written and what can be unpickled."""
+    """Return the version of streamload in this process."""
     return str(sys.modules["streamload"].__version__)
 
 
 def check_version(there: str, where: str, here: str) -> None:
-    """Raise ClusterError if a node, `where`, has another version of streamload; of Python and Ray, Ray itself does."""
+    """Raise ClusterError if a node has another version of streamload; Ray compares Ray and Python."""
     if there != here:
         raise ClusterError(
             f"on the Ray node {where} streamload is {there}, and {here} here; install the same on all nodes"
@@ -53,7 +50,7 @@ class RayCluster:
         self._is_own = is_own
 
     def require(self, resources: Mapping[str, float], number: int = 1, of: str = "tasks") -> None:
-        """Raise ClusterError if even idle nodes have no room for so many tasks: Ray would wait forever."""
+        """Raise ClusterError if even idle nodes lack room for the tasks: Ray would wait forever."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         room = 0
         for node in nodes:
@@ -71,20 +68,17 @@ class RayCluster:
         )
 
     def close(self) -> None:
-        """Disconnect, if `connect` made the connection, and end its work on the nodes. Idempotent."""
+        """Disconnect, if `connect` made the connection. Idempotent."""
         is_own, self._is_own = self._is_own, False
         if is_own:
             self.ray.shutdown()
 
 
-def connect(
-    address: str = "auto", *, log_to_driver: bool = False, runtime_env: Mapping[str, Any] | None = None
-) -> RayCluster:
-    """Connect this process to a Ray cluster, or use the connection that the program has already.
+def connect(address: str = "auto", *, runtime_env: Mapping[str, Any] | None = None) -> RayCluster:
+    """Connect this process to a Ray cluster, or use the program's connection.
 
     Args:
         address: "auto" for the cluster that this machine belongs to, `HOST:PORT` of its head, or `ray://HOST:PORT`.
-        log_to_driver: print what is printed on the nodes.
         runtime_env: of the processes on the nodes, as `ray.init` takes it.
 
     Raises:
@@ -96,13 +90,13 @@ def connect(
         raise ClusterError(f"Ray cannot be imported ({exc}); install it: {_INSTALL}") from None
     is_own = not ray.is_initialized()
     if is_own:
-        _join(ray, address, log_to_driver=log_to_driver, runtime_env=runtime_env)
+        _join(ray, address, runtime_env)
     cluster = RayCluster(ray, str(ray.get_runtime_context().gcs_address), is_own=is_own)
     _log.info("this process uses the Ray cluster at %s", cluster.address)
     return cluster
 
 
-def _join(ray: Any, address: str, *, log_to_driver: bool, runtime_env: Mapping[str, Any] | None) -> None:
+def _join(ray: Any, address: str, runtime_env: Mapping[str, Any] | None) -> None:
     where, named = repr(address), os.environ.get("RAY_ADDRESS") or "auto"
     if address == "auto" and named != "auto":  # which Ray would take, too
         address, where = named, f"{named!r}, which RAY_ADDRESS names"
@@ -110,14 +104,20 @@ def _join(ray: Any, address: str, *, log_to_driver: bool, runtime_env: Mapping[s
         _check_reachable(address.removeprefix("ray://"), where)
     options: dict[str, Any] = {} if runtime_env is None else {"runtime_env": dict(runtime_env)}
     try:
-        ray.init(address, namespace="streamload", log_to_driver=log_to_driver, logging_level=logging.ERROR, **options)
+        ray.init(address, namespace="streamload", log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as exc:
         ray.shutdown()
-        raise ClusterError(_why(where, exc)) from None
+        text = " ".join(str(exc).split())
+        why = f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
+        if where == "'auto'" and isinstance(exc, ConnectionError):
+            why = f"{_NONE_RUNS} ({text})"
+        elif "ersion mismatch" in text:
+            why = f"the Ray cluster at {where} has another version: {text}; install the same here as on its nodes"
+        raise ClusterError(why) from None
 
 
 def _check_reachable(address: str, where: str) -> None:
-    """Try an address first: Ray itself tries for a minute and then may end the process."""
+    """Try an address: Ray would try for a minute, and then may end the process."""
     if not is_host_and_port(address):
         raise ClusterError(
             f"{where} is not the address of a Ray cluster; give auto for the one that runs here, or HOST:PORT"
@@ -130,15 +130,6 @@ def _check_reachable(address: str, where: str) -> None:
             f"no Ray cluster answers at {where} ({exc}); check that it runs, that its address is the one that `ray "
             "start --head` prints, and that its port is open"
         ) from None
-
-
-def _why(where: str, exc: Exception) -> str:
-    text = " ".join(str(exc).split())
-    if where == "'auto'" and isinstance(exc, ConnectionError):
-        return f"{_NONE_RUNS} ({text})"
-    if "ersion mismatch" in text:
-        return f"the Ray cluster at {where} has another version: {text}; install the same here as on its nodes"
-    return f"the Ray cluster at {where} cannot be used from here: {text}; this machine has to be one of its nodes"
 
 
 def listed_amounts(amounts: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""A channel for an event loop; in a module of its own, so that workers need not import asyncio."""
+"""A channel for an event loop; a separate module, since workers do not import asyncio."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class AsyncChannel:
     """One end of a socket pair, served by an event loop.
 
     Args:
-        sock: becomes the channel's own.
-        on_message: called in the loop with every message and its descriptors.
-        on_lost: called once in the loop when the other end is gone; not after `close()`.
+        sock: owned by the channel.
+        on_message: called with every message and its descriptors.
+        on_lost: called once when the other end is gone; not after `close()`.
     """
 
     def __init__(
@@ -35,12 +35,12 @@ class AsyncChannel:
         self._loop.add_reader(sock, self._read)
 
     def send(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
-        """Send without waiting; what does not fit into the socket now follows when there is room.
+        """Send without waiting; the rest follows when the socket has room.
 
         Args:
-            message: anything that pickles.
-            descriptors: sent as duplicates, so the caller may close them at once.
-            close: the channel closes them when they have been sent.
+            message: any picklable object.
+            descriptors: sent as duplicates.
+            close: send and close the descriptors themselves.
         """
         if self._closed:
             _close_all(descriptors if close else ())
@@ -51,7 +51,7 @@ class AsyncChannel:
             self._write()
 
     def close(self) -> None:
-        """Stop serving and close the socket. Idempotent."""
+        """Close the socket. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,7 +1,7 @@
-"""Messages with descriptors over a Unix socket between two of our own processes.
+"""Send messages with descriptors over a Unix socket between our own processes.
 
-A message is a pickle after a header of twelve bytes (its length, and its number of descriptors). Pickles are safe here:
-this library started both processes, and nothing from the data travels unparsed.
+A message is a pickle after a header with its length and its number of descriptors. Pickles are safe here: this library
+started both processes, and nothing from the data travels unparsed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from streamload.errors import WorkerError
 
 MAX_DESCRIPTORS = 64
-"""How many descriptors may go with one message; the kernel's own limit is 253."""
+"""Maximum number of descriptors in one message; the kernel's limit is 253."""
 
 _HEADER = struct.Struct("<QI")
 _READ_BYTES = 1 << 16
@@ -34,14 +34,14 @@ Message = tuple[Any, list[int]]
 
 
 class Frames:
-    """Cuts bytes and descriptors into messages, without input or output."""
+    """Splits received bytes and descriptors into messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
-        """Add what was read."""
+        """Add received data."""
         self._bytes += data
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -50,10 +50,10 @@ class Frames:
                 self._descriptors.extend(numbers)
 
     def take(self) -> Message | None:
-        """Return the next complete message with its descriptors.
+        """Return the next complete message with its descriptors, if any.
 
         Raises:
-            WorkerError: its content, or a module that it needs, exits when it is loaded.
+            WorkerError: loading its content exits the process.
         """
         if len(self._bytes) < _HEADER.size:
             return None
@@ -79,7 +79,7 @@ class Frames:
 
 
 def refused_exit(error: SystemExit) -> WorkerError:
-    """Make the error for content of a message that exits, which would end a process without a reason."""
+    """Return the error for a message whose content exits when it is loaded."""
     frames = traceback.extract_tb(error.__traceback__)
     at = next((each for each in reversed(frames) if each.name == "<module>"), frames[-1])
     return WorkerError(
@@ -90,7 +90,7 @@ def refused_exit(error: SystemExit) -> WorkerError:
 
 
 def frame(message: Any, descriptors: Sequence[int]) -> bytes:
-    """Return a message as it goes over the socket."""
+    """Encode a message."""
     if len(descriptors) > MAX_DESCRIPTORS:
         raise ValueError(f"{len(descriptors)} descriptors with one message; at most {MAX_DESCRIPTORS} may go")
     payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -98,10 +98,10 @@ def frame(message: Any, descriptors: Sequence[int]) -> bytes:
 
 
 def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tuple[int, int, bytes]]]:
-    """Read at least a byte or a descriptor; nothing at the end of the stream.
+    """Read data and ancillary data; nothing at the end of the stream.
 
     Raises:
-        BlockingIOError: there is nothing now, without `wait`.
+        BlockingIOError: nothing has arrived, without `wait`.
     """
     flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | socket.MSG_DONTWAIT
     try:
@@ -112,31 +112,31 @@ def read_from(sock: socket.socket, *, wait: bool = True) -> tuple[bytes, list[tu
 
 
 class Channel:
-    """One end of a socket pair, for a process that waits for messages; it owns the socket."""
+    """One end of a socket pair, for a process that waits for messages. Owns the socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._frames = Frames()
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send one message; descriptors stay open on this side. Raises OSError if the other end is gone."""
+        """Send a message; its descriptors stay open here. Raises OSError if the other end is gone."""
         data = frame(message, descriptors)
         sent = socket.send_fds(self._socket, [data], list(descriptors)) if descriptors else 0
         if sent < len(data):
             self._socket.sendall(data[sent:])
 
     def send_all(self, messages: Sequence[Any]) -> None:
-        """Send messages together, so that the other end is woken once. Raises OSError if it is gone."""
+        """Send messages at once. Raises OSError if the other end is gone."""
         self._socket.sendall(b"".join(frame(message, ()) for message in messages))
 
     def receive(self, timeout_s: float | None = None) -> Message:
-        """Wait for the next message, and return it with its descriptors, which the caller closes.
+        """Wait for a message; return it with its descriptors, which the caller closes.
 
         Raises:
             EOFError: the other end is gone.
             TimeoutError: no whole message came in time.
-            WorkerError: its content, or a module that it needs, exits when it is loaded.
-            OSError: this process has too many open files for the descriptors.
+            WorkerError: loading its content exits the process.
+            OSError: too many open files for the descriptors.
         """
         deadline_s = None if timeout_s is None else monotonic() + timeout_s
         while (taken := self._frames.take()) is None:
@@ -150,7 +150,7 @@ class Channel:
         return taken
 
     def receive_now(self) -> Message | None:
-        """Return the next message if it is here as a whole, else None; raises what `receive` raises."""
+        """Return the next message if all of it has arrived, else None. Raises what `receive` raises."""
         while (taken := self._frames.take()) is None:
             try:
                 self._read(wait=False)
@@ -165,11 +165,11 @@ class Channel:
             raise EOFError("the other end of the channel is gone")
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, which is readable when there may be a message."""
+        """Return a descriptor that is readable when there may be a message."""
         return self._socket.fileno()
 
     def close(self, *, ends: bool = False) -> None:
-        """Close the socket; `ends` ends the stream even if a fork of this process keeps it open. Idempotent."""
+        """Close the socket; `ends` ends the stream even if a fork keeps it open. Idempotent."""
         if ends:
             with contextlib.suppress(OSError):  # the other end is gone
                 self._socket.shutdown(socket.SHUT_WR)

@@ -1,7 +1,6 @@
-"""Map memory that several processes share; it is unmapped with its last view.
+"""Map shared memory, which is unmapped with its last view.
 
-By the C library's `mmap`, since Python's keeps a duplicate of the descriptor while the mapping lives: a user who keeps
-two thousand batches would run out of descriptors.
+Uses the C library's `mmap`, since Python's keeps a descriptor open while the mapping lives.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-"""Raw memory; every view of it keeps the mapping alive."""
+"""Raw memory; every view keeps the mapping alive."""
 
 _PROT_READ = 1
 _PROT_WRITE = 2
@@ -29,13 +28,12 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def map_memory(descriptor: int, size_bytes: int, *, writable: bool) -> Bytes:
-    """Map the first bytes of a descriptor, which may be closed then, as shared memory.
+    """Map the first bytes of a descriptor as shared memory, uint8[size_bytes].
 
-    Returns:
-        uint8[size_bytes]. The mapping ends when the array and every view of it are gone.
+    The descriptor may be closed afterwards.
 
     Raises:
-        OSError: the descriptor cannot be mapped so.
+        OSError: the descriptor cannot be mapped.
     """
     if size_bytes == 0:
         return np.zeros(0, np.uint8)
@@ -61,7 +59,7 @@ _LEAD_BYTES = 64
 
 
 def read_fully(descriptor: int, target: memoryview, start: int) -> int:
-    """Fill `target` with the bytes of a place; return how many, fewer if the file ends before."""
+    """Fill `target` from a file; return the number of bytes, fewer at the file's end."""
     done = 0
     while done < len(target):  # the kernel gives at most 2 GiB at once
         count = os.preadv(descriptor, [target[done:]], start + done)
@@ -74,15 +72,15 @@ def read_fully(descriptor: int, target: memoryview, start: int) -> int:
 def gather(
     descriptor: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> tuple[Bytes, NDArray[np.int64]] | None:
-    """Read n places of a file, at least one; neighbours are read together.
+    """Read n >= 1 ranges of a file; neighbours are read together.
 
     Args:
         descriptor: of the file.
-        offsets: int64[n], where each place begins.
-        sizes: int64[n], its bytes.
+        offsets: int64[n], in bytes.
+        sizes: int64[n], in bytes.
 
     Returns:
-        New memory, and where each place begins in it, int64[n]; None if the file ends before one of them does.
+        New memory, and the offset of each range in it, int64[n]; None if the file is too short.
     """
     order = np.argsort(offsets, kind="stable")
     starts = offsets[order]

@@ -1,6 +1,6 @@
-"""Slots: the memory of one batch, made once, filled by workers, read by the trainer, and used again.
+"""Reuse slots, each the memory of one batch.
 
-`SlotPool` makes slots in the feeder; `SlotReader` leases their memory to the user in the trainer.
+`SlotPool` allocates slots in the feeder, workers fill them, and `SlotReader` leases them to the user in the trainer.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def round_up(size_bytes: int, unit_bytes: int = _PAGE_BYTES) -> int:
 
 
 class MappedSlots:
-    """The slots whose descriptors this process has."""
+    """Maps the slots that this process fills."""
 
     def __init__(self) -> None:
         self._descriptors: dict[int, int] = {}
         self._memory: dict[int, Bytes] = {}
 
     def add(self, slot: int, descriptor: int) -> None:
-        """Take over a slot's descriptor."""
+        """Add a slot, and own its descriptor."""
         self.drop(slot)
         self._descriptors[slot] = descriptor
 
     def at_least(self, slot: int, size_bytes: int) -> Bytes:
-        """Return a slot's memory, made larger if it is too small."""
+        """Return a slot's memory, enlarged if need be."""
         memory = self._memory.get(slot)
         if memory is None or len(memory) < size_bytes:
             descriptor = self._descriptors[slot]
@@ -75,20 +75,20 @@ class MappedSlots:
 
 
 class SlotPool:
-    """Makes slots and knows where each of them is. It never waits.
+    """Allocates slots and tracks their use. Never waits.
 
-    A slot's life: `take` (workers fill it), `announce` (its batch goes to the trainer), `note_taken` (the loop has the
-    batch), `note_released` (no view is left; free again). The pool owns one descriptor of it; workers get duplicates,
-    and the trainer one that it maps and closes, since its descriptors are the user's.
+    A slot's life: `take` (workers fill it), `announce` (the trainer gets its batch), `note_taken` (the loop has the
+    batch), `note_released` (no view is left; free again). Workers get duplicates of its descriptor; the trainer maps it
+    and closes it.
 
-    A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` the pool gives the oldest to the trainer.
+    A user who keeps batches keeps their slots; after `MOST_KEPT_SLOTS` the pool forgets the oldest.
 
     Args:
-        descriptors: how many the process that fills slots may have open; 0 for as many as this one.
+        descriptors: limit of open descriptors; 0 for this process's.
 
     Attributes:
-        descriptors: by slot; they stay the pool's.
-        most_in_flight: how many batches may have slots that the trainer has not taken.
+        descriptors: by slot; owned by the pool.
+        most_in_flight: limit of slots that the trainer has not taken.
     """
 
     def __init__(self, descriptors: int = 0) -> None:
@@ -105,7 +105,7 @@ class SlotPool:
         self._retired: list[int] = []
 
     def take(self) -> int:
-        """Return a free slot, or a new one of a page, which its worker makes larger."""
+        """Return a free slot, or a new one, which its worker enlarges."""
         if self._free:
             return self._free.popleft()  # the oldest: a copy on a stream of the user's own has most time
         slot = next(self._numbers)
@@ -114,7 +114,7 @@ class SlotPool:
         return slot
 
     def announce(self, slot: int, size_bytes: int) -> bool:
-        """Note that a batch of a size goes to the trainer; return True if the slot's descriptor must go with it."""
+        """Record that a batch goes to the trainer; return True if the descriptor must go with it."""
         self._announced.append(slot)
         if size_bytes <= self._sizes[slot]:
             return False
@@ -122,7 +122,7 @@ class SlotPool:
         return True
 
     def note_taken(self, batches: int) -> None:
-        """Note that the trainer has taken the next batches that were announced."""
+        """Record that the trainer has taken announced batches."""
         for _ in range(batches):
             slot = self._announced.popleft()
             self._kept[slot] = None
@@ -130,14 +130,14 @@ class SlotPool:
                 self.discard(next(iter(self._kept)))
 
     def note_released(self, slots: Sequence[int]) -> None:
-        """Note that no view of slots is left in the trainer."""
+        """Record that the trainer has no view of slots left."""
         for slot in slots:
             if slot in self._kept:  # one that was discarded meanwhile belongs to the trainer alone
                 del self._kept[slot]
                 self.put_back(slot)
 
     def put_back(self, slot: int) -> None:
-        """Free a slot that is not announced, or not read any more."""
+        """Free a slot."""
         count = len(self._free)
         in_flight = len(self.descriptors) - count - len(self._kept)  # so many will come and go again
         is_cheap = count < in_flight or count * self._sizes[slot] < FREE_SLOTS_BYTES
@@ -147,14 +147,14 @@ class SlotPool:
             self.discard(slot)
 
     def discard(self, slot: int) -> None:
-        """Never use a slot again; mappings of its memory stay."""
+        """Forget a slot; its mappings stay."""
         self._kept.pop(slot, None)
         os.close(self.descriptors.pop(slot))
         del self._sizes[slot]
         self._retired.append(slot)
 
     def take_retired(self) -> list[int]:
-        """Return the slots discarded since the last call, for workers and trainer to drop."""
+        """Return the slots discarded since the last call."""
         retired, self._retired = self._retired, []
         return retired
 
@@ -168,11 +168,11 @@ class SlotPool:
 
 
 class SlotReader:
-    """Leases the memory of announced slots, and notes when the last view of one has died.
+    """Leases the memory of slots, and finds out when the last view of one has died.
 
     Args:
-        on_map: called with newly mapped memory (to page-lock it).
-        fence: returns a function that returns True when all reads that devices have queued until now are done.
+        on_map: called with newly mapped memory, to page-lock it.
+        fence: returns a function that returns True once all queued reads of devices are done.
     """
 
     def __init__(
@@ -189,23 +189,20 @@ class SlotReader:
         self._collecting = Lock()
 
     def add(self, slot: int, descriptor: int) -> None:
-        """Map all of a slot that is new or has grown; the descriptor stays the caller's."""
+        """Map a slot that is new or has grown; the caller closes the descriptor."""
         self._memory[slot] = memory = map_memory(descriptor, os.fstat(descriptor).st_size, writable=True)
         if self._on_map is not None:
             self._on_map(memory)
 
     def lease(self, slot: int) -> Bytes:
-        """Return a slot's memory for one batch; it is free again when this array and all views of it are gone."""
+        """Return a slot's memory for one batch; the slot is free when all views of it are gone."""
         # By a memoryview, since NumPy would otherwise let views refer to the mapped array, and the lease end at once.
         lease = np.frombuffer(self._memory[slot].data, np.uint8)
         self._leases[slot] = weakref.ref(lease, partial(_end_lease, slot, self._leases, self._ended))
         return lease
 
     def take_released(self) -> tuple[int, ...]:
-        """Return the slots that may be filled again, oldest first: their last view has died, and then a fence opened.
-
-        Copies to a device read the memory later than they are queued.
-        """
+        """Return the free slots, oldest first: all views have died, and then all queued copies to devices were done."""
         with self._collecting:
             ended = [self._ended.popleft() for _ in range(len(self._ended))]
             if self._fence is None:
@@ -218,7 +215,7 @@ class SlotReader:
             return tuple(released)
 
     def drop(self, slots: Sequence[int]) -> None:
-        """Forget slots that the feeder has discarded; views stay valid."""
+        """Forget slots; views stay valid."""
         for slot in slots:
             self._memory.pop(slot, None)
 
@@ -228,6 +225,6 @@ class SlotReader:
 
 
 def _end_lease(slot: int, leases: dict[int, weakref.ref[Bytes]], ended: deque[int], _: object) -> None:
-    """End a lease; this costs a third of `weakref.finalize`."""
+    """End a lease, at a third of the cost of `weakref.finalize`."""
     del leases[slot]
     ended.append(slot)

@@ -1,7 +1,4 @@
-"""Unnamed memory as a descriptor, the limit of descriptors, and the process's heap.
-
-Apart from `mapped.py`, so that none of it imports NumPy.
-"""
+"""Unnamed memory, the limit of descriptors, and the heap; without importing NumPy."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ _NO_LIMIT = 1 << 20
 
 
 def new_memory(size_bytes: int) -> int:
-    """Make zeroed memory that lives as long as its descriptors and mappings, and return a descriptor.
+    """Return a descriptor of zeroed memory.
 
-    It has no name (Linux: `memfd_create`; elsewhere an unlinked temporary file), so a death leaves nothing, and a small
+    It has no name (Linux: `memfd_create`; elsewhere an unlinked temporary file), so nothing is left behind, and a small
     /dev/shm does not limit it.
     """
     if hasattr(os, "memfd_create"):
@@ -39,7 +36,7 @@ def new_memory(size_bytes: int) -> int:
 
 
 def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
-    """Write all bytes at a place. Raises OSError if there is no room."""
+    """Write all bytes at an offset."""
     view = memoryview(data).cast("B")
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -47,13 +44,13 @@ def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
 
 
 def descriptor_limit() -> int:
-    """Return how many descriptors this process may have open; at most 1,048,576."""
+    """Return the limit of open descriptors, at most 1,048,576."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _NO_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _NO_LIMIT)
 
 
 def naming_the_limit(error: BaseException) -> BaseException:
-    """Return an error; one of too many open files as a WorkerError that names the limit."""
+    """Return an error; for too many open files a WorkerError that names the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
         return error
     named = WorkerError(
@@ -65,7 +62,7 @@ def naming_the_limit(error: BaseException) -> BaseException:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise this process's soft limit of descriptors to its hard one: shards and slots take one each."""
+    """Raise the soft limit of descriptors to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (hard, _MACOS_LIMIT):  # macOS reports a hard limit that it does not accept
         with suppress(ValueError, OSError):
@@ -76,20 +73,16 @@ def raise_descriptor_limit() -> None:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # of glibc's `mallopt(3)`
 
 
-def keep_freed_memory(kept_bytes: int) -> bool:
-    """Make the heap of our own process keep freed memory; return True if the C library knows how (glibc only).
+def keep_freed_memory(kept_bytes: int) -> None:
+    """Have the heap keep freed memory, if the C library can (glibc).
 
-    glibc unmaps buffers of some hundred kilobytes, so their pages are faulted in again and again.
+    glibc unmaps buffers of some hundred kilobytes, so their pages fault again and again.
 
     Args:
-        kept_bytes: how much free memory stays at the heap's end; buffers of up to an eighth of that come from it.
+        kept_bytes: free memory to keep; buffers of up to an eighth of that come from it.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return all(
-        mallopt(name, value) == 1
-        for name, value in ((_MMAP_THRESHOLD, kept_bytes // 8), (_TRIM_THRESHOLD, kept_bytes), (_ARENAS, 2))
-    )
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, kept_bytes // 8)
+        mallopt(_TRIM_THRESHOLD, kept_bytes)
+        mallopt(_ARENAS, 2)

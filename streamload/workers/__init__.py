@@ -1,1 +1,1 @@
-"""Who does the tasks: processes, or the caller."""
+"""Worker processes, ranks and processors."""

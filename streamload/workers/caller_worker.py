@@ -1,4 +1,4 @@
-"""The worker for `num_workers=0`: the caller makes rows while it waits for a batch."""
+"""Make rows in the caller's process, for `num_workers=0`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CallerWorker:
         job: the user's functions themselves: state shared with the caller's code stays shared.
 
     Attributes:
-        waiting: the messages, with descriptors that belong to this object.
+        waiting: messages, with descriptors that this object closes.
     """
 
     def __init__(self, job: Job) -> None:
@@ -28,19 +28,19 @@ class CallerWorker:
         self._failed: list[RowsDone] = []
 
     def begin(self, pass_number: int) -> None:
-        """Make rows for this pass only, from now on."""
+        """Make rows for this pass only."""
         self._pass_number = pass_number
         self._failed.clear()
 
     def leave(self, pass_number: int) -> None:
-        """Make no more rows for a pass; another one that has begun meanwhile goes on."""
+        """Stop making rows for a pass, if it is the current one."""
         if self._pass_number == pass_number:
             self._pass_number = None
 
     def step(self) -> RowsDone | ScanDone | None:
-        """Do one task, and the messages before it; return its answer, or None if no task waits.
+        """Do the next task, and return its answer; None if no task waits.
 
-        A task of another pass is answered without doing it. One that is interrupted is done by the next call.
+        Tasks of other passes are answered without being done. An interrupted task is done by the next call.
         """
         while self.waiting:
             message, descriptors = self.waiting[0]

@@ -1,8 +1,7 @@
-"""The first lines of every process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
+"""The script of every process that `launch` starts: `python -P child.py -m MODULE PROGRAM NUMBER...`.
 
-It is run as a file, so that streamload need not be found before `sys.path` is the program's. PROGRAM is a descriptor of
-a pickle of the program's `sys.path` and `sys.argv`, both set before any user module is loaded. A `PYTHONPATH` would
-reach programs that the user's code starts, which may be another Python.
+It is run as a file, since streamload is found only by the program's `sys.path`. PROGRAM is a descriptor of a pickle of
+the program's `sys.path` and `sys.argv`. A `PYTHONPATH` would reach programs that the user's code starts.
 """
 
 import importlib
@@ -11,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Take over the program's path and arguments, then call MODULE's `main` with the numbers."""
+    """Set path and arguments, then call MODULE's `main` with the numbers."""
     _, module, program, *numbers = sys.argv[1:]
     with open(int(program), "rb") as file:
         sys.path[:], sys.argv[:] = pickle.load(file)

@@ -1,8 +1,8 @@
-"""Starts our processes, each on one end of a socket pair: subprocesses, and forks of a feeder that has just begun.
+"""Start processes on socket pairs: subprocesses, and forks of a feeder that has just begun.
 
-To import what a worker needs takes longer than anything else until the first batch. So the first workers are forks of
-the feeder, made when these modules are loaded and it has no thread, no open file and no user code yet. With another
-thread, on other systems than Linux, and for later workers, they are subprocesses.
+Imports take longer than anything else until the first batch. So the first workers are forks of the feeder, made when
+the modules are loaded and it has no thread, no open file and no user code yet. With another thread, on other systems
+than Linux, and for later workers, they are subprocesses.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ WORKER = "streamload.workers.worker_start"
 """The module of a worker's process."""
 
 PROGRESS_BYTES = 16
-"""Two numbers: what a worker is working on."""
+"""Two numbers: the current row and task."""
 
 _WORDS_SHOWN = 4000
 _PR_SET_PDEATHSIG = 1
 STACK_SIGNAL = signal.SIGUSR2
 """Has a process write its stack to its last words, even in a C function that never returns."""
 STACK_S = 0.2
-"""How long a process may take to write its stack after `request_stack`."""
+"""Time for a process to write its stack."""
 
-# How often it is looked whether a fork has ended.
+# How often the status of a process is polled.
 _LOOK_UP_S = 0.002
 
 
 class Child:
-    """A process that was started or forked, on one end of a socket pair.
+    """A process that was started or forked.
 
     Attributes:
         pid: its number.
-        socket: our end of the pair.
-        theirs: the other end, which is closed here once the process has it.
-        words: a descriptor of the memory for its last words.
-        progress: a descriptor of `PROGRESS_BYTES` of memory, to which a worker writes.
+        socket: our end of the socket pair.
+        theirs: the other end, closed here once the process has it.
+        words: a descriptor of memory for its last words and stacks.
+        progress: a descriptor of `PROGRESS_BYTES` of memory, which a worker writes.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Child:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped by a signal or a debugger; False if the system does not say."""
+        """Whether a signal or a debugger has stopped it, if the system says so."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as status:
                 return status.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -68,19 +68,19 @@ class Child:
             return False
 
     def request_stack(self) -> int:
-        """Have it write what its threads are doing, for `last_words`."""
+        """Have it write the stacks of its threads; return where in its last words."""
         written_bytes = os.fstat(self.words).st_size
         os.kill(self.pid, STACK_SIGNAL)
         return written_bytes
 
     def last_words(self, start: int | None = None) -> str:
-        """Return what it has written since a request of its stack, or at its end; empty if it could not."""
+        """Return what it has written from `start` on, or last."""
         if start is None:
             start = max(0, os.fstat(self.words).st_size - _WORDS_SHOWN)
         return os.pread(self.words, _WORDS_SHOWN, start).decode(errors="replace").strip()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return its exit status, negative for a signal; None if it does not end in time."""
+        """Return its exit status, negative for a signal; None on a timeout."""
         deadline_s = monotonic() + timeout_s
         while self._status is None:
             try:
@@ -96,7 +96,7 @@ class Child:
         return self._status
 
     def end(self, grace_s: float) -> str:
-        """Wait for it up to `grace_s`, then kill it; return how it ended, to follow its name. Idempotent."""
+        """Wait up to `grace_s`, then kill it. Return how it ended, to follow its name. Idempotent."""
         if self._how_it_ended is not None:
             return self._how_it_ended
         if self.pid and self.wait(grace_s) is None:
@@ -111,7 +111,7 @@ class Child:
         return self._how_it_ended
 
     def close(self) -> None:
-        """Close all that this process has of it. Idempotent."""
+        """Close its descriptors here. Idempotent."""
         self.socket.close()
         self.theirs.close()
         while self._descriptors:
@@ -121,8 +121,8 @@ class Child:
 def launch(module: str, *arguments: int) -> Child:
     """Start a process that calls `module.main(SOCKET, LAST_WORDS, PROGRESS, PARENT, ARGUMENT...)`.
 
-    It starts with SIGINT blocked: Ctrl-C goes to the whole group, and the trainer decides on it. `sys.path` and
-    `sys.argv` are this process's, but not in its command line: `pkill -f train.py` is not meant for it.
+    It starts with SIGINT blocked: Ctrl-C goes to the whole group, and the trainer handles it. `sys.path` and `sys.argv`
+    are this process's, but not in its command line, which `pkill -f train.py` would match.
     """
     script = os.path.join(os.path.dirname(__file__), "child.py")
     child = Child()
@@ -151,16 +151,16 @@ def launch(module: str, *arguments: int) -> Child:
 
 
 def program_arguments() -> list[str]:
-    """Return the program's `sys.argv`. Embedded Python may have none, and a program may put anything there."""
+    """Return the program's `sys.argv`, of which embedded Python has none, as strings."""
     arguments: object = getattr(sys, "argv", None)
     return list(map(str, arguments if isinstance(arguments, Iterable) else ())) or [""]  # as libraries expect
 
 
 def fork_worker(run: Callable[[int, int, int], NoReturn]) -> Child:
-    """Fork a worker, which has no descriptor of this process, and dies with it.
+    """Fork a worker, which has no other descriptor of this process, and dies with it.
 
     Args:
-        run: called there with the descriptors of its socket, its last words and its progress.
+        run: called there with the descriptors of socket, last words and progress.
     """
     parent, child = os.getpid(), Child()
     try:
@@ -202,11 +202,7 @@ def _show_as(module: str) -> None:
 
 
 def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list[Child]:
-    """Start workers before there is a pool, if this process has one thread as forks that call `run`.
-
-    Returns:
-        All of them, or none if one could not be started: the pool tries again, and reports the failure.
-    """
+    """Start workers before there is a pool, if possible as forks. Return none if one fails: the pool tries again."""
     gc.freeze()  # else the first collection in each fork copies all pages with objects
     started: list[Child] = []
     try:
@@ -219,14 +215,14 @@ def start_workers(number: int, run: Callable[[int, int, int], NoReturn]) -> list
 
 
 def _has_one_thread() -> bool:
-    """Return True if this process has one thread: then a fork has all of it. Linux only."""
+    """Return True if this process has one thread, so that it may fork. Linux only."""
     with suppress(OSError):
         return len(os.listdir("/proc/self/task")) == 1
     return False
 
 
 def end_all(children: Sequence[Child], grace_s: float) -> None:
-    """End processes; kill those that have not ended within `grace_s` altogether: there may be many, in user code."""
+    """End processes; kill those that have not ended within `grace_s` altogether."""
     for child in children:
         child.socket.close()
     deadline_s = monotonic() + grace_s
@@ -236,7 +232,7 @@ def end_all(children: Sequence[Child], grace_s: float) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies. Linux only; elsewhere it notices at its next read."""
+    """Have the kernel kill this process with its parent. Elsewhere than on Linux it ends at its next read."""
     import ctypes
 
     if sys.platform == "linux":
@@ -246,6 +242,6 @@ def die_with(parent: int) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, and no threads for BLAS unless it says otherwise."""
+    """Return the environment, with one thread for BLAS unless it says otherwise."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {**threads, **os.environ}

@@ -1,4 +1,4 @@
-"""The rank of this process, the number of ranks, and its share of the processors."""
+"""Detect the rank of this process, and its share of the processors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamload.warn_at_caller import warn_at_caller
 
 
 class _Launcher(NamedTuple):
-    """A program that starts a task for each rank, and its variables: how many, which one, how many here."""
+    """A program that starts a task for each rank, and its environment variables."""
 
     name: str
     tasks: str
@@ -35,14 +35,6 @@ _SHARING_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 _REPEATED = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?\Z")
 
 
-class Launched(NamedTuple):
-    """The launcher of this process: its name, its tasks (two or more), and the variable with this task's number."""
-
-    launcher: str
-    tasks: int
-    task_variable: str
-
-
 # -- ranks ---------------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +47,7 @@ def rank_of_group() -> tuple[int, int] | None:
 
 
 def found_rank() -> tuple[int, int] | None:
-    """Return rank and world size, from torch.distributed, else from RANK and WORLD_SIZE; None if neither has them."""
+    """Return rank and world size from torch.distributed, else from RANK and WORLD_SIZE, else None."""
     found = rank_of_group()
     if found is not None:
         return found
@@ -66,32 +58,23 @@ def found_rank() -> tuple[int, int] | None:
 
 
 def dataloader_worker() -> tuple[int, int] | None:
-    """Return the number of this worker of a torch DataLoader, and of how many; None in any other process."""
+    """Return this torch DataLoader worker's number, and the number of workers; None in other processes."""
     data = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else (info.id, info.num_workers)
 
 
-def launched_tasks() -> Launched | None:
-    """Return the launcher that has started this process as one of several tasks; None if no launcher says so."""
-    for launcher in _BINDING_LAUNCHERS:
-        tasks = _number(launcher.tasks)
-        if tasks is not None and tasks > 1:
-            return Launched(launcher.name, tasks, launcher.task)
-    return None
-
-
 def local_ranks() -> int:
-    """Return how many ranks run on this machine, at least 1, by the launcher.
+    """Return how many ranks run on this machine, at least 1.
 
-    If it says nothing, or has started fewer tasks than there are ranks, it is the world size, and no more than the CUDA
-    devices here, of which each rank has one.
+    If the launcher does not say, or has started fewer tasks than there are ranks, it is the world size, but no more
+    than the CUDA devices here.
     """
     return _local_ranks()[0]
 
 
 def _local_ranks() -> tuple[int, bool]:
-    """Return the ranks on this machine, and True if the launcher may bind each to processors of its own."""
+    """Return the ranks on this machine, and whether the launcher may bind each to its own processors."""
     for name in _SHARING_LAUNCHERS:
         if count := _number(name):
             return count, False
@@ -105,7 +88,7 @@ def _local_ranks() -> tuple[int, bool]:
 
 
 def _tasks_here(variable: str) -> int | None:
-    """Read a number, or Slurm's list of one for each machine (SLURM_NODEID), such as "4(x2),3"."""
+    """Read a number, or this machine's from Slurm's list, such as "4(x2),3"."""
     text = os.environ.get(variable, "")
     entries = [_REPEATED.match(entry.strip()) for entry in text.split(",")]
     counts = [(int(entry[1]), int(entry[2] or 1)) for entry in entries if entry is not None]
@@ -121,7 +104,7 @@ def _tasks_here(variable: str) -> int | None:
 
 
 def _cuda_devices() -> int:
-    """Return how many this process sees; none if the program does without torch."""
+    """Return the CUDA devices of this process; 0 if it has not loaded torch."""
     cuda = sys.modules.get("torch.cuda")
     devices: int = 0 if cuda is None else cuda.device_count()
     return devices
@@ -131,15 +114,15 @@ def _cuda_devices() -> int:
 
 
 def available_processors(root: str = "/") -> int:
-    """Return the processors that this process is bound to, but no more than its CPU quota is worth."""
+    """Return the processors that this process is bound to, limited by its CPU quota."""
     quota = processor_quota(root)
     return _bound_processors() if quota is None else min(_bound_processors(), quota)
 
 
 def processors_of_rank(root: str = "/") -> int:
-    """Return this rank's share of the processors, at least 1: they are divided among the ranks of this machine.
+    """Return this rank's share of the processors of this machine, at least 1.
 
-    Those that the launcher has bound this task to are its own, as far as the job has enough of them for all.
+    Processors that the launcher has bound this task to are its own, if the job has enough for all tasks.
     """
     (ranks, may_be_bound), bound, quota = _local_ranks(), _bound_processors(), processor_quota(root)
     of_all = max(bound, _number("SLURM_CPUS_ON_NODE") or 0) if may_be_bound else bound
@@ -162,7 +145,7 @@ def check_found_rank(rank: int, world_size: int) -> None:
     """Refuse a rank that was detected before there was a process group, or in one of several DataLoader workers.
 
     Raises:
-        RuntimeError: this process would read the samples of another one.
+        RuntimeError: processes would read the same samples.
     """
     now = rank_of_group()
     if now is not None and now != (rank, world_size):
@@ -183,21 +166,22 @@ def check_found_rank(rank: int, world_size: int) -> None:
 def goes_by_found_rank(rank: int | None, *, is_divided: bool) -> bool:
     """Return True if a loader's samples depend on the detected rank.
 
-    Warn at the caller's line if none is detected although this is one of several tasks: each would read everything. The
-    launcher's number is not taken for the rank, since the tasks need not be one training.
+    Warn if none is detected in one of several tasks. The launcher's number is not used as the rank, since the tasks
+    need not be one training.
 
     Args:
-        rank: as it was given.
+        rank: the user's argument.
         is_divided: a sampler names the samples of this rank alone.
     """
     if rank is not None or is_divided:
         return False
-    launched = None if found_rank() is not None else launched_tasks()
-    if launched is not None:
+    started = [(launcher, tasks) for launcher in _BINDING_LAUNCHERS if (tasks := _number(launcher.tasks) or 0) > 1]
+    if started and found_rank() is None:
+        launcher, tasks = started[0]
         warn_at_caller(
-            f"this is one of {counted(launched.tasks, 'task')} that {launched.launcher} has started, and each of them "
+            f"this is one of {counted(tasks, 'task')} that {launcher.name} has started, and each of them "
             "reads all samples as rank 0 of 1: there is no process group, and RANK and WORLD_SIZE are not both set. "
-            f'Make the loader after init_process_group, or give rank=int(os.environ["{launched.task_variable}"]) and '
-            f"world_size={launched.tasks}; where each task is to read everything, rank=0 and world_size=1"
+            f'Make the loader after init_process_group, or give rank=int(os.environ["{launcher.task}"]) and '
+            f"world_size={tasks}; where each task is to read everything, rank=0 and world_size=1"
         )
     return True

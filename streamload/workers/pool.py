@@ -1,4 +1,4 @@
-"""Give tasks to workers; before a task a worker is sent the shards and the slots that it has not open yet."""
+"""Give tasks to workers, and before a task the shards and slots that it needs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from streamload.memory.slots import SlotPool
 
 
 class WorkerActivity(NamedTuple):
-    """The current work of a worker that has a task, or is starting.
+    """The current work of a busy or starting worker.
 
     Attributes:
         name: of the worker, with its process.
-        task: the current one; None while it starts.
-        row: the current row; -1 before and after the rows.
-        stopped: its process is stopped, by a signal or a debugger.
+        task: None while it starts.
+        row: -1 before and after the rows.
+        stopped: by a signal or a debugger.
         stack: of its Python code, if known.
     """
 
@@ -33,14 +33,14 @@ class WorkerActivity(NamedTuple):
 
 
 class PoolEvents(NamedTuple):
-    """Callbacks of a pool, all in one thread; only `is_wanted` and `dropped` are called from within a pool's method.
+    """Callbacks of a pool, in one thread. Methods of the pool call the first two only.
 
     Attributes:
-        is_wanted: returns True if a task that a dead worker held is to be done again.
-        dropped: an unwanted task will have no result.
+        is_wanted: return True if a task of a dead worker is to be done again.
+        dropped: an unwanted task has no result.
         done: a task is done.
-        has_room: the pool takes tasks again.
-        broken: the pool cannot go on.
+        has_room: the pool accepts tasks again.
+        broken: the pool cannot continue.
     """
 
     is_wanted: Callable[[Task], bool]
@@ -51,17 +51,17 @@ class PoolEvents(NamedTuple):
 
 
 class WorkerLink:
-    """The tasks of one worker, and what it has open for them.
+    """The tasks of one worker, and the shards and slots that it has open.
 
     Args:
-        send: sends the worker a message, with descriptors that become the channel's own.
+        send: sends the worker a message and closes the descriptors that go with it.
         shards: opens shards.
         slots: the memory of batches.
         most_open: how many shards the worker may have open.
 
     Attributes:
-        started: it is ready for tasks.
-        tasks: by number, the oldest first.
+        started: ready for tasks.
+        tasks: by number, oldest first.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WorkerLink:
         self._mapped: set[int] = set()
 
     def submit(self, task: Task) -> None:
-        """Send a task, after what it needs. Raises what `ResidentShards.open` raises."""
+        """Send a task with the shards and slots that it needs. Raises what `ResidentShards.open` raises."""
         shards = list(task.shards) if isinstance(task, ScanTask) else task.table.read_shards()
         self._spare_descriptors(shards)
         versions = self._shards.need(shards)
@@ -95,7 +95,7 @@ class WorkerLink:
         self._send(task, ())
 
     def _open_shards(self, shards: Sequence[int]) -> None:
-        """Send the descriptors of shards in one message, also of those before one that cannot be opened."""
+        """Send descriptors of shards in one message. If one cannot be opened, those before it are sent."""
         opened: list[OpenShard] = []
         try:
             for shard in shards:
@@ -117,7 +117,7 @@ class WorkerLink:
             self._send(Forget(shards, slots), ())
 
     def _spare_descriptors(self, shards: Collection[int]) -> None:
-        """Have the worker close its least recently used shards, so that it can open those of a task."""
+        """Have the worker close its least recently used shards to make room for those of a task."""
         wanted = set(shards)
         n_open = len(self._open) + sum(shard not in self._open for shard in wanted)
         if n_open > self._most_open:  # there may be thousands, so not all of them are inspected for every task
@@ -126,17 +126,9 @@ class WorkerLink:
 
 
 class Pool:
-    """Give tasks to the only worker, the trainer itself. `ProcessPool` adds processes and their deaths.
-
-    Args:
-        workers: take the tasks, each a few at a time.
-        shards: the shards that workers open.
-        events: the callbacks.
-        tasks_ahead: how many tasks a worker may hold.
+    """Gives tasks to the only worker, the trainer itself. `ProcessPool` adds processes and their deaths.
 
     Attributes:
-        workers: the same.
-        shards: the same.
         capacity: how many tasks the pool may hold.
         restarts: how many workers were replaced.
     """
@@ -153,7 +145,7 @@ class Pool:
         self._returned: deque[Task] = deque()  # tasks that no worker holds, in their order
 
     def has_room(self) -> bool:
-        """Return True if a worker that has started holds fewer tasks than it may."""
+        """Return True if some worker accepts a task."""
         return not self._returned and self._least_busy() is not None
 
     def _least_busy(self) -> WorkerLink | None:
@@ -161,11 +153,11 @@ class Pool:
         return min(free, key=lambda worker: len(worker.tasks), default=None)
 
     def n_with_tasks(self) -> int:
-        """Return how many workers have a task or are starting."""
+        """Return how many workers are busy or starting."""
         return sum(not worker.started or bool(worker.tasks) for worker in self.workers)
 
     def submit(self, task: Task) -> None:
-        """Give a task to the worker with the fewest; its result comes as an event."""
+        """Give a task to the least busy worker; `events.done` gets the result."""
         worker = self._least_busy()
         if worker is None:
             self._returned.append(task)
@@ -186,7 +178,7 @@ class Pool:
             worker.drop(shards, slots)
 
     async def inspect(self) -> list[WorkerActivity]:
-        """Return what the workers are doing that have tasks or are starting, those with the oldest task first."""
+        """Return the work of busy and starting workers, oldest task first."""
         return []  # the trainer does not ask while it does a task
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The pool of worker processes: starts them, keeps them busy, and replaces those that die.
+"""Start worker processes, keep them busy, and replace those that die.
 
-The death of a worker costs only time: its tasks are done again by any free worker, with the same rows and randomness.
-Each worker writes the number of its current row to memory shared with the pool. A row that has killed two workers is
-not tried again. If worker after worker dies and no row is made in between, the pool gives up.
+Another worker does a dead one's tasks again, with the same rows and randomness. Workers write their current row to
+memory shared with the pool: a row that has killed two workers is not tried again. If worker after worker dies with no
+row made in between, the pool gives up.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _GRACE_OF_THE_UNWANTED_S = 1.0
 
 
 class _Worker(WorkerLink):
-    """A worker that has been launched, whose process this object now owns."""
+    """A launched worker; owns its process."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class _Worker(WorkerLink):
         self.started = False
 
     def activity(self, requested: int) -> WorkerActivity | None:
-        """Return its current work, a little after `Child.request_stack`; None if it has no task."""
+        """Return its current work, some time after `Child.request_stack`; None if idle."""
         task = next(iter(self.tasks.values()), None)
         if task is None and self.started:
             return None
@@ -77,7 +77,7 @@ class _Worker(WorkerLink):
         return WorkerActivity(name, task, row, self.child.is_stopped, stack)
 
     def row_of(self, task: Task) -> int:
-        """Return the row of a task that the worker was last working on; -1 before and after the rows."""
+        """Return the current row of a task; -1 before and after the rows."""
         row, number = struct.unpack("<qq", os.pread(self.child.progress, PROGRESS_BYTES, 0))
         return row if number == task.number else -1
 
@@ -113,7 +113,7 @@ class ProcessPool(Pool):
         super().__init__(started, shards, events, _TASKS_AHEAD)
 
     def abandon_unwanted(self) -> None:
-        """Drop unwanted tasks; a worker still busy with one after a second is replaced."""
+        """Drop unwanted tasks; after a second, replace workers still busy with one."""
         self._returned = deque(self._wanted(self._returned))
         held = [task for worker in self.workers for task in worker.tasks.values()]
         unwanted = {task.number for task in held if not self._events.is_wanted(task)}
@@ -121,7 +121,7 @@ class ProcessPool(Pool):
             asyncio.get_running_loop().call_later(_GRACE_OF_THE_UNWANTED_S, self._replace_busy, unwanted)
 
     def _replace_busy(self, unwanted: Collection[int]) -> None:
-        """Replace the workers whose current task is one of these: it hangs, or is slow."""
+        """Replace the workers that are busy with one of these tasks."""
         for worker in list(self.workers):
             if next(iter(worker.tasks), None) in unwanted:
                 worker.channel.close()
@@ -129,14 +129,14 @@ class ProcessPool(Pool):
                 self._replace(worker, self._wanted(worker.tasks.values()))
 
     async def inspect(self) -> list[WorkerActivity]:
-        """Return what the workers are doing that have tasks or are starting, those with the oldest task first."""
+        """Return the work of busy and starting workers, oldest task first."""
         requested = [(worker, worker.child.request_stack() if worker.started else 0) for worker in self.workers]
         await asyncio.sleep(STACK_S)
         activities = [worker.activity(start) for worker, start in requested if worker in self.workers]
         return sorted(filter(None, activities), key=lambda each: -1 if each.task is None else each.task.number)
 
     def close(self) -> None:
-        """End all workers: at once if they wait for work, after a short grace period if user code runs."""
+        """End all workers: idle ones at once, others after a short grace period."""
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.channel.close()
@@ -157,7 +157,7 @@ class ProcessPool(Pool):
         return worker
 
     def _wanted(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return the wanted tasks, and notify the events of the others."""
+        """Return the wanted tasks, and report the others as dropped."""
         wanted = []
         for task in tasks:
             if self._events.is_wanted(task):
@@ -167,7 +167,7 @@ class ProcessPool(Pool):
         return wanted
 
     def _give_returned(self) -> None:
-        """Hand out the tasks that no worker holds, if they are still wanted."""
+        """Submit the tasks that no worker holds."""
         self._returned = deque(self._wanted(self._returned))
         while self._returned and (worker := self._least_busy()) is not None:
             worker.submit(self._returned.popleft())
@@ -227,14 +227,14 @@ class ProcessPool(Pool):
         self._replace(worker, tasks)
 
     def _replace(self, worker: _Worker, tasks: Sequence[Task]) -> None:
-        """Start another worker in place of one that has ended, and do these tasks again."""
+        """Start a worker in place of one that has ended, and do these tasks again."""
         worker.child.close()
         self._returned.extendleft(reversed(tasks))
         self.workers[self.workers.index(worker)] = self._start(worker.number)
         self._give_returned()
 
     def _blame(self, worker: _Worker, task: Task, how: str) -> Task | None:
-        """Return the task to try again, without a row that killed two workers; None if the pool gives up."""
+        """Return the task to retry, without a row that killed two workers; None if the pool gives up."""
         row = worker.row_of(task)
         self._deaths_in_a_row += 1
         if self._deaths_in_a_row >= self._most_deaths_in_a_row:
