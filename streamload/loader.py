@@ -31,8 +31,7 @@ from streamload.text import counted
 from streamload.trace import trace_json
 from streamload.trainer.device import Cuda, device_for
 from streamload.trainer.epoch_iterator import BatchBuilder, Cursor, EpochIterator, acquire_for_thread
-from streamload.trainer.feeder_client import OpenDataset, named_places
-from streamload.trainer.feeder_link import FeederLink
+from streamload.trainer.feeder_link import FeederLink, OpenDataset, named_places
 from streamload.warn_at_caller import warn_at_caller
 from streamload.workers.launchers import check_found_rank, goes_by_found_rank
 

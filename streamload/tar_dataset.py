@@ -43,7 +43,7 @@ from streamload.tar.scan import scan_file
 from streamload.text import counted
 from streamload.trainer.checks import SkippedMembers, warn_of_separate_crops, warn_of_unused_decoders
 from streamload.trainer.connection import with_another_feeder
-from streamload.trainer.feeder_client import FeederClient, OpenDataset, listing_places, named_places
+from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places
 
 # Local shards that stay open; a process may have 1,024 files open at most by default.
 _OPEN_SHARDS = 64

@@ -44,7 +44,7 @@ from streamload.tar.decompression import compression_of
 from streamload.tar.header_chain import LINK, MISSING_END, RECORD_BYTES
 from streamload.tar.table import ShardTable
 from streamload.text import counted
-from streamload.trainer.feeder_client import FeederClient, listing_places
+from streamload.trainer.feeder_link import FeederClient, listing_places
 from streamload.workers.launchers import available_processors
 
 _DECODED_TOGETHER = 64

@@ -24,7 +24,6 @@ from streamload.memory.unnamed import new_memory, write_fully
 from streamload.order.share import EpochStart, Share
 from streamload.ray_feeders import RayFeeders
 from streamload.totals import Totals
-from streamload.trainer.connection import DirectChannel
 from streamload.workers.launch import program_arguments
 
 _log = logging.getLogger("streamload")
@@ -55,8 +54,8 @@ class _Feeder:
     died: bool = False
 
 
-class RayChannel(DirectChannel):
-    """Takes batches in turn from feeders that are actors of a Ray cluster.
+class RayChannel:
+    """Takes batches in turn from feeders that are actors of a Ray cluster, by the methods of `InProcessChannel`.
 
     Raises:
         ClusterError: there is no such cluster, it has too little room, or a node has other versions.

@@ -31,7 +31,7 @@ from streamload.sampling.selection import Selection, Where
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls
 from streamload.tar.decompression import without_compression
-from streamload.trainer.feeder_client import FeederClient, named_places
+from streamload.trainer.feeder_link import FeederClient, named_places
 from streamload.write.shard_writer import check_counts
 
 _SHARD_BYTES = 256_000_000

@@ -8,9 +8,8 @@ import logging
 import os
 import warnings
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from time import monotonic
@@ -31,7 +30,7 @@ from streamload.feeder.messages import (
     Scanning,
 )
 from streamload.log_records import Logged
-from streamload.memory.channel import Channel, Message
+from streamload.memory.channel import Channel
 from streamload.memory.mapped import Bytes
 from streamload.memory.slots import SlotReader
 from streamload.order.share import EpochStart
@@ -39,6 +38,7 @@ from streamload.workers.launch import Child, launch
 
 if TYPE_CHECKING:
     from streamload.trainer.device import Cuda  # which imports torch
+    from streamload.trainer.in_process_feeder import InProcessChannel
     from streamload.workers.caller_worker import CallerWorker
 
 _GRACE_S = 0.7
@@ -81,30 +81,6 @@ def with_another_feeder(attempt: Callable[[], _Result]) -> _Result:
         raise second_death(error) from error
 
 
-class DirectChannel(ABC):
-    """Reach a feeder without a socket, by the methods of `Channel`."""
-
-    @abstractmethod
-    def send_all(self, messages: Sequence[Any]) -> None:
-        """Have the feeder handle messages."""
-
-    @abstractmethod
-    def receive_now(self) -> Message | None:
-        """Return the next message if it is here, else None."""
-
-    @abstractmethod
-    def receive(self, timeout_s: float | None) -> Message:
-        """Wait for the next message. Raises TimeoutError if none comes in time."""
-
-    def what_holds_up(self) -> str:
-        """Return why no batch has come, in words; empty if unknown."""
-        return ""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the feeder. Idempotent."""
-
-
 class Connection:
     """Exchange messages with a feeder in order, and map its batches.
 
@@ -118,7 +94,9 @@ class Connection:
         messages: arrived, for `receive`.
     """
 
-    def __init__(self, channel: Channel | DirectChannel, child: Child | None = None, cuda: Cuda | None = None) -> None:
+    def __init__(
+        self, channel: Channel | InProcessChannel, child: Child | None = None, cuda: Cuda | None = None
+    ) -> None:
         self.configured = False
         self.death: str | None = None
         self.messages: deque[Any] = deque()
@@ -270,9 +248,8 @@ class Connection:
 
     def what_holds_up(self) -> str:
         """Return why no batch has come, in words; empty if unknown."""
-        if isinstance(self._channel, DirectChannel):
-            return self._channel.what_holds_up()
-        assert self._child is not None
+        if self._child is None:
+            return "" if isinstance(self._channel, Channel) else self._channel.what_holds_up()
         try:
             return str(self.call(WHAT_HOLDS_UP, timeout_s=_ANSWER_S) or "")
         except TimeoutError:
@@ -325,7 +302,7 @@ def start_feeder_process(workers: int, cuda: Cuda | None) -> Connection:
     return Connection(Channel(child.socket), child, cuda)
 
 
-def _end(child: Child | None, channel: Channel | DirectChannel, slots: SlotReader, owner: int) -> None:
+def _end(child: Child | None, channel: Channel | InProcessChannel, slots: SlotReader, owner: int) -> None:
     is_owner = os.getpid() == owner
     if isinstance(channel, Channel):
         channel.close(ends=is_owner)

@@ -16,7 +16,6 @@ from streamload.memory.channel import Message
 from streamload.memory.unnamed import new_memory
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import decompressed
-from streamload.trainer.connection import DirectChannel
 
 _MOST_SHARD_BYTES = 1 << 40
 
@@ -49,8 +48,8 @@ class CopiedShards(ResidentShards):
             raise
 
 
-class InProcessChannel(DirectChannel):
-    """A feeder that works while a message is sent to it."""
+class InProcessChannel:
+    """Reaches a feeder that works while a message is sent to it, by the methods of `Channel`."""
 
     def __init__(self, configure: Configure, listing: Listing) -> None:
         self._arrived: deque[Message] = deque()
@@ -75,6 +74,10 @@ class InProcessChannel(DirectChannel):
         if not self._arrived:
             raise RuntimeError("the feeder has nothing to do and nothing to say")
         return self._arrived.popleft()
+
+    def what_holds_up(self) -> str:
+        """Return nothing: there is nothing to wait for."""
+        return ""
 
     def close(self) -> None:
         """Close the feeder, and what was not received. Idempotent."""
