@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.order.layout import distinct
+from streamload.order.shard_counts import distinct
 from streamload.tar.scan import ScannedPiece
 from streamload.tar.table import ShardTable
 

@@ -15,8 +15,8 @@ from streamload.errors import DatasetIndexError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import parts_of_batches
 from streamload.index.dataset import Dataset
-from streamload.order.layout import distinct
 from streamload.order.plan import RowBlock
+from streamload.order.shard_counts import distinct
 from streamload.tar.table import MISSING, ShardTable, joined_tables
 
 

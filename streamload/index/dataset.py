@@ -31,7 +31,7 @@ from streamload.index.dataset_index import (
 )
 from streamload.index.listing import Listing
 from streamload.limits import LEAST_TABLES_BYTES, MOST_TABLES_BYTES, TABLES_SHARE
-from streamload.order.layout import ShardCounts
+from streamload.order.shard_counts import ShardCounts
 from streamload.storage.download import Pin, read_range
 from streamload.storage.local_files import open_regular
 from streamload.storage.storages import Storages

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.order.lanes import SlidingShuffle, lane_bounds
-from streamload.order.layout import ENDLESS, UNKNOWN, distinct
 from streamload.order.runs import SampleSequence
+from streamload.order.shard_counts import ENDLESS, UNKNOWN, distinct
 
 IntArray = NDArray[np.int64]
 Streams = dict[int, SlidingShuffle]

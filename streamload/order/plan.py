@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from streamload.order.interleaving import Interleaving
 from streamload.order.lanes import expected_radius
-from streamload.order.layout import ENDLESS, UNKNOWN, ShardCounts, distinct
 from streamload.order.mixing import BlockShares, MixedTurns
 from streamload.order.options import OrderOptions, full_batches_and_last_rows
 from streamload.order.runs import dataset_sequences, sequence_of_epoch
 from streamload.order.sampling import Mixed
+from streamload.order.shard_counts import ENDLESS, UNKNOWN, ShardCounts, distinct
 from streamload.order.share import WHOLE, Share, lanes_and_numbers, slice_of_rank, slices_of_full_batches
 
 IntArray = NDArray[np.int64]

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamload.order.layout import ENDLESS, UNKNOWN, ShardCounts, distinct
 from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions
 from streamload.order.randomness import CounterDraws, as_uniforms, permutation, philox_key
 from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
+from streamload.order.shard_counts import ENDLESS, UNKNOWN, ShardCounts, distinct
 
 IntArray = NDArray[np.int64]
 

@@ -40,7 +40,14 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
         raise ValueError(f"weights={weights!r} must be {_WHAT}")
     checked: _Checked
     if isinstance(weights, Mapping):
-        _check_mapping(weights)
+        first = next(iter(weights), None)
+        for label, weight in weights.items():
+            if isinstance(label, bool) or not isinstance(label, int | np.integer | str):
+                raise TypeError(f"weights has the label {label!r}; labels are whole numbers, or names of classes")
+            if isinstance(label, str) != isinstance(first, str):
+                raise TypeError(f"weights has {first!r} and {label!r}; give labels or the names of classes, not both")
+            if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
+                raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
         checked = {each if isinstance(each, str) else int(each): float(weight) for each, weight in weights.items()}
         values = np.array(list(checked.values()))
     else:
@@ -56,17 +63,6 @@ def _checked_weights(weights: Weights | None) -> _Checked | None:
     if not values.any():
         raise ValueError(_ALL_ZERO)
     return checked
-
-
-def _check_mapping(weights: Mapping[Any, Any]) -> None:
-    first = next(iter(weights), None)
-    for label, weight in weights.items():
-        if isinstance(label, bool) or not isinstance(label, int | np.integer | str):
-            raise TypeError(f"weights has the label {label!r}; labels are whole numbers, or names of classes")
-        if isinstance(label, str) != isinstance(first, str):
-            raise TypeError(f"weights has {first!r} and {label!r}; give labels or the names of classes, not both")
-        if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
-            raise TypeError(f"weights has {weight!r} for {label!r}; it must be a number")
 
 
 def _by_label(weights: Mapping[str, float], names: Sequence[str] | None) -> dict[int, float]:
@@ -122,12 +118,12 @@ def _named(weights: _Checked) -> str:
     if isinstance(weights, str):
         return weights
     if isinstance(weights, Mapping):
-        return f"labels:{_hash(repr(sorted(weights.items())).encode())}"
-    return f"samples:{_hash(weights.astype('<f8').tobytes())}"
+        return _digest("labels", repr(sorted(weights.items())).encode())
+    return _digest("samples", weights.astype("<f8").tobytes())
 
 
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _digest(kind: str, content: bytes) -> str:
+    return f"{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
 _UNDRAWN = "order: not drawn yet"
@@ -201,7 +197,7 @@ class SamplerDraws:
             return self._kind
         if self._numbers is None or self._epoch != epoch:
             return self._expected or _UNDRAWN
-        self._digest = self._digest or _digest(self._numbers)
+        self._digest = self._digest or _digest("order", self._numbers.astype("<i8").tobytes())
         return self._digest
 
     def _numbers_of(self, epoch: int) -> NDArray[np.int64]:
@@ -217,21 +213,15 @@ class SamplerDraws:
 
     def _replayed(self, numbers: NDArray[np.int64], epoch: int, expected: str) -> NDArray[np.int64]:
         """Return the saved order: `numbers`, or the draw of that epoch if each draw goes on with the generator."""
-        for _ in range(epoch):
-            if _digest(numbers) == expected:
-                break
-            numbers = self._numbers_of(epoch)
-        if _digest(numbers) != expected:
-            raise LoaderStateError(
-                "the sampler gives another order than when the state was saved, so the rest of that epoch is not "
-                "known; give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use "
-                "shuffle=True or weights= instead, which can be resumed anywhere"
-            )
-        return numbers
-
-
-def _digest(numbers: NDArray[np.int64]) -> str:
-    return f"order:{_hash(numbers.astype('<i8').tobytes())}"
+        for draw in range(epoch + 1):
+            numbers = self._numbers_of(epoch) if draw else numbers
+            if _digest("order", numbers.astype("<i8").tobytes()) == expected:
+                return numbers
+        raise LoaderStateError(
+            "the sampler gives another order than when the state was saved, so the rest of that epoch is not known; "
+            "give the sampler a generator with a fixed seed (torch.Generator().manual_seed(...)), or use shuffle=True "
+            "or weights= instead, which can be resumed anywhere"
+        )
 
 
 class SamplingOptions:
@@ -265,12 +255,12 @@ class SamplingOptions:
         if epoch_size is not None:
             check_int("epoch_size", epoch_size, 1, "or None", most=MAX_SAMPLES)
         given = {"weights": weights, "epoch_size": epoch_size, "lanes": lanes, "shuffle": shuffle or None}
-        for name, value in given.items() if sampler is not None else ():
-            if value is not None:
-                raise ValueError(
-                    f"{name} and sampler don't go together: a sampler gives all samples of an epoch, in their order; "
-                    f"leave {name} out"
-                )
+        beside = [name for name, value in given.items() if value is not None and sampler is not None]
+        if beside:
+            raise ValueError(
+                f"{beside[0]} and sampler don't go together: a sampler gives all samples of an epoch, in their order; "
+                f"leave {beside[0]} out"
+            )
         if weights is not None and not shuffle:
             raise ValueError(
                 "weights needs shuffle=True: samples are drawn more than once, and in the order of the listing the "

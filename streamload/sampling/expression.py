@@ -175,7 +175,7 @@ class _Recorder(dict[str, NDArray[Any]]):
 
 
 def _check_alike(node: ast.expr, value: Any, *others: Any) -> None:
-    kinds = {_is_text(each) for each in (value, *others) if np.size(each)}
+    kinds = {np.asarray(each).dtype.kind in "UO" for each in (value, *others) if np.size(each)}
     if len(kinds) > 1:
         raise TypeError(f"`{ast.unparse(node)}`: strings and numbers are compared")
 
@@ -216,7 +216,3 @@ def _is_missing(value: Any) -> Any:
     """Return where a number is missing, for which a comparison is neither true nor false."""
     array = np.asarray(value)
     return np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, np.bool_)
-
-
-def _is_text(value: Any) -> bool:
-    return np.asarray(value).dtype.kind in "UO"

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
 from streamload.order.runs import shards_in_order
+from streamload.order.shard_counts import ShardCounts
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=1, batch_size=5, drop_last=False, pad=True)
 

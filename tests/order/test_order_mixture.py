@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_oracle import key_of, lane_outputs, option_sets, plan_batches, word
 
-from streamload.order.layout import ShardCounts
 from streamload.order.mixing import BlockShares
 from streamload.order.options import OrderOptions
 from streamload.order.plan import MixturePlan
 from streamload.order.runs import dataset_sequences
 from streamload.order.sampling import Mixed
+from streamload.order.shard_counts import ShardCounts
 from streamload.order.share import slice_of_rank
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamload.errors import LoaderStateError
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions, batches_per_rank
 from streamload.order.plan import EpochPlan
 from streamload.order.runs import SampleSequence, shards_in_order
+from streamload.order.shard_counts import ShardCounts
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=True)
 world_sizes = st.integers(1, 9)

@@ -20,11 +20,11 @@ from order_oracle import (
     word,
 )
 
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
 from streamload.order.runs import sequence_of_epoch
 from streamload.order.sampling import Sampled, Sampling, Stretched, Weighted
+from streamload.order.shard_counts import ShardCounts
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=30, lanes=2, batch_size=4, drop_last=False, pad=False)
 Row = tuple[int, int]

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
 from streamload.order.sampling import Stretched
+from streamload.order.shard_counts import ShardCounts
 
 IntPairs = list[tuple[int, int]]
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan, MixturePlan
 from streamload.order.sampling import Mixed, Sampled, Stretched, Weighted
+from streamload.order.shard_counts import ShardCounts
 from streamload.order.share import Share
 
 Batches = list[tuple[int, list[tuple[int, int]]]]

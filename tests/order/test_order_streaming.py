@@ -3,10 +3,10 @@ import dataclasses
 import pytest
 
 from streamload.errors import LoaderStateError
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
 from streamload.order.runs import SampleSequence, shards_in_order
+from streamload.order.shard_counts import ShardCounts
 
 OPTIONS = OrderOptions(seed=5, shuffle=True, window=100, lanes=1, batch_size=4, drop_last=False, pad=True)
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
 from streamload.order.runs import sequence_of_epoch
+from streamload.order.shard_counts import ShardCounts
 
 
 def blocks_of(plan, max_rows, known, counts, step=None):

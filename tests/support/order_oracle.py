@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streamload.order.layout import ShardCounts
 from streamload.order.options import OrderOptions
 from streamload.order.plan import EpochPlan
 from streamload.order.randomness import CounterDraws, as_uniforms
 from streamload.order.runs import shards_in_order
+from streamload.order.shard_counts import ShardCounts
 
 MASK = 2**64 - 1
 
