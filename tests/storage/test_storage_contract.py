@@ -285,7 +285,3 @@ def test_storages_can_be_sent_to_another_process(place: Place) -> None:
     place.storage.info(place.url("b-1.tar"))
     sent = pickle.loads(pickle.dumps(place.storages))
     assert sent.for_url(place.url("b-1.tar")).info(place.url("b-1.tar")).bytes == len(CONTENT)
-
-
-async def test_blocking_calls_work_beside_a_running_loop(place: Place) -> None:
-    assert place.storage.info(place.url("b-1.tar")).bytes == len(CONTENT)

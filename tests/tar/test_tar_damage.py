@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import subprocess
 import tarfile
@@ -408,32 +407,6 @@ def test_signed_checksums_are_for_v7_only() -> None:
     assert len(scan(Archive().add(header(name, 0, magic=V7, signed=True)).whole())) == 1
     for magic in (USTAR, GNU):
         assert error_of(Archive().add(header(name, 0, magic=magic, signed=True)).whole()).offset == 0
-
-
-def test_random_damage_raises_nothing_else_and_always_ends() -> None:
-    chance = random.Random(20)
-    sources = [archive.whole() for archive in DIALECTS.values()] + [
-        extended_archive(pax_mtime, 140).whole(),
-        extended_archive(long_name, 140).whole(),
-    ]
-    for _ in range(300):
-        content = bytearray(chance.choice(sources))
-        for _ in range(chance.choice((1, 2, 8, 64))):
-            at = chance.randrange(len(content))
-            what = chance.randrange(4)
-            if what == 0:
-                content[at] = chance.randrange(256)
-            elif what == 1:
-                del content[at : at + chance.choice((1, 100, 512, 1024))]
-            elif what == 2:
-                content[at:at] = chance.randbytes(chance.choice((1, 100, 512)))
-            else:
-                block = at // 512 * 512
-                content[block : block + 512] = content[: 512 * (len(content) // 512)][-512:]
-            if not content:
-                break
-        error = damage_in(memoryview(content), every_byte=True)
-        assert error is None or (error.url == URL and error.offset is not None)
 
 
 def test_one_space_padded_number_makes_the_checksum_space_padded() -> None:
