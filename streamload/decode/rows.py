@@ -20,7 +20,7 @@ from streamload.decode.seeding import GlobalSeeds
 from streamload.decode.tasks import SAMPLE_NAMES, Column, Job, RowFailure, RowTable, Transform
 from streamload.errors import without_secrets
 from streamload.images.operations import Compose, ToTensor, is_ours, steps_of
-from streamload.images.placing import takes_out, takes_rng
+from streamload.images.placing import takes
 from streamload.order.randomness import SampleRandomness
 from streamload.tar.table import MISSING
 
@@ -76,10 +76,10 @@ class UserFunction:
         first, *rest = steps_of(function) or (function,)
         self._from_encoded: Callable[..., Any] | None = getattr(first, "from_encoded", None)
         self._rest = UserFunction(Compose(rest)) if rest and self._from_encoded is not None else None
-        self.takes_rng = takes_rng(function)
+        self.takes_rng = takes(function, "rng")
         may_draw = not self.takes_rng and not any(function is each for each in _DRAW_NOTHING)
         self.uses_global_generators = bool(getattr(function, "uses_global_generators", may_draw))
-        self.takes_out = takes_out(function)
+        self.takes_out = takes(function, "out")
         self.starts_from_encoded = self._from_encoded is not None
         self._advice = _torchvision_advice(function)
 

@@ -31,7 +31,6 @@ from streamload.images.jpeg import JpegHeader, decode_jpeg, jpeg_header
 from streamload.images.placing import opencv, placed, writable_in_order
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
 R = TypeVar("R")
@@ -90,7 +89,7 @@ def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> N
         decoded = decode_jpeg(data, header, out=target)
         if decoded is not None:
             return placed(decoded, out)
-    return placed(read_with_pillow(data, _rgb_pixels), out)
+    return placed(read_with_pillow(data, lambda image: _converted(image, "RGB")), out)
 
 
 def check_image(data: memoryview) -> None:
@@ -99,13 +98,8 @@ def check_image(data: memoryview) -> None:
     Raises:
         ValueError: as `decode_image`.
     """
-
-    def check(image: ImageFile) -> None:
-        _check_depth(image)
-        _check_range(image)
-
     if readable_jpeg_header(data) is None:
-        read_with_pillow(data, check)
+        read_with_pillow(data, _check_pixels)
 
 
 def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
@@ -201,19 +195,29 @@ def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_lim
             raise ValueError(f"the {image.format} image is damaged or cut off: {exc}; write the sample again") from exc
 
 
-def _rgb_pixels(image: ImageFile) -> NDArray[np.uint8]:
-    _check_depth(image)
+def _converted(image: ImageFile, mode: str) -> NDArray[np.uint8]:
+    """Return the pixels as "RGB", by the rules at the head of this module, or as "L"."""
+    _check_pixels(image)
     image.load()
-    return np.array(_to_rgb(image))
+    if image.mode == mode:
+        return np.array(image)
+    # Straight to RGB, Pillow would warn about palettes with transparency; the colours are the same.
+    colours = (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
+    return np.array(colours if mode == "RGB" else colours.convert(mode))
 
 
-def _check_depth(image: ImageFile) -> None:
-    """Refuse an image, not loaded yet, of 9 to 31 bits a channel; those of 32 are refused by their mode."""
+def _check_pixels(image: ImageFile) -> None:
+    """Refuse an image, not loaded yet, of more than 8 bits a channel, or of unknown range."""
     bits = _channel_bits(image)
     if 8 < bits < 32:
         raise ValueError(
             f"the {image.format} image has {bits} bits a channel, of which 8 would be left; give a decoder for its "
             "field, such as decode={'depth.png': images.unchanged}, store its values as npy, or convert it to 8 bits"
+        )
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        raise ValueError(
+            f"the {image.format} image has wide pixels (mode {image.mode}), whose range is not stated; "
+            "give a decoder for its field, such as decode={'depth.tif': images.unchanged}"
         )
 
 
@@ -229,28 +233,6 @@ def _channel_bits(image: ImageFile) -> int:
         most = max((tile.args[-1] for tile in image.tile if isinstance(tile.args, tuple)), default=0)
         return 16 if image.mode == "I" or most > 255 else 8
     return 8
-
-
-def _check_range(image: ImageFile) -> None:
-    """Refuse pixels of unknown range, which cannot be scaled to 8 bits."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        raise ValueError(
-            f"the {image.format} image has wide pixels (mode {image.mode}), whose range is not stated; "
-            "give a decoder for its field, such as decode={'depth.tif': images.unchanged}"
-        )
-
-
-def _to_rgb(image: ImageFile) -> Image:
-    """Convert a loaded image by the rules at the head of this module.
-
-    Raises:
-        ValueError: its pixels are floats or of 32 bits.
-    """
-    _check_range(image)
-    if image.mode == "P":
-        # Straight to RGB, Pillow would warn about palettes with transparency; the colours are the same.
-        return image.convert("RGBA").convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def unchanged(data: bytes) -> NDArray[Any]:
@@ -294,13 +276,7 @@ def grey(data: bytes) -> NDArray[np.uint8]:
     Raises:
         ValueError: not a known format, damaged, cut off, too large, or with more than 8 bits a channel.
     """
-
-    def read(image: ImageFile) -> NDArray[np.uint8]:
-        _check_depth(image)
-        image.load()
-        return np.array(image if image.mode == "L" else _to_rgb(image).convert("L"))
-
-    return read_with_pillow(memoryview(data), read)
+    return read_with_pillow(memoryview(data), lambda image: _converted(image, "L"))
 
 
 def _stored_numbers(image: ImageFile, data: memoryview) -> NDArray[Any]:

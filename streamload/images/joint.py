@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamload.arguments import alternatives, as_python
 from streamload.images.operations import Compose, Window, cut
-from streamload.images.placing import check_image, takes_rng
+from streamload.images.placing import check_image, takes
 
 Kind: TypeAlias = Literal["image", "mask", "boxes"]
 _KINDS = ("image", "mask", "boxes")
@@ -54,7 +54,7 @@ class Joint:
     def __post_init__(self) -> None:
         chain = Compose(self.operations)
         object.__setattr__(self, "operations", chain.operations)
-        object.__setattr__(self, "_random", tuple(map(takes_rng, chain.operations)))
+        object.__setattr__(self, "_random", tuple(takes(each, "rng") for each in chain.operations))
         object.__setattr__(self, "uses_global_generators", chain.uses_global_generators)
         if isinstance(self.fields, str) or not isinstance(self.fields, Mapping | Sequence):
             raise TypeError(

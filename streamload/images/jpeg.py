@@ -104,13 +104,15 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
     """Return the smallest cheap scale, in eighths, that leaves as many rows and columns; 8 if there is none."""
     for eighths in _EXACT_SCALES:
-        if _scaled(header.height, eighths) >= min_height and _scaled(header.width, eighths) >= min_width:
+        height, width, _ = _scaled(header.height, header.width, eighths)
+        if height >= min_height and width >= min_width:
             return eighths
     return 8
 
 
-def _scaled(side: int, eighths: int) -> int:
-    return -(-side * eighths // 8)
+def _scaled(height: int, width: int, eighths: int) -> tuple[int, int, int]:
+    """Return the shape of an image that is decoded at a scale."""
+    return -(-height * eighths // 8), -(-width * eighths // 8), 3
 
 
 def decode_jpeg(
@@ -138,11 +140,11 @@ def decode_jpeg(
     if declared < header.height:
         shortened = bytearray(data)
         shortened[header.height_at : header.height_at + 2] = declared.to_bytes(2, "big")
-        top = np.empty((_scaled(declared, eighths), _scaled(header.width, eighths), 3), np.uint8)
+        top = np.empty(_scaled(declared, header.width, eighths), np.uint8)
         if not _decode(shortened, top, eighths):
             return top  # else there is damage, or something unusual: the whole file shows which
-    image = np.empty((_scaled(header.height, eighths), _scaled(header.width, eighths), 3), np.uint8)
-    target = image if out is None else out
+    shape = _scaled(header.height, header.width, eighths)
+    target = np.empty(shape, np.uint8) if out is None else out
     warning = _decode(data, target, eighths)
     if _UNUSUAL_SCAN in warning and (mended := _with_usual_scans(data)) is not None:
         return decode_jpeg(mended, header, eighths=eighths, out=out)

@@ -42,11 +42,10 @@ from streamload.images.placing import (
     Image,
     check_image,
     copied,
+    fits,
     opencv,
     placed,
-    takes_out,
-    takes_rng,
-    target_of,
+    takes,
     writable_in_order,
 )
 
@@ -146,7 +145,13 @@ class Window(NamedTuple):
     mirrored: bool = False
 
 
-class Geometric(ABC):
+class _Operation:
+    __slots__ = ()
+    writes_into_out: ClassVar[bool] = True
+    uses_global_generators: ClassVar[bool] = False
+
+
+class Geometric(_Operation, ABC):
     """An operation that moves pixels, in the same way in all fields of one picture.
 
     Attributes:
@@ -154,8 +159,6 @@ class Geometric(ABC):
     """
 
     __slots__ = ()
-    writes_into_out: ClassVar[bool] = True
-    uses_global_generators: ClassVar[bool] = False
     interpolation: Interpolation = "nearest"
 
     @abstractmethod
@@ -169,8 +172,30 @@ class Geometric(ABC):
         return placed(image, out) if window is None else cut(image, window, self.interpolation, out)
 
 
-def check_size(operation: str, size: object) -> tuple[int, int]:
-    """Return (height, width) from one positive integer or two; raise a ValueError for anything else."""
+class _Fixed(Geometric):
+    __slots__ = ()
+
+    def __call__(self, image: Image, out: Image | None = None) -> Image:
+        """Return the result, of the image's dtype and number of channels; a ValueError if that is impossible."""
+        return self.apply(image, None, out)
+
+
+class _Random(Geometric):
+    __slots__ = ()
+
+    def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
+        """Return the result, of the image's dtype and number of channels; a ValueError if that is impossible."""
+        return self.apply(image, rng, out)
+
+
+def check_size(operation: str, size: object, interpolation: str = "nearest") -> tuple[int, int]:
+    """Return (height, width) from one positive integer or two.
+
+    Raises:
+        ValueError: `size` is something else, or there is no such filter.
+    """
+    if interpolation not in get_args(Interpolation):
+        raise ValueError(f"{operation}: interpolation must be one of {get_args(Interpolation)}, not {interpolation!r}")
     both: Sequence[object] = size if isinstance(size, tuple | list) else (size, size)
     if len(both) == 2:
         height, width = map(as_python, both)
@@ -181,16 +206,10 @@ def check_size(operation: str, size: object) -> tuple[int, int]:
 
 def check_range(operation: str, name: str, value: tuple[float, float], limit: float) -> None:
     """Raise a ValueError unless `value` is (low, high) with 0 < low <= high <= limit, both finite."""
-    fits = isinstance(value, tuple | list) and len(value) == 2
-    if not fits or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    if not is_pair or not 0 < value[0] <= value[1] <= limit or math.isinf(value[1]):
         most = "" if math.isinf(limit) else f" <= {limit:g}"
         raise ValueError(f"{operation}: {name} must be (low, high) with 0 < low <= high{most}, not {value!r}")
-
-
-def _check_interpolation(operation: str, interpolation: str) -> None:
-    """Raise a ValueError for the name of an unknown filter."""
-    if interpolation not in get_args(Interpolation):
-        raise ValueError(f"{operation}: interpolation must be one of {get_args(Interpolation)}, not {interpolation!r}")
 
 
 def cut(
@@ -222,7 +241,8 @@ def cut(
     inside = image[max(0, top) : max(0, bottom), max(0, left) : max(0, right)]
     if inside.shape[:2] == window.size:
         return copied(inside, out)
-    target = target_of((*window.size, *image.shape[2:]), image.dtype, out)
+    shape = (*window.size, *image.shape[2:])
+    target = out if fits(out, shape, image.dtype) else np.empty(shape, image.dtype)
     target[...] = fill
     top, left = max(0, -top), max(0, -left)
     target[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
@@ -328,11 +348,8 @@ def decode_resampled(
 # contiguous as (height, width, channels), so no time goes into moving pixels, and a batch of such images is a tensor in
 # torch's `channels_last` memory format. Results of `ToTensor` are contiguous tensors, as torchvision's.
 @dataclass(frozen=True, slots=True)
-class ToFloat:
+class ToFloat(_Operation):
     """Convert bytes (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
-
-    writes_into_out: ClassVar[bool] = True
-    uses_global_generators: ClassVar[bool] = False
 
     def __call__(self, image: Image, out: Planes | None = None) -> Planes:
         """Return `image / 255`, float32 (channels, height, width), a transposed view.
@@ -348,15 +365,12 @@ class ToFloat:
 
 
 @dataclass(frozen=True, slots=True)
-class ToTensor:
+class ToTensor(_Operation):
     """Convert bytes as `ToFloat` does, to a contiguous torch tensor as torchvision's `ToTensor` makes it.
 
     For a `collate_fn` or another function that needs tensors. Without one, values go straight to the batch's memory, as
     those of `ToFloat` do, which is faster and does not import torch.
     """
-
-    writes_into_out: ClassVar[bool] = True
-    uses_global_generators: ClassVar[bool] = False
 
     def __call__(self, image: Image, out: Planes | None = None) -> Any:
         """Return `image / 255`, a float32 tensor (channels, height, width) in memory of its own; or `out`.
@@ -368,7 +382,7 @@ class ToTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize:
+class Normalize(_Operation):
     """Subtract a mean from each channel and divide by a standard deviation.
 
     Args:
@@ -382,8 +396,6 @@ class Normalize:
 
     mean: Sequence[float]
     std: Sequence[float]
-    writes_into_out: ClassVar[bool] = True
-    uses_global_generators: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         try:
@@ -513,7 +525,8 @@ def _planes(target: Planes, out: Planes | None) -> Planes:
 class Compose:
     """Apply operations, or any other callables, one after the other.
 
-    Those with a parameter `rng` get the same generator.
+    Those with a parameter `rng` get the same generator. `writes_into_out` is true if the last operation takes `out`,
+    and `uses_global_generators` if one may draw from `random`, `numpy.random` or torch: not of ours and without `rng`.
 
     Args:
         operations: what to apply, first to last; those of a Compose among them become this one's own.
@@ -524,13 +537,22 @@ class Compose:
 
     operations: Sequence[Callable[..., Any]]
     _random: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+    writes_into_out: bool = field(init=False, repr=False, compare=False)
+    uses_global_generators: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.operations, Sequence) or not all(map(callable, self.operations)):
             raise TypeError(f"Compose: operations must be a list of callables, not {self.operations!r}")
         operations = tuple(chain.from_iterable(map(steps_of, self.operations)))
         object.__setattr__(self, "operations", operations)
-        object.__setattr__(self, "_random", tuple(map(takes_rng, operations)))
+        random = tuple(takes(each, "rng") for each in operations)
+        object.__setattr__(self, "_random", random)
+        object.__setattr__(self, "writes_into_out", bool(operations) and takes(operations[-1], "out"))
+        may_draw = (
+            getattr(each, "uses_global_generators", not is_random and not is_ours(each))
+            for each, is_random in zip(operations, random, strict=True)
+        )
+        object.__setattr__(self, "uses_global_generators", any(may_draw))
 
     def __call__(self, image: Any, rng: np.random.Generator | None = None, out: NDArray[Any] | None = None) -> Any:
         """Return the result of the last operation, which gets `out` if it takes it."""
@@ -542,25 +564,12 @@ class Compose:
                 makes_tensor = type(operation) is ToTensor
                 continue  # Normalize does both in one pass
             options: dict[str, Any] = {"rng": rng} if random else {}
-            if after is None and out is not None and takes_out(operation):
+            if after is None and out is not None and takes(operation, "out"):
                 options["out"] = out
             value = operation(value, **options)
             if makes_tensor:
                 value, makes_tensor = _as_tensor(value, out), False
         return value
-
-    @property
-    def writes_into_out(self) -> bool:
-        """True if the last operation takes `out`."""
-        return bool(self.operations) and takes_out(self.operations[-1])
-
-    @property
-    def uses_global_generators(self) -> bool:
-        """True if an operation may draw from `random`, `numpy.random` or torch: one not of ours and without `rng`."""
-        return any(
-            getattr(operation, "uses_global_generators", not random and not is_ours(operation))
-            for operation, random in zip(self.operations, self._random, strict=True)
-        )
 
 
 def steps_of(operation: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
@@ -574,7 +583,7 @@ def is_ours(operation: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class CenterCrop(Geometric):
+class CenterCrop(_Fixed):
     """Cut out the middle; an image that is too small is first surrounded with zeros.
 
     Args:
@@ -589,23 +598,16 @@ class CenterCrop(Geometric):
     def __post_init__(self) -> None:
         check_size("CenterCrop", self.size)
 
-    def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """Return the middle, of the image's dtype and number of channels."""
-        return self.apply(image, None, out)
-
     def window(self, height: int, width: int, _: Any, /) -> Window:
         """Return the middle."""
-        rows, columns = check_size("CenterCrop", self.size)
-        return Window(Box(_middle(height, rows), _middle(width, columns), rows, columns), (rows, columns))
-
-
-def _middle(length: int, wanted: int) -> int:
-    """Return where the middle begins; below 0 if it is longer than the image."""
-    return -((wanted - length) // 2) if wanted > length else round((length - wanted) / 2)
+        size = check_size("CenterCrop", self.size)
+        spare = [length - wanted for length, wanted in zip((height, width), size, strict=True)]
+        top, left = (round(each / 2) if each >= 0 else -(-each // 2) for each in spare)
+        return Window(Box(top, left, *size), size)
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop(Geometric):
+class RandomCrop(_Random):
     """Cut out a part of a fixed size at a random place.
 
     Args:
@@ -625,10 +627,6 @@ class RandomCrop(Geometric):
         if type(self.padding) is not int or self.padding < 0:
             raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
 
-    def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the part, of the image's dtype; a ValueError if the image with its padding is smaller."""
-        return self.apply(image, rng, out)
-
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
         """Draw a part; a ValueError if the image with its padding is smaller."""
         rows, columns = check_size("RandomCrop", self.size)
@@ -643,7 +641,7 @@ class RandomCrop(Geometric):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomHorizontalFlip(Geometric):
+class RandomHorizontalFlip(_Random):
     """Swap left and right with probability `p`; else return the image itself (or a copy, in a fitting `out`).
 
     Args:
@@ -660,10 +658,6 @@ class RandomHorizontalFlip(Geometric):
         if not isinstance(self.p, float | int) or not 0 <= self.p <= 1:
             raise ValueError(f"RandomHorizontalFlip: p must be a probability from 0 to 1, not {self.p!r}")
 
-    def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the image or its mirror image, of the same dtype and shape."""
-        return self.apply(image, rng, out)
-
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window | None:
         """Draw the mirror image, or None."""
         mirrored = rng.random() < self.p
@@ -674,10 +668,6 @@ class _Resizing(Geometric):
     """An operation that may begin with the encoded image."""
 
     __slots__ = ()
-
-    @abstractmethod
-    def window(self, height: int, width: int, rng: Any, /) -> Window:
-        """Return the part to be resized."""
 
     def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
         """Decode and resize the same part as on a call with the decoded image.
@@ -690,12 +680,13 @@ class _Resizing(Geometric):
         header = readable_jpeg_header(data)
         if header is None:
             return self.apply(decode_image(data), rng, out)
-        box, size, _ = self.window(header.height, header.width, rng)
-        return decode_resampled(data, header, box, size, self.interpolation, out=out)
+        window = self.window(header.height, header.width, rng)
+        assert window is not None
+        return decode_resampled(data, header, window.box, window.size, self.interpolation, out=out)
 
 
 @dataclass(frozen=True, slots=True)
-class RandomResizedCrop(_Resizing):
+class RandomResizedCrop(_Resizing, _Random):
     """Cut out a random part of the image and resize it.
 
     Args:
@@ -714,14 +705,9 @@ class RandomResizedCrop(_Resizing):
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        check_size("RandomResizedCrop", self.size)
+        check_size("RandomResizedCrop", self.size, self.interpolation)
         check_range("RandomResizedCrop", "scale", self.scale, 1.0)
         check_range("RandomResizedCrop", "ratio", self.ratio, math.inf)
-        _check_interpolation("RandomResizedCrop", self.interpolation)
-
-    def __call__(self, image: Image, rng: np.random.Generator, out: Image | None = None) -> Image:
-        """Return the resized part, of the image's dtype and number of channels."""
-        return self.apply(image, rng, out)
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
         """Draw a part as torchvision does: the area uniformly and the ratio log-uniformly, up to ten times.
@@ -747,7 +733,7 @@ class RandomResizedCrop(_Resizing):
 
 
 @dataclass(frozen=True, slots=True)
-class Resize(_Resizing):
+class Resize(_Resizing, _Fixed):
     """Resize the whole image, antialiased.
 
     Args:
@@ -764,19 +750,15 @@ class Resize(_Resizing):
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        size, max_size = check_size("Resize", self.size), as_python(self.max_size)
+        size = check_size("Resize", self.size, self.interpolation)
+        max_size = as_python(self.max_size)
         object.__setattr__(self, "size", size if isinstance(self.size, tuple | list) else size[0])
         object.__setattr__(self, "max_size", max_size)
-        _check_interpolation("Resize", self.interpolation)
         has_integers = isinstance(self.size, int) and type(max_size) is int
         if max_size is not None and not (has_integers and max_size > self.size):
             raise ValueError(
                 f"Resize: max_size must be an integer above an integer size, not {max_size!r} with size {self.size!r}"
             )
-
-    def __call__(self, image: Image, out: Image | None = None) -> Image:
-        """Return the resized image, of the same dtype and number of channels."""
-        return self.apply(image, None, out)
 
     def window(self, height: int, width: int, _: Any, /) -> Window:
         """Return the whole."""

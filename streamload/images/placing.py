@@ -23,19 +23,12 @@ MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # RGBX, as RGBA would be weighted by its 
 _CHANNEL_DTYPES = (np.uint8, np.uint16)
 
 
-def takes_out(operation: object) -> bool:
-    """Return True if an operation says that it follows the protocol, and has the parameter (a subclass may not)."""
-    return getattr(operation, "writes_into_out", False) is True and _has_parameter(operation, "out")
-
-
-def takes_rng(operation: object) -> bool:
-    """Return True if an operation has a parameter `rng`."""
-    return _has_parameter(operation, "rng")
-
-
-def _has_parameter(operation: object, name: str) -> bool:
+def takes(operation: object, parameter: str) -> bool:
+    """Return True if an operation has a parameter; for `out` it must say too that it follows the protocol."""
+    if parameter == "out" and getattr(operation, "writes_into_out", False) is not True:
+        return False
     try:
-        return callable(operation) and name in inspect.signature(operation).parameters
+        return callable(operation) and parameter in inspect.signature(operation).parameters
     except (TypeError, ValueError):  # some callables written in C have no signature
         return False
 
@@ -58,14 +51,9 @@ def placed(result: Image, out: Image | None) -> Image:
     return out
 
 
-def target_of(shape: tuple[int, ...], dtype: DTypeLike, out: Image | None) -> Image:
-    """Return memory for a result: `out` if that fits, else a new array."""
-    return out if fits(out, shape, dtype) else np.empty(shape, dtype)
-
-
 def copied(part: Image, out: Image | None) -> Image:
     """Copy a view of an argument into `out` if that fits, else into a new array."""
-    target = target_of(part.shape, part.dtype, out)
+    target = out if fits(out, part.shape, part.dtype) else np.empty(part.shape, part.dtype)
     target[...] = part
     return target
 
