@@ -6,12 +6,11 @@ executed, and sizes that the data claims are checked before memory is touched.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -38,7 +37,9 @@ Encoded = memoryview | bytearray | bytes
 Decoder = Callable[[Any], Any]
 """Bytes to a value. Raises `ValueError`, or whatever the user's function raises, for bytes of another format."""
 
+_GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
 _GZIP_PIECE_BYTES = 1 << 20
+_GZIP_CHUNK_BYTES = 1 << 14  # small, since zlib copies the rest of a chunk at the end of every member
 _INT64_LIMIT = 1 << 63
 
 
@@ -94,20 +95,14 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
         ValueError: the file is damaged or cut off.
     """
     decompressed, excess_bytes = bytearray(), -len(data)
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            if len(data) < 2:
-                raise EOFError
-            # Beyond the limit it is read on: until `DECOMPRESSED_LIMIT_BYTES` it may only be too large for the budget.
-            while excess_bytes <= DECOMPRESSED_LIMIT_BYTES and (piece := file.read1(_GZIP_PIECE_BYTES)):
-                excess_bytes += len(piece)
-                decompressed += piece
-                if excess_bytes > limit_bytes:
-                    decompressed.clear()
-    except EOFError as exc:
-        raise ValueError(f"the gzip file is cut off after {counted(len(data), 'byte')}; write it again") from exc
-    except (OSError, zlib.error) as exc:
-        raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
+    for piece in _gzip_pieces(data):
+        excess_bytes += len(piece)
+        if excess_bytes <= limit_bytes:
+            decompressed += piece
+            continue
+        decompressed.clear()
+        if excess_bytes > DECOMPRESSED_LIMIT_BYTES:
+            break  # until then it may be sound, and only too large for the budget
     if excess_bytes > limit_bytes:
         raise expansion_error(
             f"the gzip file decompresses to more than the limit of {len(data) + limit_bytes} bytes. If it is no bomb, "
@@ -115,6 +110,27 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
             excess_bytes,
         )
     return decompressed
+
+
+def _gzip_pieces(data: memoryview) -> Iterator[bytes]:
+    """Yield the contents in pieces of at most `_GZIP_PIECE_BYTES`."""
+    position, stream = 0, zlib.decompressobj(_GZIP_WINDOW_BITS)
+    while True:
+        chunk = data[position : position + _GZIP_CHUNK_BYTES]
+        try:
+            piece = stream.decompress(chunk, _GZIP_PIECE_BYTES)
+        except zlib.error as exc:
+            raise ValueError(f"not a gzip file, or a damaged one: {exc}") from exc
+        position += len(chunk) - len(stream.unused_data if stream.eof else stream.unconsumed_tail)
+        yield piece
+        if stream.eof:
+            while position < len(data) and data[position] == 0:
+                position += 1
+            if position == len(data):
+                return
+            stream = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        elif not piece and position == len(data):
+            raise ValueError(f"the gzip file is cut off after {counted(len(data), 'byte')}; write the sample again")
 
 
 def decode_integer(data: memoryview) -> int:

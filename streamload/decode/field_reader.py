@@ -164,6 +164,7 @@ class Work:
         count: the number of rows.
         row_shards: the number of each row's shard.
         rows_per_shard: on average.
+        any_missing: some row lacks some field.
     """
 
     rows: Rows
@@ -180,6 +181,7 @@ class Work:
         self.failures: dict[int, RowFailure] = {}
         self.named_s: dict[str, float] = {}
         self.columns = table.columns()
+        self.any_missing = any((column.offsets == MISSING).any() for column in self.columns)
         self.row_shards: list[int] = table.shards.tolist()
         self.count = len(table)
         self.rows_per_shard = self.count / max(1, len(set(self.row_shards)))

@@ -41,14 +41,6 @@ _TAKE_ARRAYS = {"ToImage", "ToPILImage", "ToTensor", "Lambda", "Identity"}
 _CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"}
 
 
-def why_not_skipped(error: Exception, on_error: str) -> str:
-    """Explain why an error of the program is raised although failed samples are skipped or replaced."""
-    return (
-        f"on_error={on_error!r} is for samples whose data is bad, and {type(error).__name__} counts as a mistake in "
-        "the program: raise ValueError for samples that are to be left out"
-    )
-
-
 class TransformRaisedError(Exception):
     """Carries what a transform raised through the code that decodes."""
 
@@ -245,7 +237,7 @@ class RowMaker:
         columns: list[Any] = []
         transformed: list[_Transformed] = []
         fields = self._job.fields
-        is_regular = not self._any_on_sample and (fields is not None or not _any_missing(work))
+        is_regular = not self._any_on_sample and (fields is not None or not work.any_missing)
         places = [place for place, name in enumerate(fields or ()) if name not in SAMPLE_NAMES]
         for number, column in enumerate(work.columns):
             functions = [
@@ -363,7 +355,7 @@ class RowMaker:
         rows = Rows(
             work.count, columns=[*(self._sample_name(work, name) for name in SAMPLE_NAMES), *columns], keys=names
         )
-        if not _any_missing(work):
+        if not work.any_missing:
             return rows
         values = [{name: value for name, value in row.items() if value is not ABSENT} for row in rows.as_list()]
         return Rows(work.count, values=values)
@@ -394,7 +386,10 @@ class RowMaker:
             fatal = True  # else which samples are left out would depend on the budget and the workers
             message = f"{message}. {_SHARE_OF_BUDGET}"
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
-            message = f"{message}; {why_not_skipped(cause, self._job.on_error)}"
+            message += (
+                f"; on_error={self._job.on_error!r} is for samples whose data is bad, and {type(cause).__name__} counts "
+                "as a mistake in the program: raise ValueError for samples that are to be left out"
+            )
         # Errors that are only counted are not kept with their frames, which would hold memory.
         is_raised = fatal or self._job.on_error == "raise"
         make_failure = failure_here if self._in_callers_process and is_raised else failure_of
@@ -411,10 +406,6 @@ class RowMaker:
             stored_in=work.row_shards[row] if where is None else int(where.shards[row]),
             missing_field=column is not None and int(column.offsets[row]) == MISSING,
         )
-
-
-def _any_missing(work: Work) -> bool:
-    return any((column.offsets == MISSING).any() for column in work.columns)
 
 
 def _shown(functions: Iterable[UserFunction]) -> str:

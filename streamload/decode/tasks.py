@@ -110,10 +110,6 @@ class RowTable:
         shards: list[int] = distinct(np.concatenate((self.shards, *others)) if others else self.shards).tolist()
         return shards
 
-    def rows(self, start: int, end: int) -> RowTable:
-        """Return consecutive rows, as a view."""
-        return RowTable(self.values[start:end], self.kinds)
-
     def __reduce__(self) -> tuple[Any, ...]:
         if len(self) < _PACKED_ROWS:
             return RowTable, (self.values, self.kinds)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from streamload.decode.failure import Attempt, with_fields
-from streamload.decode.tasks import BatchDone, BatchSlot, RowFailure, RowsDone, RowTask
+from streamload.decode.tasks import BatchDone, BatchSlot, RowFailure, RowsDone, RowTable, RowTask
 from streamload.errors import StreamloadError
 from streamload.feeder.lookahead import MAX_RUN_ROWS, Lookahead, Source
 from streamload.feeder.messages import FailedRow, PipelineSettings, ReadyBatch
@@ -289,7 +289,7 @@ class BatchStream:
         return RowTask(
             number=number,
             epoch=self._ahead.start.epoch,
-            table=planned.table.rows(start, end),
+            table=RowTable(planned.table.values[start:end], planned.table.kinds),
             keys=None if planned.keys is None else planned.keys[start:end],
             batches=tuple(
                 [BatchSlot(batch.slot, last - first) for batch, (first, last) in zip(batches, edges, strict=True)]
