@@ -362,15 +362,13 @@ class DatasetIndex:
         """Return the content of `index.json`: the same bytes for the same entries."""
         names = ("name", "bytes", "samples", "mtime_ns", "etag", "table_bytes", "table_crc32")
         columns = {name: [getattr(entry, name) for entry in self.shards] for name in names}
+        files = Counter(entry.file for entry in self.shards)
         unknown = [name for name in _OPTIONAL if all(value is None for value in columns[name])]
         document = {
             "format": _FORMAT,
             "kind": _KIND,
             "fields": list(self.fields),
-            "tables": [
-                {"file": file, "shards": shards}
-                for file, shards in Counter(entry.file for entry in self.shards).items()
-            ],
+            "tables": [{"file": file, "shards": shards} for file, shards in files.items()],
             "shards": {name: column for name, column in columns.items() if name not in unknown},
         }
         return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")

@@ -261,9 +261,8 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
     if twice:
         url = without_secrets(twice[0])
         raise ValueError(f"the shard {url!r} belongs to two datasets; name it in one of them")
-    counts = None
-    if all(listing.counts is not None for listing in listings):
-        counts = tuple(count for listing in listings for count in listing.counts or ())
+    known = all(listing.counts is not None for listing in listings)
+    counts = tuple(count for listing in listings for count in listing.counts or ()) if known else None
     firsts = accumulate((len(listing.shards) for listing in listings), initial=0)
     return Listing(
         shards,
