@@ -387,8 +387,8 @@ class RowMaker:
             message = f"{message}. {_SHARE_OF_BUDGET}"
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message += (
-                f"; on_error={self._job.on_error!r} is for samples whose data is bad, and {type(cause).__name__} counts "
-                "as a mistake in the program: raise ValueError for samples that are to be left out"
+                f"; on_error={self._job.on_error!r} is for samples whose data is bad, and {type(cause).__name__} "
+                "counts as a mistake in the program: raise ValueError for samples that are to be left out"
             )
         # Errors that are only counted are not kept with their frames, which would hold memory.
         is_raised = fatal or self._job.on_error == "raise"
