@@ -42,13 +42,9 @@ class Resizing:
 def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:
     import simplejpeg
 
-    encoded: bytes
-    if np.array_equal(pixels[..., 0], pixels[..., 1]) and np.array_equal(pixels[..., 0], pixels[..., 2]):
-        grey = np.ascontiguousarray(pixels[..., :1])
-        encoded = simplejpeg.encode_jpeg(grey, quality, "GRAY", "Gray", fastdct=False)
-    else:
-        encoded = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "420", fastdct=False)
-    return encoded
+    is_grey = bool((pixels == pixels[..., :1]).all())
+    colours, spaces = (pixels[..., :1], ("GRAY", "Gray")) if is_grey else (pixels, ("RGB", "420"))
+    return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(colours), quality, *spaces, fastdct=False))
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

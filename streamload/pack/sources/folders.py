@@ -274,16 +274,14 @@ def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
     for stem, fields in members.items():
         label = fields.pop(LABEL_FIELD, None)
         files = [file_at(os.path.join(tree.root, path), name) for name, path in fields.items()]
-        number = None if label is None else _label_in(os.path.join(tree.root, label))
+        number = None
+        if label is not None:
+            content = read_regular(os.path.join(tree.root, label)) or b""
+            number = label_of([(LABEL_FIELD, b"", content)])
+            if number is None:
+                raise UsageError(
+                    f"{os.path.join(tree.root, label)!r} holds {content[:40]!r}, and a label is an integer; if it is a "
+                    "name, call the file .txt"
+                )
         samples.append(SourceSample(unique_key(stem, keys), tuple(files), number))
     return samples
-
-
-def _label_in(path: str) -> int:
-    content = read_regular(path) or b""
-    label = label_of([(LABEL_FIELD, b"", content)])
-    if label is None:
-        raise UsageError(
-            f"{path!r} holds {content[:40]!r}, and a label is an integer; if it is a name, call the file .txt"
-        )
-    return label
