@@ -274,7 +274,7 @@ class _StalledError(TransientStorageError):
 
 @dataclass(slots=True)
 class _Request:
-    """The requests of a download, one at a time, each for the bytes from `position` up to `stop`."""
+    """The requests of a download, one at a time, for the bytes from `position` to `stop`."""
 
     storage: Storage
     url: str
@@ -339,7 +339,6 @@ class _Request:
             raise
 
     def _warn_when_silent(self) -> None:
-        """Warn if nothing arrives for long, since a request that hangs fails much later."""
         left_s = self.attempts.warn_of_silence()
         if left_s > 0.0:
             self.warning = asyncio.get_running_loop().call_later(max(left_s, 0.01), self._warn_when_silent)

@@ -240,7 +240,7 @@ def fsspec_error(url: str, exc: Exception) -> StorageError:
 
 
 def _response_of(exc: BaseException) -> tuple[int | None, str | None, object]:
-    """Return status, code and `Retry-After` of an answer of aiohttp, requests, httpx or botocore."""
+    """Return status, code and `Retry-After`, of aiohttp, requests, httpx or botocore."""
     response = getattr(exc, "response", None)
     if isinstance(response, Mapping):
         code = response.get("Error", {}).get("Code")

@@ -199,7 +199,6 @@ class FilesystemStorage:
         self._opened.clear()
 
     def _retried(self, url: str, act: Callable[[Any, str], _Result]) -> _Result:
-        """Call `act` with the filesystem and the path of a url, and retry it as the policy says."""
 
         def once() -> _Result:
             fs, path = self._open(url)
@@ -244,14 +243,14 @@ class FilesystemStorage:
 
 
 def _call(fs: Any, method: str, path: str, *, timeout_s: float) -> Any:
-    """Call one of fsspec's methods; on fsspec's loop it may take as long as the time-out."""
+    """Call a method; a time-out applies on fsspec's loop."""
     if fs.async_impl and not hasattr(fs, "fs"):  # one that wraps another is called on a thread
         return sync(fs.loop, getattr(fs, f"_{method}"), path, timeout=timeout_s)
     return getattr(fs, method)(path)
 
 
 def _start(fs: Any, method: str, path: str, **options: Any) -> asyncio.Future[Any]:
-    """Start one of fsspec's methods on fsspec's loop if the filesystem can, else on a thread."""
+    """Start a method on fsspec's loop if the filesystem can, else on a thread."""
     if fs.async_impl and not hasattr(fs, "fs"):
         call = getattr(fs, f"_{method}")(path, **options)
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, fs.loop))

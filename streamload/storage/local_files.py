@@ -234,7 +234,6 @@ def _listed(path: str) -> ShardInfo:
 
 
 def _level(folder: str) -> Iterator[Entry]:
-    """List a folder; a missing one, or a file in its place, is empty."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -499,7 +499,6 @@ class ObjectStorage:
             return store
 
     def _retried(self, url: str, act: Callable[[Any, str], _Result], *, writes: bool = False) -> _Result:
-        """Call `act` with a url's store and key, and retry it as the policy says."""
         root, key = locate(url)
 
         def once() -> _Result:
@@ -515,7 +514,7 @@ class ObjectStorage:
         return self._retries.repeat(url, once)
 
     def _noted(self, url: str, error: StorageError) -> StorageError:
-        """Drop the stores of expired credentials, and ask a storage that throttles when to come back."""
+        """Drop the stores of expired credentials; ask a storage that throttles for its `Retry-After`."""
         if isinstance(error, errors.ExpiredCredentialsError):
             with self._lock:
                 self._stores.clear()
@@ -550,7 +549,7 @@ class ObjectStorage:
         return 0.0
 
     def _trust(self) -> ssl.SSLContext:
-        """Return the TLS settings of the options, for requests without obstore."""
+        """Return the TLS settings of the options."""
         client, trust = self._options.client, ssl.create_default_context()
         if "root_certificate" in client:
             trust.load_verify_locations(cadata=client["root_certificate"].decode("ascii", "ignore"))

@@ -142,7 +142,6 @@ class Storages:
         return FilesystemStorage(self._options_of(protocol), None, self.retries)
 
     def _options_of(self, protocol: str) -> dict[str, Any]:
-        """Return the options for all protocols, overridden by those of this protocol."""
         dicts = [name for name, value in self._options.items() if isinstance(value, Mapping)]
         if dicts:
             import fsspec
@@ -156,7 +155,6 @@ class Storages:
 
 
 def _refuse_other_protocol(filesystem: Any, url: str) -> None:
-    """Refuse a url that a filesystem would take for one of its paths."""
     name, known = protocol_of(url), protocols_of(filesystem)
     if name == "file" and not url.startswith("file:"):
         return  # a path

@@ -85,7 +85,6 @@ def as_strings(urls: Urls) -> tuple[str, ...]:
 
 
 def _strings(urls: object) -> list[tuple[str, str]]:
-    """Return each string, with the name of the argument for messages."""
     if isinstance(urls, str | os.PathLike):
         items: list[tuple[str, object]] = [("urls", urls)]
     elif isinstance(urls, Sequence) and not isinstance(urls, bytes | bytearray | memoryview):

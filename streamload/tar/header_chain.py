@@ -408,7 +408,7 @@ class HeaderChain:
         return _Run(starts + self._start, plain, extension, sizes, headers)
 
     def _walk(self, position: int) -> NDArray[np.int64]:
-        """Return where headers start if every size field is right: the only Python code that runs for every member."""
+        """Return the starts of headers if every size field is right; the only loop over all members."""
         ends = [position]
         octets, view = self._octets, self._octets.data
         while len(ends) <= _HEADERS_AT_ONCE:
@@ -494,7 +494,6 @@ class HeaderChain:
             position += BLOCK_BYTES + padded(size)
 
     def _check_global(self, payload: bytes, position: int) -> None:
-        """Refuse a pax header for all following members that sets names or sizes."""
         refused = {b"path", b"size"} & _parse_records(payload).keys()
         if refused:
             raise self._error(
@@ -521,7 +520,6 @@ class HeaderChain:
                 extensions.names[name] = None
 
     def _add_member(self, header: TarHeader, position: int, extensions: _Extensions) -> int:
-        """Record a member of any kind; return where the next header starts."""
         kind, start = header.typeflag, position + BLOCK_BYTES
         if kind in _NO_PAYLOAD:
             self.skipped.append((position, _NO_PAYLOAD[kind]))

@@ -91,9 +91,8 @@ def _sum(part: bytes) -> int:
 
 
 def _pax_record(keyword: bytes, value: bytes) -> bytes:
-    """`length keyword=value`, where the length counts its own digits too."""
     rest = b" " + keyword + b"=" + value + b"\n"
-    length = len(rest)
+    length = len(rest)  # counts its own digits too
     while len(rest) + len(b"%d" % length) != length:
         length = len(rest) + len(b"%d" % length)
     return b"%d" % length + rest

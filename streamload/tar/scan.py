@@ -255,7 +255,6 @@ class Scanner:
         self.resume, self.needs = piece.resume, piece.needs
 
     def _repeated_key(self, tables: list[ShardTable]) -> ShardFormatError:
-        """Return the error for the first key of some tables that is repeated."""
         first_of: dict[bytes, int] = {}
         for table in tables:
             headers = table.member_offset[table.sample_start[:-1]] - BLOCK_BYTES
@@ -282,7 +281,6 @@ def _keys_of(table: ShardTable) -> list[bytes]:
 
 
 def _edges(table: ShardTable) -> list[tuple[int, int]]:
-    """Return where each member's payload begins and ends."""
     ends = table.member_offset + table.member_size
     return list(zip(table.member_offset.tolist(), ends.tolist(), strict=True))
 
@@ -386,7 +384,7 @@ def _grouped(chain: HeaderChain, start: int) -> ScannedPiece:
 
 
 def _reason_to_skip(name: bytes, component: int, dot: int) -> str | None:
-    """Return why a member belongs to no sample, or None; `component` and `dot` are positions in the name."""
+    """Return why a member belongs to no sample, or None."""
     if _META.match(name):
         return "meta"
     if dot > component:

@@ -147,7 +147,6 @@ def stretches(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.
 def _joined_starts(
     starts: Sequence[NDArray[np.int64]], firsts: NDArray[np.int64], lengths: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Return the starts of some tables, each counted on from its table's start, and the end."""
     within = np.concatenate([of[:-1] for of in starts])
     return np.append(within + np.repeat(firsts[:-1], lengths), firsts[-1])
 
