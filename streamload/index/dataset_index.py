@@ -119,7 +119,11 @@ def unpack_table(content: bytes, url: str) -> ShardTable:
 
 
 class _TableError(Exception):
-    """Bytes of an index are no table, or their tables cannot be joined; the text says why."""
+    """Bytes of an index are no table; the text says why."""
+
+
+class _UnlikeTablesError(_TableError):
+    """Tables have different fields or flags; the argument has the numbers at which they change."""
 
 
 class TableRun(NamedTuple):
@@ -175,17 +179,17 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
         raise _TableError(f"a table of format {header['format'][0]}, and this release reads format {_FORMAT}")
     counts = header["counts"]
     shard_bytes, members, samples, key_bytes, about_bytes = np.minimum(counts, 2 * _MAX_COUNT).astype(np.int64).T
-    flags = int(header["flags"][0])
-    size_of_member, size_of_sample = 18 + (4 if flags & _CRC32 else 0), 16 + (8 if flags & _LABELS else 0)
+    size_of_member = np.where(header["flags"] & _CRC32, 22, 18)
+    size_of_sample = np.where(header["flags"] & _LABELS, 24, 16)
     about = _HEADER.size + size_of_member * members + size_of_sample * samples + 16 + key_bytes
     stated = about + about_bytes
     if (counts > _MAX_COUNT).any() or (stated + -stated % _ALIGNMENT != length).any() or (start % _ALIGNMENT).any():
         raise _TableError(f"a table of {length[0]} bytes is said to have {stated[0]}, of a shard of {counts[0, 0]}")
     abouts = [content[at:end] for at, end in zip((start + about).tolist(), (start + stated).tolist(), strict=True)]
-    described = [_described(each) for each in dict.fromkeys(abouts)]
-    fields = described[0][0]
-    if (header["flags"] != flags).any() or any(each[0] != fields for each in described):
-        raise _TableError("the tables have different fields, so they cannot be joined")
+    kinds = list(zip(header["flags"].tolist(), [_described(each)[0] for each in abouts], strict=True))
+    if changes := [number for number in range(1, len(kinds)) if kinds[number] != kinds[number - 1]]:
+        raise _UnlikeTablesError(changes)
+    flags, fields = kinds[0]
     offset_at = start + _HEADER.size
     size_at = offset_at + 8 * members
     sample_at = size_at + 8 * members
@@ -232,7 +236,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
         key_start=joined_edges("key_start", key_at, key_bytes, rising=False),
         member_crc32=column(_UINT32, crc32_at, members) if flags & _CRC32 else None,
         labels=column(_INT64, label_at, samples) if flags & _LABELS else None,
-        skipped=described[0][1] if len(starts) == 1 else {},
+        skipped=_described(abouts[0])[1] if len(starts) == 1 else {},
     )
     return TableRun(table, starts_of(samples).tolist(), shard_bytes.tolist(), abouts)
 
@@ -308,15 +312,22 @@ class TableGroup:
                         f"{INDEX_FILE} has {counted(entry.samples, 'sample')} in {entry.bytes} bytes for the shard "
                         f"{entry.name!r}, and its table {samples} in {total_bytes}"
                     )
+            return [(run, number) for number in range(len(self.shards))]
+        except _UnlikeTablesError as exc:
+            edges = [0, *exc.args[0], len(self.shards)]
         except _TableError as exc:
             if len(self.shards) == 1:
                 return [index_error(str(exc), self.url, self.start)]
-            half = len(self.shards) // 2  # to find the wrong one, or tables with the same fields
-            middle = self.shards[half].start
-            left = TableGroup(self.url, self.start, middle, self.shards[:half])
-            right = TableGroup(self.url, middle, self.end, self.shards[half:])
-            return left.unpack(content[: middle - self.start]) + right.unpack(content[middle - self.start :])
-        return [(run, number) for number in range(len(self.shards))]
+            edges = [0, len(self.shards) // 2, len(self.shards)]  # to find the wrong one
+        found: list[tuple[TableRun, int] | DatasetIndexError] = []
+        for first, after in pairwise(edges):
+            group = _group(self.url, self.shards[first:after])
+            found += group.unpack(content[starts[first] : ends[after - 1]])
+        return found
+
+
+def _group(url: str, shards: Sequence[IndexedShard]) -> TableGroup:
+    return TableGroup(url, shards[0].start, shards[-1].start + shards[-1].table_bytes, shards)
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,7 +419,7 @@ class DatasetIndex:
         url, end = self.table_url(entry), entry.start + entry.table_bytes
         if content is None:
             raise index_error("the index has no such file", url)
-        (found,) = TableGroup(url, entry.start, end, (entry,)).unpack(content[entry.start : end])
+        (found,) = _group(url, (entry,)).unpack(content[entry.start : end])
         if isinstance(found, DatasetIndexError):
             raise found
         return found[0].table
@@ -430,12 +441,8 @@ class DatasetIndex:
             if entry.file != file or entry.start + entry.table_bytes - start > GROUP_BYTES:
                 firsts.append(number)
                 file, start = entry.file, entry.start
-        groups = []
-        for first, after in pairwise([*firsts, len(self.shards)]):
-            shards = self.shards[first:after]
-            url, end = self.table_url(shards[0]), shards[-1].start + shards[-1].table_bytes
-            groups.append(TableGroup(url, shards[0].start, end, shards))
-        return firsts, groups
+        runs = [self.shards[first:after] for first, after in pairwise([*firsts, len(self.shards)])]
+        return firsts, [_group(self.table_url(shards[0]), shards) for shards in runs]
 
 
 def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: str | None = None) -> None:
