@@ -76,7 +76,7 @@ def test_a_stalled_server_is_named(folder: Path, workers: int, monkeypatch: pyte
 def test_the_log_says_how_far_scans_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("streamload.trainer.connection._SCANS_LOGGED_AFTER_S", 0.0)
+    monkeypatch.setattr("streamload.feeder.feeder._SCANS_LOGGED_EVERY_S", 0.0)
     with ShardWriter(tmp_path, max_count=1, index=False) as writer:
         for number in range(60):
             writer.write({"__key__": str(number), "cls": number})

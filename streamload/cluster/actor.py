@@ -72,7 +72,7 @@ class FeederActor:
                 return message, []
             if not isinstance(message, Ready):
                 continue
-            memory = [self._feeder.lease(batch.slot)[: batch.size_bytes] for batch in message.batches]
+            memory = [self._feeder.lease(batch.slot)[: batch.done.size_bytes] for batch in message.batches]
             if message.start == self._pass:
                 self._ended = message.last
                 return message, memory

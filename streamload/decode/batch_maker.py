@@ -223,7 +223,7 @@ class TaskRunner:
                     started=started_s,
                     process=os.getpid(),
                     waited=waited_s,
-                    whole=perf_counter() - started_s,
+                    busy=perf_counter() - started_s,
                     processor=thread_time() - processor_s,
                     delayed=0.0 if self._in_callers_process else _delayed_s() - delayed_s,
                 )

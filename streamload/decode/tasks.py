@@ -351,7 +351,7 @@ class TaskCosts(NamedTuple):
 
     Attributes:
         waited: for which the worker had waited for the task.
-        whole: from its start to its end; `processor` of these on a processor, `delayed` ready to run while others had
+        busy: from its start to its end; `processor` of these on a processor, `delayed` ready to run while others had
             the processors.
         named: by stage and name, such as "decode_s/jpg".
         started: by `perf_counter`.
@@ -363,7 +363,7 @@ class TaskCosts(NamedTuple):
     collate: float = 0.0
     scan: float = 0.0
     waited: float = 0.0
-    whole: float = 0.0
+    busy: float = 0.0
     processor: float = 0.0
     delayed: float = 0.0
     named: Mapping[str, float] = {}

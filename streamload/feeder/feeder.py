@@ -6,56 +6,53 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic, perf_counter, process_time
 from typing import Any
 
 from streamload.decode.failure import Attempt, failure_of
 from streamload.decode.tasks import RowsDone, RowTask, ScanDone, ScanTask, Task
 from streamload.errors import without_secrets
-from streamload.feeder.messages import (
-    COUNT_SAMPLES,
-    AbandonEpoch,
-    Acknowledge,
-    Answer,
-    Call,
-    Configure,
-    Failed,
-    Ready,
-    ReadyBatch,
-    Scanning,
-    Send,
-    Tracing,
-)
+from streamload.feeder import messages
 from streamload.feeder.scans import Scans
-from streamload.feeder.stream import BatchStream
+from streamload.feeder.stream import BatchStream, Engine
 from streamload.fetch.budget import budget_for_window, bytes_for_parts, requests_at_once
 from streamload.fetch.disk_cache import DiskCache
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES
 from streamload.fetch.resident import Fetching, ResidentShards, fetched_shards, waits_for_index
-from streamload.fetch.transfers import Transfers
+from streamload.fetch.window import raise_first
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import DatasetIndex
 from streamload.index.listing import Listing
+from streamload.limits import CALLER_SHARDS_SHARE
 from streamload.memory.channel import MAX_DESCRIPTORS
 from streamload.memory.slots import SlotPool
-from streamload.memory.unnamed import naming_the_limit
+from streamload.memory.unnamed import keep_freed_memory, naming_the_limit
 from streamload.order.sampling import Sampled
 from streamload.order.share import EpochStart
 from streamload.text import counted
 from streamload.totals import TimeIntegral, Totals, duration_bucket
 from streamload.trace import Event
-from streamload.workers.pool import Pool, PoolEvents, WorkerActivity
+from streamload.workers.launch import Child
+from streamload.workers.pool import Pool, PoolEvents, WorkerActivity, WorkerLink
+from streamload.workers.process_pool import ProcessPool
+
+_log = logging.getLogger("streamload")
 
 # Totals go with batches, and a message with them takes a hundredth of a millisecond more.
 _SENT_EVERY_S = 0.02
+_SCANS_LOGGED_EVERY_S = 30.0
+_SHOWN_WORKERS = 2
+_KEPT_BYTES = 256 << 20
 
 
 class FeederMeter:
-    """Adds up, in `totals`, what a feeder and its workers do.
+    """Adds up, in the totals of an engine, what a feeder and its workers do.
 
     While the loop waits, which is when it need not acknowledge any of its batches, workers' time goes to
     "awaited_s/REASON": "work", or what idle workers wait for: the "network", a "scan" of a shard, or room in
@@ -63,105 +60,85 @@ class FeederMeter:
     so does all time in which the batches after the awaited one are ready.
     """
 
-    def __init__(
-        self,
-        totals: Totals,
-        pool: Pool,
-        *,
-        stream: BatchStream,
-        scans: Scans,
-        fetcher: Fetcher | None,
-    ) -> None:
-        self.totals = totals
-        self._pool = pool
+    def __init__(self, engine: Engine, stream: BatchStream, *, in_own_process: bool) -> None:
+        self._engine = engine
+        self._totals = engine.totals
         self._stream = stream
-        self._scans = scans
-        self._fetcher = fetcher
+        self._in_own_process = in_own_process
         self._started_s = self._noted_s = perf_counter()
         self._sent_s = -math.inf
         self._shares: tuple[tuple[str, float], ...] = ()
         self._used_bytes = TimeIntegral()
-        self.events: list[Event] | None = None
+        self._events: list[Event] | None = None
 
     def add(self, done: RowsDone | ScanDone) -> None:
         """Add what a task has taken."""
-        costs, totals = done.costs, self.totals
-        totals["scan_s"] += costs.scan
-        totals["decode_s"] += costs.decode
-        totals["transform_s"] += costs.transform
-        totals["collate_s"] += costs.collate
-        totals["workers_waited_s"] += costs.waited
-        totals["workers_busy_s"] += costs.whole
-        totals["workers_processor_s"] += costs.processor
-        totals["workers_delayed_s"] += costs.delayed
-        totals[duration_bucket("task", costs.whole)] += 1
+        costs, totals = done.costs, self._totals
+        for stage in ("scan", "decode", "transform", "collate"):
+            totals[f"{stage}_s"] += getattr(costs, stage)
+        for name in ("waited", "busy", "processor", "delayed"):
+            totals[f"workers_{name}_s"] += getattr(costs, name)
+        totals[duration_bucket("task", costs.busy)] += 1
         totals.add(costs.named)
+        kind, details = "scan", {}
         if isinstance(done, RowsDone):
             totals["payload_bytes"] += done.payload_bytes
             totals["made_samples"] += done.rows
-        if self.events is not None:
-            if isinstance(done, ScanDone):
-                details: dict[str, float] = {"shards": len(done.found)}
-            else:
-                stages = "decode", "transform", "collate", "processor"
-                details = {"samples": done.rows, **{f"{stage}_s": getattr(costs, stage) for stage in stages}}
-            kind = "scan" if isinstance(done, ScanDone) else "task"
-            self.events.append(Event(kind, f"worker {costs.process}", costs.started, costs.whole, details))
+            stages = "decode", "transform", "collate", "processor"
+            kind, details = "task", {"samples": done.rows, **{f"{stage}_s": getattr(costs, stage) for stage in stages}}
+        else:
+            details["shards"] = len(done.found)
+        if self._events is not None:
+            self._events.append(Event(kind, f"worker {costs.process}", costs.started, costs.busy, details))
 
     def trace(self, *, on: bool) -> None:
         """Record events from now on, or stop doing so."""
-        self.events = (self.events or []) if on else None
-        if self._fetcher is not None:
-            counts = self._fetcher.transfers.counts
-            counts.ended = (counts.ended or []) if on else None
+        self._events = (self._events or []) if on else None
+        if self._engine.fetcher is not None:
+            self._engine.fetcher.transfers.events = self._events
 
     def take_events(self) -> tuple[Event, ...]:
         """Take the events since the last call; none unless they are recorded."""
-        if self.events is None:
-            return ()
-        if self._fetcher is not None and (ended := self._fetcher.transfers.counts.ended):
-            self.events += [
-                Event("fetch", "connection", began_s, ended_s - began_s, {"url": url, "start": start, "bytes": size})
-                for url, start, began_s, ended_s, size in ended
-            ]
-            ended.clear()
-        taken, self.events = tuple(self.events), []
+        taken = tuple(self._events or ())
+        if self._events:
+            self._events.clear()
         return taken
 
     def note_state(self) -> None:
         """Add the time since the last call, for the reason that held then. Call it after every event."""
         now_s = perf_counter()
         for name, share in self._shares:
-            self.totals[name] += share * (now_s - self._noted_s)
+            self._totals[name] += share * (now_s - self._noted_s)
         self._noted_s = now_s
-        if self._fetcher is not None:
-            self._used_bytes.set(self._fetcher.window.used_bytes)
+        if self._engine.fetcher is not None:
+            self._used_bytes.set(self._engine.fetcher.window.used_bytes)
         self._shares = tuple(self._reasons()) if self._stream.awaited else ()
 
-    def to_send(self, *, always: bool, in_own_process: bool) -> Totals | None:
-        """Return the totals until now, if it is time to send them.
-
-        Args:
-            always: it is.
-            in_own_process: the processor time of this process is the feeder's.
-        """
-        now_s, totals = perf_counter(), self.totals
+    def to_send(self, *, always: bool) -> Totals | None:
+        """Return the totals until now, if it is time to send them, or `always`."""
+        now_s, totals, fetcher = perf_counter(), self._totals, self._engine.fetcher
         if not always and now_s - self._sent_s < _SENT_EVERY_S:
             return None
         self._sent_s = now_s
         totals["feeder_s"] = now_s - self._started_s
-        totals["worker_s"] = totals["feeder_s"] * len(self._pool.workers)
-        totals["restarted_workers"] = self._pool.restarts
-        if in_own_process:
+        totals["worker_s"] = totals["feeder_s"] * len(self._engine.pool.workers)
+        totals["restarted_workers"] = self._engine.pool.restarts
+        if self._in_own_process:
             totals["feeder_processor_s"] = process_time()
-        if self._fetcher is not None:
-            totals.update(_of_transfers(self._fetcher.transfers))
+        if fetcher is not None:
+            counts = fetcher.transfers.counts
+            totals["fetched_bytes"], totals["cached_bytes"] = counts.received_bytes, counts.cached_bytes
+            totals["requests"], totals["answer_s"] = counts.requests, counts.answer_s
+            for name in ("throttled", "broken", "answered"):
+                totals[f"{name}_requests"] = getattr(counts, name)
+            totals["connection_s"] = fetcher.transfers.in_flight.now()
             totals["memory_byte_s"] = self._used_bytes.now()
-            totals["memory_limit_byte_s"] = self._fetcher.window.budget_bytes * totals["feeder_s"]
+            totals["memory_limit_byte_s"] = fetcher.window.budget_bytes * totals["feeder_s"]
         return totals
 
     def _reasons(self) -> Iterator[tuple[str, float]]:
-        workers, with_tasks = len(self._pool.workers), self._pool.n_with_tasks()
+        fetcher = self._engine.fetcher
+        workers, with_tasks = len(self._engine.pool.workers), self._engine.pool.n_with_tasks()
         if with_tasks:
             yield "awaited_s/work", with_tasks / workers
         if with_tasks == workers:
@@ -169,26 +146,9 @@ class FeederMeter:
         why_idle = "scan"
         if self._stream.full:
             why_idle = "work"  # one batch takes longer than those after it
-        elif self._fetcher is not None and (self._fetcher.transfers.running or not self._scans.outstanding):
-            why_idle = "memory" if self._fetcher.lacking else "network"
+        elif fetcher is not None and (fetcher.transfers.running or not self._engine.scans.requested):
+            why_idle = "memory" if fetcher.lacking else "network"
         yield f"awaited_s/{why_idle}", 1 - with_tasks / workers
-
-
-def _of_transfers(transfers: Transfers) -> dict[str, float]:
-    counts = transfers.counts
-    return {
-        "fetched_bytes": counts.received_bytes,
-        "cached_bytes": counts.cached_bytes,
-        "requests": counts.requests,
-        "throttled_requests": counts.throttled,
-        "broken_requests": counts.broken,
-        "answered_requests": counts.answered,
-        "answer_s": counts.answer_s,
-        "connection_s": transfers.in_flight.now(),
-    }
-
-
-_SHOWN_WORKERS = 2
 
 
 def _doing(worker: WorkerActivity, tables: Dataset) -> str:
@@ -223,70 +183,67 @@ def _fetching(fetcher: Fetcher) -> str:
     )
 
 
-_REPORTED_EVERY_S = 0.5
-
-
 class Feeder:
     """Makes the plans of one trainer's epochs, has their tasks done, and sends the batches in order.
 
     Args:
         configure: what to do.
         listing: the shards.
-        slots: whose memory the batches lie in.
-        send: takes messages for the trainer, with descriptors.
-        start_pool: starts the workers, which notify this object.
-        shards: opens all shards, if nothing is to be fetched.
+        send: takes messages for the trainer, as `AsyncChannel.send`.
+        launched: workers that have been started already.
         indexes: indexes that have been read already, by folder.
+        shards: opens all shards, if this is the trainer's process.
     """
 
     def __init__(
         self,
-        configure: Configure,
+        configure: messages.Configure,
         listing: Listing,
-        slots: SlotPool,
-        send: Send,
-        start_pool: StartPool,
+        send: Callable[..., None],
+        launched: Sequence[Child] = (),
         *,
-        shards: ResidentShards | None = None,
         indexes: Mapping[str, DatasetIndex] | None = None,
+        shards: ResidentShards | None = None,
     ) -> None:
-        self._settings = configure.settings
-        self._slots = slots
+        settings, fetching = configure.settings, configure.fetching
         self._send = send
-        self._owns_process = shards is None
-        self._expands = configure.fetching.expands
+        self._expands = fetching.expands
         self._turn_is_due = self._closed = False
-        self._totals = Totals()
         self._counting: int | None = None  # the number of the call that waits for all counts
-        self._reported_s = 0.0
-        self.tables = Dataset(
-            listing,
-            configure.fetching.storages,
-            indexes=indexes,
-            budget_bytes=configure.fetching.budget_bytes,
-        )
-        self.fetcher = self._make_fetcher(configure.fetching, listing) if shards is None else None
-        self.scans = Scans(self.tables, fetcher=self.fetcher)
+        self._scans_logged_s = monotonic()
+        self.tables = Dataset(listing, fetching.storages, indexes=indexes, budget_bytes=fetching.budget_bytes)
+        self.fetcher = self._make_fetcher(fetching, listing) if shards is None else None
+        if self.fetcher is not None:
+            keep_freed_memory(_KEPT_BYTES)
+        keeps = settings.order.lanes == 1 and settings.order.sampling is None
+        self.scans = Scans(self.tables, self.fetcher, keeps=keeps)
+        slots, opening = SlotPool(configure.descriptors), shards or ResidentShards(listing.numbered, self.fetcher)
         events = PoolEvents(self._is_wanted, self._on_dropped, self._on_done, self.pump, self._fail)
-        self.pool = start_pool(shards or ResidentShards(listing.numbered, self.fetcher), events)
-        self._stream = BatchStream(
-            self._settings,
-            tables=self.tables,
-            scans=self.scans,
-            pool=self.pool,
-            slots=slots,
-            totals=self._totals,
-            fetcher=self.fetcher,
-            send_ready=self._send_ready,
-            works_ahead=configure.workers > 0 and not isinstance(self._settings.order.sampling, Sampled),
-        )
-        self._meter = FeederMeter(self._totals, self.pool, stream=self._stream, scans=self.scans, fetcher=self.fetcher)
+        if configure.workers:
+            self.pool: Pool = ProcessPool(
+                configure.workers,
+                job=configure.job,
+                import_path=configure.import_path,
+                shards=opening,
+                slots=slots,
+                events=events,
+                ends_at_failure=configure.ends_at_failure,
+                log_levels=configure.log_levels,
+                launched=launched,
+            )
+        else:
+            most_open = configure.descriptors // CALLER_SHARDS_SHARE
+            self.pool = Pool([WorkerLink(partial(send, close=True), opening, slots, most_open)], opening, events)
+        self._engine = Engine(settings, self.tables, self.scans, self.pool, slots, Totals(), self.fetcher)
+        works_ahead = configure.workers > 0 and not isinstance(settings.order.sampling, Sampled)
+        self._stream = BatchStream(self._engine, self._send_ready, works_ahead=works_ahead)
+        self._meter = FeederMeter(self._engine, self._stream, in_own_process=shards is None)
 
     def close(self) -> None:
         """End the workers and close the slots. Idempotent."""
         self._closed = True
         self.pool.close()
-        self._slots.close()
+        self._engine.slots.close()
 
     async def aclose(self) -> None:
         """End everything."""
@@ -302,29 +259,26 @@ class Feeder:
             self.pool.end_task(message)
             return
         with self._failing():
-            self._take(message)
+            match message:
+                case EpochStart():
+                    self.scans.try_again()  # what has failed: the storage may have come back
+                    if self.fetcher is not None:
+                        self.fetcher.try_again()
+                    self._stream.request(message)
+                    self.pool.abandon_unwanted()
+                case messages.Tracing():
+                    self._meter.trace(on=message.on)
+                case messages.AbandonEpoch():
+                    self._stream.abandon(message.number)
+                    self.pool.abandon_unwanted()
+                case messages.Acknowledge():
+                    self._engine.slots.note_taken(message.batches)
+                    self._engine.slots.note_released(message.released)
+                    self._stream.untaken -= message.batches
+                case messages.Call() if message.function == messages.COUNT_SAMPLES:
+                    self._counting = message.number
+                    self.scans.request(range(len(self.tables.counts)))
         self.pump()
-
-    def _take(self, message: Any) -> None:
-        match message:
-            case EpochStart():
-                self.scans.try_again()  # what has failed: the storage may have come back
-                if self.fetcher is not None:
-                    self.fetcher.try_again()
-                self._stream.request(message)
-                self.pool.abandon_unwanted()
-            case Tracing():
-                self._meter.trace(on=message.on)
-            case AbandonEpoch():
-                self._stream.abandon(message.number)
-                self.pool.abandon_unwanted()
-            case Acknowledge():
-                self._slots.note_taken(message.batches)
-                self._slots.note_released(message.released)
-                self._stream.take_acknowledged(message.batches)
-            case Call() if message.function == COUNT_SAMPLES:
-                self._counting = message.number
-                self.scans.request(range(len(self.tables.counts)))
 
     async def what_holds_up(self) -> str:
         """Say what the next batch waits for; empty if nothing shows."""
@@ -342,38 +296,31 @@ class Feeder:
             return
         counts = self.tables.counts
         with self._failing():
-            self.scans.check(range(len(counts)))
+            raise_first(self.scans.errors, range(len(counts)))
             if counts.complete:
-                self._send(Answer(self._counting, tuple(counts.values.tolist())), ())
+                self._send(messages.Answer(self._counting, tuple(counts.values.tolist())), ())
                 self._counting = None
 
-    def _report_scans(self) -> None:
-        """Report how far scans are, if the trainer waits for them."""
-        is_awaited = self._stream.awaited or self._counting is not None
-        if not is_awaited or monotonic() - self._reported_s < _REPORTED_EVERY_S:
-            return
-        self._reported_s = monotonic()
-        values = self.tables.counts.values
-        self._send(Scanning(int((values >= 0).sum()), len(values)), ())
-
-    def _send_ready(self, start: EpochStart, batches: list[ReadyBatch], last: bool, acknowledge_after: int) -> None:
+    def _send_ready(self, batches: list[messages.ReadyBatch], last: bool) -> None:
         """Send batches, as many with one message as its descriptors allow."""
+        slots, start = self._engine.slots, self._stream.requested
+        assert start is not None
         for first in range(0, max(1, len(batches)), MAX_DESCRIPTORS):
             end = first + MAX_DESCRIPTORS
             part = batches[first:end]
-            opened = tuple(batch.slot for batch in part if self._slots.announce(batch.slot, batch.size_bytes))
-            descriptors = [self._slots.descriptors[slot] for slot in opened]
-            retired = tuple(self._slots.take_retired())
+            opened = tuple(batch.slot for batch in part if slots.announce(batch.slot, batch.done.size_bytes))
+            descriptors = [slots.descriptors[slot] for slot in opened]
+            retired = tuple(slots.take_retired())
             self.pool.drop(slots=retired)
             ends = last and end >= len(batches)
-            ready = Ready(
+            ready = messages.Ready(
                 start.identity,
                 tuple(part),
                 opened,
                 retired,
                 last=ends,
-                acknowledge_after=acknowledge_after,
-                totals=self._meter.to_send(always=ends, in_own_process=self._owns_process),
+                acknowledge_after=self._stream.acknowledge_after,
+                totals=self._meter.to_send(always=ends),
                 skipped_members=self.tables.skipped,
                 events=self._meter.take_events(),
             )
@@ -387,14 +334,6 @@ class Feeder:
         if attempt.error is not None:
             self._fail(attempt.error)
 
-    def _fail(self, error: Exception) -> None:
-        """Report that nothing can go on, and do nothing more."""
-        requested = self._stream.requested
-        self._stream.stop()
-        self._counting = None
-        failed_for = None if requested is None else requested.identity
-        self._send(Failed(failure_of(naming_the_limit(error)), failed_for), ())
-
     # -- events of the pool ----------------------------------------------------------------------------------------
 
     def _on_done(self, done: RowsDone | ScanDone) -> None:
@@ -405,50 +344,68 @@ class Feeder:
                 self._stream.end_task(done.number, done)
             else:
                 self.scans.on_done(done)
-                self._report_scans()
+                self._log_scans()
         self.pump()
+
+    def _log_scans(self) -> None:
+        """Log now and then how many shards are scanned, if the trainer waits for them."""
+        is_awaited = self._stream.awaited or self._counting is not None
+        if is_awaited and monotonic() - self._scans_logged_s >= _SCANS_LOGGED_EVERY_S:
+            self._scans_logged_s = monotonic()
+            values = self.tables.counts.values
+            scanned = f"{int((values >= 0).sum()):,} of {len(values):,}"
+            _log.warning("scanned %s shards without an index; `streamload index` saves that", scanned)
 
     def _is_wanted(self, task: Task) -> bool:
         """Return True if the result of a task is wanted; else what it needs may never come."""
-        return isinstance(task, ScanTask) or self._stream.waits_for(task.number)
+        return isinstance(task, ScanTask) or task.number in self._stream.tasks
 
     def _on_dropped(self, task: Task) -> None:
         """Forget a task that is not in flight any more."""
         self._stream.end_task(task.number, None)
 
-    # -- work ------------------------------------------------------------------------------------------------------
+    def _fail(self, error: Exception) -> None:
+        """Report that nothing can go on, and do nothing more."""
+        requested = self._stream.requested
+        self._stream.stop()
+        self._counting = None
+        failed_for = None if requested is None else requested.identity
+        self._send(messages.Failed(failure_of(naming_the_limit(error)), failed_for), ())
 
     def pump(self) -> None:
         """Do what can be done now. Failures are sent to the trainer."""
         with self._failing():
+            self._answer_count()
             with self._failing():
-                self._stream.pump()
+                if self._counting is None:  # else the loop takes no batch meanwhile
+                    self._stream.pump()
             if self.scans.feed():
                 self._take_turn_soon()  # the epoch may have waited for just that, and nothing else may come
-            while self.pool.has_room() and (task := self.scans.next_task()) is not None:
-                self.scans.submit(task, self.pool)
-            self._answer_count()
+            while self.pool.has_room() and self.scans.submit_next(self.pool):
+                pass
             self._meter.note_state()
             self._check_room()
 
+    # -- fetching --------------------------------------------------------------------------------------------------
+
     def _check_room(self) -> None:
         """Fail if what is needed at once does not fit, and nothing is running that could make room."""
-        fetcher = self.fetcher
-        if fetcher is None or not fetcher.stalled() or self.scans.in_flight or self._stream.busy:
+        fetcher, stream = self.fetcher, self._stream
+        if fetcher is None or not fetcher.stalled() or self.scans.in_flight or stream.tasks:
             return
-        if self._stream.has_abandoned:  # which the pool drops as soon as a worker is ready
+        if stream.abandoned:  # which the pool drops as soon as a worker is ready
             return
         counting = self._counting is not None
         if counting and fetcher.window.unkeep_all():  # the loop takes no batch meanwhile
             fetcher.notify()
             return
-        if counting or self._stream.blocked:
+        if counting or stream.blocked:
             enough_bytes = self._enough_for_window(fetcher)
             self._fail(fetcher.too_small(enough_bytes, counting=counting, expands=self._expands))
 
     def _enough_for_window(self, fetcher: Fetcher) -> int:
         """Return a budget that holds the shuffle's window, by the shards that are known; 0 if there is none."""
-        order, counts, requested = self._settings.order, self.tables.counts.values, self._stream.requested
+        order, counts, requested = self._engine.settings.order, self.tables.counts.values, self._stream.requested
         known = [(int(counts[shard]), fetcher.state_of(shard).total_bytes) for shard in fetcher.fetched]
         sizes = [(count, size) for count, size in known if count > 0 and size]
         if not order.shuffle or requested is None or not sizes:
@@ -464,8 +421,6 @@ class Feeder:
             lanes_read=-(-order.lanes // requested.world_size),
             expands=self._expands,
         )
-
-    # -- fetching --------------------------------------------------------------------------------------------------
 
     def _make_fetcher(self, fetching: Fetching, listing: Listing) -> Fetcher | None:
         """Make what fetches shards, if there are any that need that."""
@@ -500,6 +455,3 @@ class Feeder:
             self.fetcher.pump()
             self.pool.drop(self.fetcher.take_closed())
         self.pump()
-
-
-StartPool = Callable[[ResidentShards, PoolEvents], Pool]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamload.decode.tasks import Failure, RowFailure, StoredColumn
+from streamload.decode.tasks import BatchDone, Failure, RowFailure
 from streamload.fetch.range_reader import ByteRange, RangeReader
 from streamload.index.columns import read_class_names, read_columns, read_labels
 from streamload.index.listing import Listing, list_shards, shard_infos
@@ -54,19 +54,13 @@ class ReadyBatch(NamedTuple):
     """A batch for the trainer.
 
     Attributes:
-        size_bytes: how much of the slot it uses.
-        layout: its pickled layout; None if all its samples failed.
-        rows: how many it has, without those that were left out.
-        values: where its columns of values of unlike sizes lie.
+        done: the worker's answer, without its failures.
         failed: the failed rows, in order.
         end: the position in the epoch's order after its last sample.
     """
 
     slot: int
-    size_bytes: int
-    layout: bytes | None
-    rows: int
-    values: tuple[StoredColumn, ...]
+    done: BatchDone
     failed: tuple[FailedRow, ...]
     end: int
 
@@ -154,13 +148,6 @@ class Ready(NamedTuple):
     totals: Totals | None = None
     skipped_members: Mapping[str, int] = {}
     events: tuple[Event, ...] = ()
-
-
-class Scanning(NamedTuple):
-    """The trainer waits for scans: the counts of so many shards are known. Sent now and then."""
-
-    scanned: int
-    shards: int
 
 
 class Failed(NamedTuple):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -17,33 +14,21 @@ from streamload.fetch.parts import parts_of_batches
 from streamload.index.dataset import Dataset
 from streamload.order.plan import RowBlock
 from streamload.order.shard_counts import distinct
-from streamload.tar.table import MISSING, ShardTable, joined_tables
+from streamload.tar.table import MISSING, ShardTable
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedRows:
+class PlannedRows(NamedTuple):
     """Located rows of consecutive batches.
 
     Attributes:
-        block: the rows.
         table: where each wanted field lies.
         keys: the samples' keys, if they are wanted.
         parts: for each batch the keys of the parts that it reads.
     """
 
-    block: RowBlock
     table: RowTable
     keys: tuple[str, ...] | None
-    parts: tuple[list[int], ...] = ()
-
-    @property
-    def batches(self) -> int:
-        """The number of batches."""
-        return len(self.block.ends)
-
-    def edges(self, batch: int) -> tuple[int, int]:
-        """The rows of a batch."""
-        return int(self.block.batch_edges[batch]), int(self.block.batch_edges[batch + 1])
+    parts: tuple[list[int], ...]
 
 
 def locate(
@@ -72,8 +57,12 @@ def locate(
         names = tuple(sorted({name for group in groups for name in group.table.fields}))
     else:
         names = tuple(name for name in fields if name not in SAMPLE_NAMES)
-    elsewhere = frozenset(tables.listing.sidecar_fields)
-    located = RowTable.empty(len(block.shard), tuple(_kind(name, elsewhere, verify=verify) for name in names))
+    kinds = []
+    for name in names:
+        alternatives = tuple(name.split(";"))
+        in_sidecar = not set(alternatives).isdisjoint(tables.listing.sidecar_fields)
+        kinds.append(ColumnKind(name, alternatives, len(alternatives) > 1, has_crc32=verify, has_shard=in_sidecar))
+    located = RowTable.empty(len(block.shard), tuple(kinds))
     located.values[:, 0], located.values[:, 1] = block.shard, block.sample
     located.values[:, 2] = 0 if block.repeat is None else block.repeat
     columns = located.columns()
@@ -89,12 +78,8 @@ def locate(
         if keys is not None:
             for row, key in zip(group.rows.tolist(), group.table.keys(group.samples), strict=True):
                 keys[row] = key
-    parts = () if fetcher is None else _parts(block, located, fetcher)
-    return PlannedRows(block, located, None if keys is None else tuple(keys), parts)
-
-
-# Tables of so few samples are joined: NumPy takes as long for one of them as for many together.
-_FEW_SAMPLES = 64
+    parts = tuple([] for _ in block.ends) if fetcher is None else _parts(block, located, fetcher)
+    return PlannedRows(located, None if keys is None else tuple(keys), parts)
 
 
 class _Group(NamedTuple):
@@ -116,26 +101,11 @@ def _groups(block: RowBlock, tables: Dataset) -> list[_Group]:
     number_of_shard = np.array([numbers[id(table)] for table, _ in located], np.int64)
     first_of_shard = np.array([first for _, first in located], np.int64)
     shard_of_row = np.searchsorted(shards, block.shard)
-    groups: list[_Group] = []
-    small: dict[tuple[tuple[str, ...], bool], list[_Group]] = {}
+    groups = []
     for number, rows in by_shard(number_of_shard[shard_of_row]):
-        table = located[number][0]
-        group = _Group(table, int(shards[number]), block.sample[rows] + first_of_shard[shard_of_row[rows]], rows)
-        if len(table) <= _FEW_SAMPLES and table.member_shard is None:
-            small.setdefault((table.fields, table.member_crc32 is None), []).append(group)
-        else:
-            groups.append(group)
-    return groups + [_joined(alike) if len(alike) > 1 else alike[0] for alike in small.values()]
-
-
-def _joined(groups: Sequence[_Group]) -> _Group:
-    firsts = [*accumulate((len(group.table) for group in groups[:-1]), initial=0)]
-    return _Group(
-        joined_tables([group.table for group in groups]),
-        groups[0].shard,
-        np.concatenate([group.samples for group in groups]) + np.repeat(firsts, [len(group.rows) for group in groups]),
-        np.concatenate([group.rows for group in groups]),
-    )
+        samples = block.sample[rows] + first_of_shard[shard_of_row[rows]]
+        groups.append(_Group(located[number][0], int(shards[number]), samples, rows))
+    return groups
 
 
 def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[int], ...]:
@@ -152,12 +122,6 @@ def _parts(block: RowBlock, located: RowTable, fetcher: Fetcher) -> tuple[list[i
     return parts_of_batches(places, block.batch_edges)
 
 
-def _kind(name: str, elsewhere: Collection[str], *, verify: bool) -> ColumnKind:
-    alternatives = tuple(name.split(";"))
-    in_sidecar = any(field in elsewhere for field in alternatives)
-    return ColumnKind(name, alternatives, has_which=len(alternatives) > 1, has_crc32=verify, has_shard=in_sidecar)
-
-
 def _fill(column: Column, group: _Group, own: NDArray[np.int64]) -> None:
     table, rows = group.table, group.rows
     members = table.column(column.alternatives)[group.samples]
@@ -169,13 +133,10 @@ def _fill(column: Column, group: _Group, own: NDArray[np.int64]) -> None:
     column.offsets[rows] = np.where(present, table.member_offset[members], MISSING)
     column.sizes[rows] = np.where(present, table.member_size[members], 0)
     if column.which is not None:
-        column.which[rows] = _numbers_of(column.alternatives, table.fields)[table.member_field[members]]
+        known = {name: number for number, name in enumerate(column.alternatives)}
+        numbers = np.array([known.get(name, 0) for name in table.fields], np.uint8)
+        column.which[rows] = numbers[table.member_field[members]]
     if column.crc32 is not None and table.member_crc32 is not None:
         column.crc32[rows] = table.member_crc32[members]
     if table.member_shard is not None:
         column.shards[rows[present]] = table.member_shard[members[present]]
-
-
-def _numbers_of(alternatives: Sequence[str], fields: Sequence[str]) -> NDArray[np.uint8]:
-    """Return, for each field of a shard, the number of its alternative; 0 if it is not one."""
-    return np.array([alternatives.index(name) if name in alternatives else 0 for name in fields], np.uint8)

@@ -50,11 +50,11 @@ async def serve(sock: socket.socket, trainer: int, early: list[Child]) -> None:
     await process.close()
 
 
-def _load() -> Callable[..., Feeder]:
+def _load() -> type[Feeder]:
     """Import what makes the feeder. Called while shards are being listed, which hides the time of the import."""
-    from streamload.feeder.process_feeder import start_feeder
+    from streamload.feeder.feeder import Feeder
 
-    return start_feeder
+    return Feeder
 
 
 class _Process:
@@ -69,7 +69,8 @@ class _Process:
         self._answering: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()  # the trainer is gone
         self._channel = AsyncChannel(sock, self._on_message, self.ended.set)
-        self._pidfd = self._watch(trainer)
+        self._pidfd: int | None = None
+        self._watch(trainer)
         self._send = self._channel.send
         _forward_log(self._send)
 
@@ -109,19 +110,15 @@ class _Process:
         self._listing = await listing
         return self._listing
 
-    def _watch(self, trainer: int) -> int | None:
+    def _watch(self, trainer: int) -> None:
         """Notice the trainer's death even if a process that it forked keeps the socket open. Linux only."""
-        if hasattr(os, "pidfd_open"):
-            try:
-                pidfd = os.pidfd_open(trainer)
-            except ProcessLookupError:  # it is gone already
-                self.ended.set()
-                return None
-            except OSError:  # the kernel is older than 5.3, or it is in another container: then the socket shows it
-                return None
-            self._loop.add_reader(pidfd, self.ended.set)
-            return pidfd
-        return None
+        try:
+            self._pidfd = os.pidfd_open(trainer)
+            self._loop.add_reader(self._pidfd, self.ended.set)
+        except ProcessLookupError:  # it is gone already
+            self.ended.set()
+        except (AttributeError, OSError):  # Linux before 5.3, or the trainer is in another container
+            pass
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Report a mistake of ours in a callback: the trainer would wait forever."""

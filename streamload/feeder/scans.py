@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from streamload.decode.failure import Attempt, error_from
-from streamload.decode.tasks import ScanDone, ScannedShard, ScanTask
+from streamload.decode.tasks import ScanDone, ScanTask
 from streamload.errors import StreamloadError
 from streamload.fetch.fetcher import Fetcher
 from streamload.fetch.parts import PART_BYTES, part_key
-from streamload.fetch.window import raise_first
 from streamload.index.dataset import Dataset
 from streamload.limits import DECOMPRESSED_AT_ONCE, SCANNED_PARTS, SCANNED_PARTS_SHARE
 from streamload.workers.pool import Pool
@@ -23,8 +22,8 @@ SCANNED_TOGETHER, _SCANNED_TOGETHER_BYTES = 16, 4 << 20
 # So much of a shard whose turn has not come is scanned at once, or all of it, since a task has a cost of its own.
 _ARRIVING_BYTES = 4 * PART_BYTES
 
-# Of a shard, before the first answer has stated a size.
-_FIRST_GUESS_PARTS = 4
+# What a shard counts for before the first answer has stated its size.
+_GUESSED_PARTS = 4
 
 
 @dataclass(slots=True)
@@ -33,19 +32,13 @@ class _Arriving:
 
     Attributes:
         turn: orders the shards as they were requested; below 0 if one was put first.
-        end: the end of the resident bytes, without a gap from the next scan's start on.
-        total: the shard's size, if known.
         in_flight: a scan of it is in flight.
-        requested: the parts that were requested for its scans, and for which turn.
-        looked: what the requested parts depended on, and how many of them were missing.
+        requested: the parts that were requested for its scans, and for which turn; None before `feed` comes to it.
     """
 
     turn: int
-    end: int = 0
-    total: int | None = None
     in_flight: bool = False
-    requested: tuple[int, range] = (0, range(0))
-    looked: tuple[tuple[int | None, ...], int] = ((), 0)
+    requested: tuple[int, range] | None = None
 
 
 class Scans:
@@ -54,32 +47,30 @@ class Scans:
     Local shards are scanned as a whole, small ones together, by one task. One that must be fetched is scanned piece by
     piece, one scan at a time, as the parts come that `feed` requests.
 
-    `numbers` are those of all tasks of a pool.
+    Args:
+        tables: of the shards.
+        fetcher: fetches some shards.
+        keeps: what was scanned is kept while there is room, since rows of it come next.
+
+    Attributes:
+        requested: the shards whose counts are requested and not known yet, or cannot be known.
+        errors: why shards cannot be scanned.
+        numbers: of all tasks of a pool.
+        in_flight: the parts that each scan in flight holds, by its number.
     """
 
-    def __init__(self, tables: Dataset, *, fetcher: Fetcher | None = None) -> None:
+    def __init__(self, tables: Dataset, fetcher: Fetcher | None, *, keeps: bool) -> None:
         self._tables = tables
         self._fetcher = fetcher
+        self._keeps = keeps
         self._waiting: deque[int] = deque()
-        self._requested: set[int] = set()
+        self.requested: set[int] = set()
         self._arriving: OrderedDict[int, _Arriving] = OrderedDict()
-        self._fed: set[int] = set()  # those that `feed` has come to
         self._turns = itertools.count()
         self._first_turns = itertools.count(-1, -1)
-        self._started: dict[int, list[int]] = {}  # the parts that each scan in flight holds
-        self._errors: dict[int, Exception] = {}
-        self._usual_parts = _FIRST_GUESS_PARTS
+        self.errors: dict[int, Exception] = {}
+        self.in_flight: dict[int, list[int]] = {}
         self.numbers: Iterator[int] = itertools.count()
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a scan is in flight."""
-        return bool(self._started)
-
-    @property
-    def outstanding(self) -> int:
-        """The number of requested shards whose counts are not known yet."""
-        return len(self._requested)
 
     def request(self, shards: Iterable[int]) -> None:
         """Request the counts of some shards.
@@ -89,33 +80,27 @@ class Scans:
         """
         counts = self._tables.counts.values
         for shard in shards:
-            if shard in self._requested:
-                continue
-            if counts[shard] < 0:
+            if shard not in self.requested and counts[shard] < 0:
                 self._tables.find(shard)  # an index may know it
-            if counts[shard] >= 0:
-                continue
-            self._requested.add(shard)
-            if self._fetcher is not None and shard in self._fetcher.fetched:
-                self._arriving[shard] = _Arriving(next(self._turns))
-            else:
-                self._waiting.append(shard)
+                if counts[shard] >= 0:
+                    continue
+                self.requested.add(shard)
+                if self._fetcher is not None and shard in self._fetcher.fetched:
+                    self._arriving[shard] = _Arriving(next(self._turns))
+                else:
+                    self._waiting.append(shard)
 
     def put_first(self, shard: int) -> None:
         """Scan a requested shard before all others: a batch waits for it."""
         arriving = self._arriving.get(shard)
-        if arriving is not None and arriving.turn >= 0 and not self._is_first(shard):
+        if arriving is not None and arriving.turn >= 0 and shard != next(iter(self._arriving)):
             arriving.turn = next(self._first_turns)
             self._arriving.move_to_end(shard, last=False)
-
-    def arriving(self, most: int) -> list[tuple[int, int]]:
-        """Return the first shards that are scanned while they arrive, each with its turn."""
-        return [(shard, each.turn) for shard, each in itertools.islice(self._arriving.items(), most)]
 
     # -- what scans need -------------------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Request the parts that scans need now, those of the first shards first, and look at what has come.
+        """Request the parts that scans need now, those of the first shards first.
 
         Returns:
             True if a shard has failed, since a part of it cannot be fetched.
@@ -123,114 +108,70 @@ class Scans:
         if self._fetcher is None or not self._arriving:
             return False
         # Shards that come later must not take the room of those that come first.
-        most_bytes = self._fetcher.window.budget_bytes // SCANNED_PARTS_SHARE
+        most_bytes, failed = self._fetcher.window.budget_bytes // SCANNED_PARTS_SHARE, False
         left = max(1, min(SCANNED_PARTS, most_bytes // PART_BYTES))
         decompressed = max(1, min(DECOMPRESSED_AT_ONCE, most_bytes // (2 * PART_BYTES)))
-        first = next(iter(self._arriving))  # whose first answer may be about to state its size
-        first_is_unknown = first not in self._fetcher.compressed and self._fetcher.state_of(first).total_bytes is None
-        looked_at: set[int] = set()
-        for shard in list(itertools.islice(self._arriving, SCANNED_PARTS)):  # thousands may follow
+        for shard, arriving in list(itertools.islice(self._arriving.items(), SCANNED_PARTS)):  # thousands may follow
             if left <= 0 or decompressed <= 0:
                 break
-            looked_at.add(shard)
-            left -= self._look(shard, left, first_is_unknown=first_is_unknown)
+            with Attempt() as attempt:
+                left -= self._request_next(shard, arriving, left)
+            if attempt.error is not None and not arriving.in_flight:  # else it is met again when that scan is done
+                self.fail(shard, attempt.error)
+                failed = True
             decompressed -= shard in self._fetcher.compressed
-        for shard in sorted(self._fed - looked_at):
-            looked_at.add(shard)
-            self._look(shard, 0, first_is_unknown=first_is_unknown)
-        return not looked_at <= self._arriving.keys()
+        return failed
 
-    def _look(self, shard: int, most: int, *, first_is_unknown: bool) -> int:
-        """Look at what has come of a shard, and request at most so many parts more; return how many are missing."""
-        arriving = self._arriving[shard]
-        self._fed.add(shard)
-        with Attempt() as attempt:
-            return self._request_next(shard, arriving, most, first_is_unknown=first_is_unknown)
-        if attempt.error is not None and not arriving.in_flight:  # else it is met again when that scan is done
-            self.fail(shard, attempt.error)
-        return 0
+    def _request_next(self, shard: int, arriving: _Arriving, most: int) -> int:
+        """Request at most some parts from the next scan's start on; return for how many the shard counts.
 
-    def _request_next(self, shard: int, arriving: _Arriving, most: int, *, first_is_unknown: bool) -> int:
-        """Request the parts from the next scan's start on, as `_look`; raise why one of them cannot be fetched.
-
-        While the size of the first shard is unknown, only one part of each shard is requested, so that the rest of the
-        first one finds connections free. Parts are needed until they have been scanned.
+        Parts are needed until they have been scanned. Raises why one of them cannot be fetched.
         """
         assert self._fetcher is not None
-        start, window = self._tables.next_scan(shard)[0], self._fetcher.window
-        size_bytes = self._fetcher.state_of(shard).total_bytes
-        depends_on = arriving.turn, start, size_bytes, window.changes[shard], first_is_unknown
-        if arriving.looked[0] == depends_on:
-            return arriving.looked[1]
-        arriving.end, arriving.total = end, total = self._fetcher.arrived_from(shard, start)
-        if most <= 0:
-            return 0
-        if shard in self._fetcher.compressed:
-            self._request_parts(shard, arriving, range(1))
-            window.are_present([part_key(shard, 0)])
-            n_missing = 1
-        else:
+        n_missing, parts = 1, range(1)
+        if shard not in self._fetcher.compressed:
+            start = self._tables.next_scan(shard)[0]
+            end, total = self._fetcher.arrived_from(shard, start)
             first = start // PART_BYTES
             missing = max(first, -(-end // PART_BYTES))
-            behind = missing + 1 if total is None else max(missing, min(missing + most, -(-total // PART_BYTES)))
-            n_missing = behind - missing
-            if first_is_unknown:
-                behind = min(behind, missing + 1)
-            self._request_parts(shard, arriving, range(min(first, behind), behind))
-            window.are_present([part_key(shard, number) for number in range(missing, behind)])
-            if total is None:  # the answer states it, and the rest comes before later shards
-                n_missing = self._usual_parts
-            else:
-                self._usual_parts = max(1, -(-total // PART_BYTES))
-        if n_missing < most:  # else not all of them have been requested
-            arriving.looked = depends_on, n_missing
+            # One without a size yet, whose rest is requested before the parts of later shards.
+            n_parts = missing + 1 if total is None else -(-total // PART_BYTES)
+            end_part = max(missing, min(missing + most, n_parts))
+            n_missing = _GUESSED_PARTS if total is None else end_part - missing
+            parts = range(min(first, end_part), end_part)
+        self._request_parts(shard, arriving, parts)
+        self._fetcher.window.are_present([part_key(shard, number) for number in parts])
         return n_missing
 
     def _request_parts(self, shard: int, arriving: _Arriving, parts: range) -> None:
         """Need these parts of a shard, and no others."""
-        assert self._fetcher is not None
-        turn, before = arriving.requested
-        if (turn, before) == (arriving.turn, parts):
+        turn, before = arriving.requested or (arriving.turn, range(0))
+        if self._fetcher is None or arriving.requested == (arriving.turn, parts):
             return  # to notify the fetcher would wake it, and `feed`, without end
         arriving.requested = arriving.turn, parts
         window = self._fetcher.window
-        for number in set(before).difference(parts):
-            window.withdraw(part_key(shard, number))
+        for key in [part_key(shard, number) for number in set(before).difference(parts)]:
+            if self._keeps and key in window.present:
+                window.keep(key, arriving.turn)
+            window.withdraw(key)
         for number in parts if turn != arriving.turn else set(parts).difference(before):
             window.request(part_key(shard, number), arriving.turn)
         self._fetcher.notify()
 
     # -- tasks -----------------------------------------------------------------------------------------------------
 
-    def next_task(self) -> ScanTask | None:
-        """Return the next scan to do; None if there is none, or its bytes are not resident."""
-        if self._waiting:
-            return self._start(self._next_whole())
-        # Not of all that arrive: thousands may wait, of which nothing is here.
-        for shard in sorted(self._fed, key=lambda shard: self._arriving[shard].turn):
-            arriving = self._arriving[shard]
-            start, needs = self._tables.next_scan(shard)
-            end, total = arriving.end, arriving.total
-            least = needs if total is None else min(needs, total)
-            if arriving.in_flight or end < least:
-                continue
-            assert self._fetcher is not None
-            end = min(end, self._fetcher.arrived_from(shard, start)[0])  # some of it may have been evicted
-            if end >= least and (end - start >= _ARRIVING_BYTES or total in (None, end) or self._is_first(shard)):
-                arriving.in_flight = True
-                return self._start((shard,), start, end, total)
-        return None
+    def submit_next(self, pool: Pool) -> bool:
+        """Submit the next scan; False if there is none, or its bytes are not resident.
 
-    def _is_first(self, shard: int) -> bool:
-        """Whether no other arriving shard comes before, so that the plan probably waits for this one."""
-        return shard == next(iter(self._arriving))
-
-    def submit(self, task: ScanTask, pool: Pool) -> None:
-        """Submit a scan. A shard that cannot be opened has failed, and the others are scanned without it."""
+        A shard that cannot be opened has failed, and the others are scanned without it.
+        """
+        task = self._next_whole() if self._waiting else self._next_piece()
+        if task is None:
+            return False
         with Attempt() as attempt:
             pool.submit(task)
         if attempt.error is None:
-            return
+            return True
         if not isinstance(attempt.error, StreamloadError):
             raise attempt.error
         self._end(task.number)
@@ -239,8 +180,9 @@ class Scans:
         self._waiting.extendleft(shard for shard in reversed(task.shards) if shard not in unopened)
         for shard in unopened:
             self.fail(shard, attempt.error)
+        return True
 
-    def _next_whole(self) -> tuple[int, ...]:
+    def _next_whole(self) -> ScanTask:
         """Take the next shards to scan as a whole by one task: several small ones, since each task has a cost."""
         shards = [self._waiting.popleft()]
         left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listing.shard(shards[0]).bytes
@@ -249,63 +191,63 @@ class Scans:
             if left_bytes < 0:
                 break
             shards.append(self._waiting.popleft())
-        return tuple(shards)
-
-    def _start(
-        self, shards: tuple[int, ...], start: int = 0, available: int | None = None, total: int | None = None
-    ) -> ScanTask:
-        """Begin a scan, which holds the parts that it reads until it is done."""
-        task = ScanTask(next(self.numbers), shards, start, available, total)
-        self._started[task.number] = []
-        if self._fetcher is not None and available is not None:
-            self._started[task.number] = keys = self._fetcher.keys_between(shards[0], start, available)
-            self._fetcher.window.hold(keys)
+        task = ScanTask(next(self.numbers), tuple(shards))
+        self.in_flight[task.number] = []
         return task
+
+    def _next_piece(self) -> ScanTask | None:
+        """Take what has come of the first shard of which there is enough; its parts are held until it is done."""
+        for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
+            if self._fetcher is None or arriving.in_flight or arriving.requested is None:
+                continue
+            start, needs = self._tables.next_scan(shard)
+            end, total = self._fetcher.arrived_from(shard, start)
+            is_worth_it = number == 0 or end - start >= _ARRIVING_BYTES or total in (None, end)
+            if is_worth_it and end >= (needs if total is None else min(needs, total)):
+                arriving.in_flight = True
+                task = ScanTask(next(self.numbers), (shard,), start, end, total)
+                self.in_flight[task.number] = keys = self._fetcher.keys_between(shard, start, end)
+                self._fetcher.window.hold(keys)
+                return task
+        return None
 
     def on_done(self, done: ScanDone) -> None:
         """Take the result of a scan. Raises DatasetIndexError: an index is damaged."""
         self._end(done.number)
         for found in done.found:
-            self._take(found)
+            shard, piece = found.shard, found.piece
+            if found.failure is not None:
+                self.fail(shard, error_from(found.failure))
+            elif piece is None:
+                self._forget(shard)
+                assert found.table is not None
+                self._tables.add(shard, found.table)
+            else:
+                if piece.needs is None or shard not in self._arriving:
+                    self._forget(shard)
+                else:
+                    self._arriving[shard].in_flight = False
+                self._tables.add_piece(shard, piece)
 
     def _end(self, number: int) -> None:
-        held = self._started.pop(number, None)
+        held = self.in_flight.pop(number, None)
         if held and self._fetcher is not None:
             self._fetcher.window.release(held)
             self._fetcher.notify()
 
-    def _take(self, found: ScannedShard) -> None:
-        if found.failure is not None:
-            self.fail(found.shard, error_from(found.failure))
-        elif found.piece is None:
-            self._forget(found.shard)
-            assert found.table is not None
-            self._tables.add(found.shard, found.table)
-        else:
-            if found.piece.needs is None or found.shard not in self._arriving:
-                self._forget(found.shard)
-            else:
-                self._arriving[found.shard].in_flight = False
-            self._tables.add_piece(found.shard, found.piece)
-
     def fail(self, shard: int, error: Exception) -> None:
-        """Mark a shard as failed; it matters when `check` is called for it."""
+        """Mark a shard as failed; it is not scanned again before `try_again`."""
         self._forget(shard)
-        self._requested.add(shard)  # it is not scanned again
-        self._errors[shard] = error
-
-    def check(self, shards: Collection[int]) -> None:
-        """Raise why one of some shards cannot be scanned."""
-        raise_first(self._errors, shards)
+        self.requested.add(shard)
+        self.errors[shard] = error
 
     def try_again(self) -> None:
         """Forget failures, so that their shards are scanned when they are requested again."""
-        self._requested -= self._errors.keys()
-        self._errors.clear()
+        self.requested -= self.errors.keys()
+        self.errors.clear()
 
     def _forget(self, shard: int) -> None:
-        self._requested.discard(shard)
-        self._fed.discard(shard)
+        self.requested.discard(shard)
         arriving = self._arriving.pop(shard, None)
         if arriving is not None:
             self._request_parts(shard, arriving, range(0))

@@ -11,24 +11,39 @@ which schedules all that can be scheduled now. So the same code runs in an event
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import NamedTuple
 
 from streamload.decode.failure import Attempt, with_fields
-from streamload.decode.tasks import BatchDone, BatchSlot, RowFailure, RowsDone, RowTable, RowTask
+from streamload.decode.tasks import BatchDone, BatchSlot, RowsDone, RowTable, RowTask
 from streamload.errors import StreamloadError
-from streamload.feeder.lookahead import MAX_RUN_ROWS, Lookahead, Source
 from streamload.feeder.messages import FailedRow, PipelineSettings, ReadyBatch
-from streamload.feeder.scans import Scans
+from streamload.feeder.planned import PlannedRows, locate
+from streamload.feeder.scans import SCANNED_TOGETHER, Scans
 from streamload.fetch.fetcher import Fetcher
+from streamload.fetch.parts import part_edges, shard_and_number
+from streamload.fetch.window import raise_first
 from streamload.index.dataset import Dataset
-from streamload.limits import SCHEDULED_SHARDS_SHARE
+from streamload.limits import BLOCK_ROWS, FIRST_BLOCK_ROWS, SCANNED_SHARDS, SCHEDULED_SHARDS_SHARE
 from streamload.memory.slots import SlotPool
 from streamload.memory.unnamed import descriptor_limit
+from streamload.order.plan import EpochPlan, MixturePlan, RowBlock
+from streamload.order.sampling import Mixed
 from streamload.order.share import EpochStart
+from streamload.tar.table import ShardTable
 from streamload.totals import Totals
 from streamload.workers.pool import Pool
+
+# The most rows of a run of batches, and the rows of a block of the plan.
+_MAX_RUN_ROWS = 16_384
+
+_MOST_LOOKAHEAD_ROWS = 1 << 17
+_LOCAL_SCANS_AHEAD = 4
+_ENDLESS = 1 << 62
 
 # How often the trainer acknowledges, while it takes as many batches as may be outstanding.
 _MESSAGES_PER_WINDOW = 5
@@ -41,35 +56,284 @@ _RUN_S = 0.030
 _RUN_BYTES = 20 << 20
 _BATCHES_IN_FLIGHT = 512
 
-SendReady = Callable[[EpochStart, list[ReadyBatch], bool, int], None]
+SendReady = Callable[[list[ReadyBatch], bool], None]
+
+
+class Engine(NamedTuple):
+    """The parts that a feeder is built from; `fetcher` is None if workers can open all shards."""
+
+    settings: PipelineSettings
+    tables: Dataset
+    scans: Scans
+    pool: Pool
+    slots: SlotPool
+    totals: Totals
+    fetcher: Fetcher | None
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
-    """A batch from its task until it is announced; `done` is the worker's answer."""
+class Batch:
+    """A batch that is planned; it has a slot once it is running, and is `done` by the worker's answer.
+
+    Attributes:
+        start: its epoch.
+        planned: the block of rows that it belongs to.
+        rows: its first row in the block, and their end.
+        end: the position in the epoch's order after its last sample.
+        parts: the keys of the parts that it reads.
+        finished: for the last batch of a block the shards that no later block needs.
+    """
 
     start: EpochStart
-    source: Source
-    slot: int
+    planned: PlannedRows
+    rows: tuple[int, int]
+    end: int
+    parts: list[int]
+    finished: list[int] | None = None
+    slot: int = -1
     done: BatchDone | None = None
 
 
-@dataclass(slots=True)
-class _Pace:
-    """How fast batches are made, and how large they are.
+class EpochNeeds:
+    """Holds the parts that a batch of an epoch has used until the plan has passed their samples."""
 
-    Attributes:
-        row_s: seconds that a worker takes for a row; 0 if unknown.
-        slot_bytes: the size of the largest batch until now.
+    def __init__(self, fetcher: Fetcher, plan: EpochPlan, tables: Dataset) -> None:
+        self._fetcher = fetcher
+        self._window = fetcher.window
+        self._plan = plan
+        self._tables = tables
+        self._held: set[int] = set()
+
+    def start(self, keys: Iterable[int]) -> None:
+        """Hold the parts of the next batch until it is made, and for this epoch until they are passed."""
+        self._window.hold(keys)
+        self._window.unplan(keys)
+        new = [key for key in keys if key not in self._held]
+        new = list(set(new).difference(self._passed(new)))
+        self._window.hold(new)
+        self._held.update(new)
+
+    def advance(self) -> None:
+        """Release what no later row needs, now that the plan has gone on."""
+        passed, unkept = self._passed(self._held), self._passed(self._window.kept)
+        self._held.difference_update(passed)
+        self._window.release(passed)
+        for key in unkept:
+            self._window.unkeep(key)
+        if passed or unkept:
+            self._fetcher.notify()
+
+    def close(self) -> None:
+        """Release everything but what batches hold."""
+        self._window.release(self._held)
+        self._held.clear()
+        self._window.unkeep_all()
+        self._fetcher.notify()
+
+    def _passed(self, keys: Iterable[int]) -> list[int]:
+        """Return the parts that no row that is yet to be planned needs, as far as is known."""
+        passed = []
+        for shard, of_shard in itertools.groupby(sorted(keys), key=lambda key: shard_and_number(key)[0]):
+            needed = list(self._needed(shard))
+            for key in of_shard:
+                start, end = part_edges(shard_and_number(key)[1], None)
+                if not any(first < end and start < after for first, after in needed):
+                    passed.append(key)
+        return passed
+
+    def _needed(self, shard: int) -> Iterator[tuple[int, int]]:
+        """Yield stretches `[start, end)` of a shard's bytes that hold those of the rows that are yet to be planned."""
+        tables = self._tables
+        samples = tables.stretches(shard, self._plan.unpassed(tables.listing.owner(shard)))
+        table = tables.at_hand(shard)
+        if samples and (table is None or shard in self._fetcher.compressed):
+            yield 0, _ENDLESS
+        if not samples or table is None:
+            return
+        for first, end in samples:
+            if first < min(end, len(table)):
+                yield _extent(table, first, min(end, len(table)))
+        if tables.is_growing(shard):
+            yield _extent(table, 0, len(table))[1] if len(table) else 0, _ENDLESS
+
+
+def _extent(table: ShardTable, first: int, end: int) -> tuple[int, int]:
+    """Return the first byte of consecutive samples, and their end."""
+    member, last = int(table.sample_start[first]), int(table.sample_start[end]) - 1
+    return int(table.member_offset[member]), int(table.member_offset[last] + table.member_size[last])
+
+
+class Lookahead:
+    """Yields the batches of an epoch, each as soon as its bytes are resident.
+
+    One block of rows at a time is planned for a local dataset. If bytes must be fetched, further blocks are planned
+    while the fetcher has too few requests to be busy.
     """
 
-    row_s: float = 0.0
-    slot_bytes: int = 1
+    def __init__(self, engine: Engine, start: EpochStart) -> None:
+        self.start = start
+        self._engine = engine
+        self._fetcher = fetcher = engine.fetcher
+        order = engine.settings.order
+        kind = MixturePlan if isinstance(order.sampling, Mixed) else EpochPlan
+        self._plan: EpochPlan = kind(
+            order,
+            engine.tables.counts,
+            start.epoch,
+            start.rank,
+            start.world_size,
+            start=start.position,
+            numbers=start.numbers,
+            share=start.share,
+        )
+        self._scan_order = iter(self._plan.shards_ahead())
+        self._needs = None if fetcher is None else EpochNeeds(fetcher, self._plan, engine.tables)
+        self._blocks: deque[tuple[RowBlock, list[int]]] = deque()
+        self._planned: deque[Batch] = deque()
+        self._block_rows = FIRST_BLOCK_ROWS  # so that the first batch comes soon
+        self._finished: list[int] = []
+        self._planned_all = False
 
-    def measure(self, done: RowsDone) -> None:
-        row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
-        self.row_s = 0.7 * self.row_s + 0.3 * row_s if self.row_s else row_s
-        self.slot_bytes = max(self.slot_bytes, *(made.size_bytes for made in done.batches))
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been taken."""
+        return self._planned_all and not self._blocks and not self._planned
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the next batch waits for bytes, or for the count of a shard. Raises why they cannot be fetched."""
+        if self._fetcher is None or not self._planned:
+            return not self._planned_all and not self._blocks and bool(self._missing())
+        return not self._fetcher.window.are_present(self._planned[0].parts)
+
+    def take(self) -> Batch | None:
+        """Take the next batch; None at the end, or while its bytes are not resident.
+
+        Raises:
+            StreamloadError: it cannot come; so does the next call, as long as that is so.
+        """
+        if not self._planned or self._fetcher is not None:
+            with Attempt() as attempt:
+                self._look_ahead()
+            if attempt.error is not None and not self._planned:
+                raise attempt.error  # before, it is no matter, and is met again
+        if not self._planned:
+            return None
+        if self._needs is not None:
+            if self.blocked:
+                return None
+            self._needs.start(self._planned[0].parts)
+        batch = self._planned.popleft()
+        self._finished += batch.finished or ()
+        if self.exhausted:
+            self.close()  # what is fetched from now on is for the next epoch
+        return batch
+
+    def release_finished(self) -> None:
+        """Close the shards that no later batch needs. Call it when all batches that were taken have their tasks."""
+        finished, self._finished = self._finished, []
+        if finished:
+            finished = self._engine.tables.with_sidecars(finished)
+            self._engine.pool.drop(self._engine.pool.shards.finish(finished))
+            if self._fetcher is not None:
+                self._fetcher.finish(finished)
+
+    def close(self) -> None:
+        """Cancel everything but the batches already taken. Idempotent."""
+        self._planned_all = True
+        if self._fetcher is not None and self._needs is not None:
+            for batch in self._planned:
+                self._fetcher.window.unplan(batch.parts, -1)
+            self._needs.close()
+        self._planned.clear()
+        self._blocks.clear()
+
+    def _look_ahead(self) -> None:
+        started = perf_counter()
+        while self._wants_more() and self._plan_block():
+            pass
+        while self._blocks and self._locate_block():
+            pass
+        self._engine.totals["plan_s"] += perf_counter() - started
+
+    def _wants_more(self) -> bool:
+        if self._planned_all or not (self._planned or self._blocks):
+            return not self._planned_all
+        rows = len(self._planned) * self._engine.settings.order.batch_size
+        return (
+            self._fetcher is not None
+            and len(self._blocks) < 2
+            and rows + sum(len(block.shard) for block, _ in self._blocks) < _MOST_LOOKAHEAD_ROWS
+            and len(self._fetcher.window.missing.ranks) < self._fetcher.most_requests
+        )
+
+    def _plan_block(self) -> bool:
+        """Plan the next block of rows; False while counts are missing, and at the end."""
+        scans = self._engine.scans
+        while missing := self._missing():
+            scans.request(missing)
+            if not self._planned and not self._blocks:
+                raise_first(scans.errors, missing[:1])  # the first is needed for certain
+            if self._missing() == missing:  # none of them is in an index that was read just now
+                scans.put_first(missing[0])
+                if self._needs is not None:
+                    self._needs.advance()
+                    self._scan_ahead(SCANNED_SHARDS)
+                return False
+        block = self._plan.take(self._block_rows)
+        self._block_rows = min(4 * self._block_rows, _MAX_RUN_ROWS if self._fetcher is None else BLOCK_ROWS)
+        finished = self._plan.finished()
+        if block is None:
+            self._planned_all = True
+            self._finished += finished
+            if self.exhausted:
+                self.release_finished()
+                self.close()
+            elif self._needs is not None:
+                self._needs.advance()
+            return False
+        self._blocks.append((block, finished))
+        self._scan_ahead(_LOCAL_SCANS_AHEAD if self._fetcher is None else SCANNED_SHARDS)
+        return True
+
+    def _missing(self) -> list[int]:
+        return self._plan.missing(SCANNED_TOGETHER * self._engine.pool.capacity)
+
+    def _scan_ahead(self, most: int) -> None:
+        """Scan some shards before the plan comes to them."""
+        scans = self._engine.scans
+        if not self._engine.tables.counts.complete:
+            scans.request(itertools.islice(self._scan_order, max(0, most - len(scans.requested))))
+
+    def _locate_block(self) -> bool:
+        """Locate the rows of the first block; False while tables are missing.
+
+        If one of its tables cannot be had, the block is halved, so that the batches before that still come.
+        """
+        (block, finished), fetcher = self._blocks[0], self._fetcher
+        tables, settings = self._engine.tables, self._engine.settings
+        with Attempt() as attempt:
+            if fetcher is not None and not fetcher.index_tables.has(dict.fromkeys(block.shard.tolist())):
+                return False
+            planned = locate(block, tables, settings.fields, verify=settings.verify, fetcher=fetcher)
+        if attempt.error is None:
+            self._blocks.popleft()  # only now: what has failed must fail again on the next call
+            rows = itertools.pairwise(block.batch_edges.tolist())
+            batches = zip(rows, block.ends.tolist(), planned.parts, strict=True)
+            self._planned += [Batch(self.start, planned, *batch) for batch in batches]
+            self._planned[-1].finished = finished
+            if fetcher is not None and self._needs is not None:
+                for keys in planned.parts:
+                    fetcher.window.plan(keys)
+                self._needs.advance()
+                fetcher.notify()
+            return True
+        if not isinstance(attempt.error, StreamloadError) or len(block.ends) == 1:
+            raise attempt.error
+        first, second = block.halves()
+        self._blocks.popleft()
+        self._blocks.extendleft([(second, finished), (first, [])])
+        return True
 
 
 class BatchStream:
@@ -81,74 +345,51 @@ class BatchStream:
 
     A trainer may leave its epoch, or request another one: all batches that were not announced are abandoned.
 
-    `send_ready` announces batches: their epoch, the batches, whether they end the requested epoch, and how many the
-    trainer may take before it acknowledges. `works_ahead=False` never begins an epoch before it is requested.
+    `send_ready` announces batches of the requested epoch, and whether they end it. `works_ahead=False` never begins an
+    epoch before it is requested.
 
     Attributes:
         requested: the epoch that was requested last.
+        untaken: how many batches were announced that the trainer has not taken.
+        tasks: the wanted batches that are being made, by task.
+        abandoned: those of abandoned tasks, which hold what they read until they are done.
     """
 
-    def __init__(
-        self,
-        settings: PipelineSettings,
-        *,
-        tables: Dataset,
-        scans: Scans,
-        pool: Pool,
-        slots: SlotPool,
-        totals: Totals,
-        fetcher: Fetcher | None,
-        send_ready: SendReady,
-        works_ahead: bool,
-    ) -> None:
-        self._settings = settings
-        self._tables = tables
-        self._scans = scans
-        self._pool = pool
-        self._slots = slots
-        self._totals = totals
-        self._fetcher = fetcher
+    def __init__(self, engine: Engine, send_ready: SendReady, *, works_ahead: bool) -> None:
+        self._engine = engine
         self._send_ready = send_ready
         self._works_ahead = works_ahead
-        self._batch_rows = settings.order.batch_size
+        self._batch_rows = engine.settings.order.batch_size
         # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
         shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
-        self._most_run_rows = min(shards_at_once, MAX_RUN_ROWS) if len(tables.counts) > shards_at_once else MAX_RUN_ROWS
-        self._pace = _Pace()
+        has_more = len(engine.tables.counts) > shards_at_once
+        self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
+        self._row_s = 0.0  # of a worker; 0 if unknown
+        self._slot_bytes = 1  # of the largest batch until now
         self.requested: EpochStart | None = None
         self._in_progress = False  # not all of the requested epoch has been announced
         self._may_begin_next = works_ahead  # one epoch has followed another
         self._ahead: Lookahead | None = None  # of the requested epoch, then of the next
-        self._batches: deque[_Batch] = deque()  # that have a task and have not been announced, in order
-        self._untaken = 0  # announced
-        self._tasks: dict[int, list[_Batch]] = {}
-        self._abandoned: dict[int, list[_Batch]] = {}  # tasks that hold what they read until they are done
+        self._batches: deque[Batch] = deque()  # that have a task and have not been announced, in order
+        self.untaken = 0
+        self.tasks: dict[int, list[Batch]] = {}
+        self.abandoned: dict[int, list[Batch]] = {}
 
     @property
     def awaited(self) -> bool:
         """Whether the trainer waits, as far as that is known here: it acknowledges some batches late."""
-        return self._in_progress and self._untaken <= self._acknowledge_after
+        return self._in_progress and self.untaken <= self.acknowledge_after
 
     @property
     def full(self) -> bool:
         """Whether the requested epoch has all its tasks, or no further batch may be in flight or wait for the loop."""
-        return self._in_progress and (self._planning() is None or self._outstanding >= self._size()[1])
+        return self._in_progress and (self._planning() is None or len(self._batches) + self.untaken >= self._size()[1])
 
     @property
     def blocked(self) -> bool:
         """Whether the requested epoch can only go on with more resident bytes. Raises why they cannot be fetched."""
         planning = self._planning()
-        return planning is not None and not self._tasks and planning.blocked
-
-    @property
-    def busy(self) -> bool:
-        """Whether a wanted batch is being made, after which its parts can be freed."""
-        return bool(self._tasks)
-
-    @property
-    def has_abandoned(self) -> bool:
-        """Whether abandoned tasks are in flight, which hold the bytes that they read."""
-        return bool(self._abandoned)
+        return planning is not None and not self.tasks and planning.blocked
 
     def request(self, start: EpochStart) -> None:
         """Start an epoch, or go on with it if it was begun ahead."""
@@ -157,7 +398,7 @@ class BatchStream:
         if self._in_progress or self._ahead is None or self._ahead.start != start:
             self.stop()
             self.requested = start
-            self._ahead = self._begin(start)
+            self._ahead = Lookahead(self._engine, start)
         self.requested, self._in_progress = self._ahead.start, True
 
     def abandon(self, number: int) -> None:
@@ -174,33 +415,27 @@ class BatchStream:
         """Plan nothing more, and drop batches. Their slots are discarded: tasks may still write to them."""
         for batch in self._batches:
             if batch.start is not kept:
-                self._slots.discard(batch.slot)
+                self._engine.slots.discard(batch.slot)
         self._batches = deque(batch for batch in self._batches if batch.start is kept)
-        for number in [number for number, (batch, *_) in self._tasks.items() if batch.start is not kept]:
-            self._abandoned[number] = self._tasks.pop(number)
+        for number in [number for number, (batch, *_) in self.tasks.items() if batch.start is not kept]:
+            self.abandoned[number] = self.tasks.pop(number)
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
 
-    def take_acknowledged(self, batches: int) -> None:
-        """Count batches that the trainer has taken."""
-        self._untaken -= batches
-
-    def waits_for(self, task: int) -> bool:
-        """Whether a task in flight makes batches that are still wanted."""
-        return task in self._tasks
-
     def end_task(self, number: int, done: RowsDone | None) -> None:
         """Take the result of a task, if it has one, and release what its batches needed."""
-        batches = self._tasks.pop(number, None) or self._abandoned.pop(number)
-        if self._fetcher is not None:
-            for planned, batch in [each.source for each in batches]:
-                self._fetcher.window.release(planned.parts[batch])
-            self._fetcher.notify()
+        batches, fetcher = self.tasks.pop(number, None) or self.abandoned.pop(number), self._engine.fetcher
+        if fetcher is not None:
+            for batch in batches:
+                fetcher.window.release(batch.parts)
+            fetcher.notify()
         if done is not None and done.batches:
-            self._pace.measure(done)
-            for each, made in zip(batches, done.batches, strict=True):
-                each.done = made
+            row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
+            self._row_s = 0.7 * self._row_s + 0.3 * row_s if self._row_s else row_s
+            for batch, made in zip(batches, done.batches, strict=True):
+                batch.done = made
+                self._slot_bytes = max(self._slot_bytes, made.size_bytes)
 
     def pump(self) -> None:
         """Announce what is ready, and schedule what can be scheduled.
@@ -224,19 +459,19 @@ class BatchStream:
         while self._in_progress:
             start, ready = self.requested, []
             assert start is not None
-            while self._batches and self._batches[0].start is start and (done := self._batches[0].done) is not None:
-                ready.append(self._ready(self._batches.popleft(), done))
+            while self._batches and self._batches[0].start is start and self._batches[0].done is not None:
+                ready.append(self._ready(self._batches.popleft()))
             last = self._planning() is None and not (self._batches and self._batches[0].start is start)
             if not ready and not last:
                 return
-            self._untaken += len(ready)
+            self.untaken += len(ready)
             self._in_progress = not last
-            self._send_ready(start, ready, last, self._acknowledge_after)
+            self._send_ready(ready, last)
 
     def _schedule(self) -> None:
-        while self._pool.has_room():
-            if (scan := self._scans.next_task()) is not None:
-                self._scans.submit(scan, self._pool)
+        scans, pool = self._engine.scans, self._engine.pool
+        while pool.has_room():
+            if scans.submit_next(pool):
                 continue
             with Attempt() as attempt:
                 if self._submit_run():
@@ -245,85 +480,57 @@ class BatchStream:
                 if self._in_progress and self._ahead is not None and self._ahead.start is self.requested:
                     raise attempt.error
                 self._drop_all_but(self.requested)  # it is met again when the next epoch is requested
-            if (scan := self._scans.next_task()) is None:
+            if not scans.submit_next(pool):
                 return
-            self._scans.submit(scan, self._pool)
 
     def _submit_run(self) -> bool:
-        """Submit a task of consecutive batches; False if none can be scheduled now."""
-        task = self._next_run()
-        if task is None:
-            return False
-        with Attempt() as attempt:
-            self._pool.submit(task)
-        if attempt.error is not None:
-            self.end_task(task.number, None)
-            raise attempt.error
-        return True
-
-    def _next_run(self) -> RowTask | None:
-        """Make a task of consecutive batches of one block; None if nothing can be scheduled now."""
+        """Submit a task of consecutive batches of one block; False if none can be scheduled now."""
         run, most_outstanding = self._size()
-        if self._ahead is None or self._outstanding + run > most_outstanding:
-            return None
-        sources: list[Source] = []
-        while len(sources) < run and (not sources or self._ahead.in_block):
+        if self._ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
+            return False
+        batches: list[Batch] = []
+        while len(batches) < run and (not batches or batches[-1].finished is None):
             try:
-                source = self._take()
+                batch, ahead = self._ahead.take(), self._ahead
+                if batch is None and ahead.exhausted and ahead.start is self.requested and self._may_begin_next:
+                    self._ahead = Lookahead(self._engine, _after(ahead.start))
+                    batch = self._ahead.take()
             except StreamloadError:
-                if not sources and not self._tasks:
+                if not batches and not self.tasks:
                     raise
                 break  # it is met again when the batches before have been made
-            if source is None:
+            if batch is None:
                 break
-            sources.append(source)
-        if not sources:
-            return None
-        batches = [_Batch(self._ahead.start, source, self._slots.take()) for source in sources]
+            batches.append(batch)
+        if not batches:
+            return False
+        for batch in batches:
+            batch.slot = self._engine.slots.take()
         self._batches += batches
-        number = next(self._scans.numbers)
-        self._tasks[number] = batches
-        planned = sources[0][0]
-        edges = [planned.edges(batch) for _, batch in sources]
-        start, end = edges[0][0], edges[-1][1]
-        return RowTask(
-            number=number,
-            epoch=self._ahead.start.epoch,
-            table=RowTable(planned.table.values[start:end], planned.table.kinds),
-            keys=None if planned.keys is None else planned.keys[start:end],
-            batches=tuple(
-                [BatchSlot(batch.slot, last - first) for batch, (first, last) in zip(batches, edges, strict=True)]
-            ),
-            pass_number=self._ahead.start.number,
-        )
-
-    def _take(self) -> Source | None:
-        """Take the next batch: of the requested epoch, then of the one after it."""
-        assert self._ahead is not None
-        source, start = self._ahead.take(), self._ahead.start
-        if source is None and self._ahead.exhausted and start is self.requested and self._may_begin_next:
-            self._ahead = self._begin(_after(start))
-            source = self._ahead.take()
-        return source
-
-    def _begin(self, start: EpochStart) -> Lookahead:
-        return Lookahead(
-            self._settings,
-            start,
-            tables=self._tables,
-            scans=self._scans,
-            pool=self._pool,
-            totals=self._totals,
-            fetcher=self._fetcher,
-        )
+        ahead, number, planned = self._ahead, next(self._engine.scans.numbers), batches[0].planned
+        self.tasks[number] = batches
+        start, end = batches[0].rows[0], batches[-1].rows[1]
+        with Attempt() as attempt:
+            self._engine.pool.submit(
+                RowTask(
+                    number=number,
+                    epoch=ahead.start.epoch,
+                    table=RowTable(planned.table.values[start:end], planned.table.kinds),
+                    keys=None if planned.keys is None else planned.keys[start:end],
+                    batches=tuple(
+                        [BatchSlot(batch.slot, last - first) for batch in batches for first, last in (batch.rows,)]
+                    ),
+                    pass_number=ahead.start.number,
+                )
+            )
+        if attempt.error is not None:
+            self.end_task(number, None)
+            raise attempt.error
+        ahead.release_finished()
+        return True
 
     @property
-    def _outstanding(self) -> int:
-        """How many batches are in flight, or wait for the loop."""
-        return len(self._batches) + self._untaken
-
-    @property
-    def _acknowledge_after(self) -> int:
+    def acknowledge_after(self) -> int:
         """How many batches the trainer may take before it acknowledges."""
         return min(max(1, self._size()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
 
@@ -334,35 +541,27 @@ class BatchStream:
         current task and one waiting, so more than `prefetch_batches` are in flight if batches are small, or workers
         many.
         """
-        tasks, most, batch_rows = self._pool.capacity + 2, self._slots.most_in_flight, self._batch_rows
-        pace, run = self._pace, 1
-        if pace.row_s:
-            by_time = int(min(_RUN_S / (pace.row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
-            run = max(1, min(by_time, _RUN_BYTES // pace.slot_bytes, self._most_run_rows // batch_rows))
-        room_bytes = self._settings.expansion_room_bytes
+        settings, batch_rows = self._engine.settings, self._batch_rows
+        tasks, most, run = self._engine.pool.capacity + 2, self._engine.slots.most_in_flight, 1
+        if self._row_s:
+            by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
+            run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
+        room_bytes = settings.expansion_room_bytes
         if room_bytes is not None:  # of the last row there is a copy while it is made
-            rows = room_bytes // -(-pace.slot_bytes // batch_rows) - 1
+            rows = room_bytes // -(-self._slot_bytes // batch_rows) - 1
             run = min(run, max(1, rows // batch_rows))
         # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
-        return min(run, max(1, most // 2)), min(max(self._settings.prefetch_batches, run * tasks), most)
+        return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
 
-    def _ready(self, batch: _Batch, done: BatchDone) -> ReadyBatch:
-        planned, number = batch.source
-        return ReadyBatch(
-            slot=batch.slot,
-            size_bytes=done.size_bytes,
-            layout=done.layout,
-            rows=done.rows,
-            values=done.values,
-            failed=tuple([self._located(failure) for failure in done.failures]),
-            end=int(planned.block.ends[number]),
-        )
-
-    def _located(self, failure: RowFailure) -> FailedRow:
-        table = self._tables.find_joined(failure.shard)
-        assert table is not None
-        failure = with_fields(failure, table, frozenset(self._tables.listing.sidecar_fields))
-        return FailedRow(failure, self._tables.url(failure.stored_in), table.key(failure.sample))
+    def _ready(self, batch: Batch) -> ReadyBatch:
+        done, tables, failed = batch.done, self._engine.tables, []
+        assert done is not None
+        for failure in done.failures:
+            table = tables.find_joined(failure.shard)
+            assert table is not None
+            failure = with_fields(failure, table, frozenset(tables.listing.sidecar_fields))  # noqa: PLW2901
+            failed.append(FailedRow(failure, tables.url(failure.stored_in), table.key(failure.sample)))
+        return ReadyBatch(batch.slot, done._replace(failures=()), tuple(failed), batch.end)
 
 
 def _after(start: EpochStart) -> EpochStart:

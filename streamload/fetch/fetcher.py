@@ -117,7 +117,6 @@ class Fetcher:
         window: which parts are present or in flight.
         transfers: the requests for parts.
         index_tables: the tables of remote indexes.
-        on_arrival: called with the shard and the key of each part that comes.
         lacking: the part that waits for room, and the bytes that it needs; None if none does.
     """
 
@@ -138,7 +137,6 @@ class Fetcher:
         self.window = PartWindow(budget_bytes)
         self.transfers = Transfers(storages.retries)
         self.index_tables = TableLoader(tables, wake)
-        self.on_arrival: list[Callable[[int, int], None]] = []
         self.lacking: tuple[int, int] | None = None
         self._storages = storages
         self._wake = wake
@@ -341,8 +339,6 @@ class Fetcher:
                     if state.compression is not None:
                         self._largest_bytes = max(self._largest_bytes, size_bytes)
                     self.window.arrive(key, size_bytes)
-                    for on_arrival in self.on_arrival:
-                        on_arrival(state.number, key)
             self.lacking = None
             self._wake()
 

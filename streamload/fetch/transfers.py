@@ -12,6 +12,7 @@ from typing import NamedTuple
 from streamload.storage.download import Pin, RequestCounts, Retries, download
 from streamload.storage.protocol import Storage
 from streamload.totals import TimeIntegral
+from streamload.trace import Event
 
 PIECE_BYTES = 2 << 20
 """What `Transfers.read_all` requests at once."""
@@ -35,12 +36,10 @@ class TransferCounts(RequestCounts):
     Attributes:
         received_bytes: all bytes, also those that arrived twice.
         cached_bytes: of parts that were in the disk cache when they were needed.
-        ended: for a trace, each download's url, start, begin and end by the loop's clock, and bytes; or None.
     """
 
     received_bytes: int = 0
     cached_bytes: int = 0
-    ended: list[tuple[str, int, float, float, int]] | None = None
 
 
 @dataclass(slots=True)
@@ -60,11 +59,13 @@ class Transfers:
         running: the downloads in flight, the oldest first.
         counts: what has happened to requests.
         in_flight: the number of downloads in flight, over time.
+        events: takes an event for each download that ends, for a trace; None for no trace.
     """
 
     def __init__(self, retries: Retries) -> None:
         self.running: dict[asyncio.Task[int], Download] = {}
         self.counts = TransferCounts()
+        self.events: list[Event] | None = None
         self._retries = retries
         self._loop = asyncio.get_running_loop()
         self.in_flight = TimeIntegral(self._loop.time)
@@ -90,8 +91,10 @@ class Transfers:
     def _ended(self, part_bytes: int, task: asyncio.Task[int]) -> None:
         ended = self.running.pop(task)
         self.in_flight.set(len(self.running))
-        if self.counts.ended is not None:
-            self.counts.ended.append((ended.url, ended.start, ended.started_s, self._loop.time(), part_bytes))
+        if self.events is not None:
+            details = {"url": ended.url, "start": ended.start, "bytes": part_bytes}
+            seconds = self._loop.time() - ended.started_s
+            self.events.append(Event("fetch", "connection", ended.started_s, seconds, details))
 
     async def read(self, source: Source, start: int, end: int) -> bytes:
         """Fetch some bytes, fewer if the shard ends before. Raises what `download` raises."""

@@ -80,7 +80,7 @@ class PartWindow:
         sizes: the bytes that each takes.
         present: the parts in memory, or in a file.
         of_shard: the parts of each shard that are present or in flight.
-        changes: how often a part of each shard has come or gone.
+        kept: the present parts that are kept for rows of a scan, with their turns.
         missing: the parts that are needed and not in flight, by turn: the first is to be fetched next.
         free: the present parts that are never needed and take no memory; to be dropped.
     """
@@ -91,14 +91,13 @@ class PartWindow:
         self.sizes: dict[int, int] = {}
         self.present: set[int] = set()
         self.of_shard: dict[int, set[int]] = {}
-        self.changes: Counter[int] = Counter()
         self._errors: dict[int, Exception] = {}
         # Why a part is needed: each of these is a turn, or several.
         self._holds: Counter[int] = Counter()
         self._turns = itertools.count(_AT_ONCE, _PARTS_OF_BATCH)
         self._planned: dict[int, deque[int]] = {}  # ascending
         self._requested: dict[int, int] = {}
-        self._kept: dict[int, int] = {}
+        self.kept: dict[int, int] = {}
         # What follows from these, by `_update` alone.
         self.missing = _Queue()
         self.free: set[int] = set()
@@ -161,17 +160,17 @@ class PartWindow:
 
     def keep(self, key: int, scan: int) -> None:
         """Keep a present part for the rows that a scan will find, until something sooner needs its room."""
-        self._kept[key] = _SCANS + scan
+        self.kept[key] = _SCANS + scan
         self._update(key)
 
     def unkeep(self, key: int) -> None:
         """Undo `keep`, or do nothing."""
-        self._kept.pop(key, None)
+        self.kept.pop(key, None)
         self._update(key)
 
     def unkeep_all(self) -> bool:
         """Undo every `keep`; return True if there was one."""
-        kept = list(self._kept)
+        kept = list(self.kept)
         for key in kept:
             self.unkeep(key)
         return bool(kept)
@@ -211,7 +210,6 @@ class PartWindow:
         self.used_bytes += size_bytes - self.sizes[key]
         self.sizes[key] = size_bytes
         self.present.add(key)
-        self.changes[shard_and_number(key)[0]] += 1
         if self._requested.get(key) == LAST:
             del self._requested[key]
         self._update(key)
@@ -219,9 +217,8 @@ class PartWindow:
     def drop(self, key: int) -> None:
         """Remove a part that is present or in flight; if it is needed, it is fetched again in its turn."""
         shard = shard_and_number(key)[0]
-        self._kept.pop(key, None)
+        self.kept.pop(key, None)
         self.present.discard(key)
-        self.changes[shard] += 1
         if key in self.sizes:
             self.used_bytes -= self.sizes.pop(key)
             self.of_shard[shard].discard(key)
@@ -252,7 +249,7 @@ class PartWindow:
         if turn == _HELD or key not in self.present:
             self._evictable.ranks.pop(key, None)
             return
-        turn = min(turn, self._kept.get(key, _NEVER))
+        turn = min(turn, self.kept.get(key, _NEVER))
         if turn != _NEVER:
             self._evictable.put(key, (-turn, -key))
             return

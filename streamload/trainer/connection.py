@@ -27,7 +27,6 @@ from streamload.feeder.messages import (
     Configure,
     Failed,
     Ready,
-    Scanning,
 )
 from streamload.log_records import Logged
 from streamload.memory.channel import Channel
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 _GRACE_S = 0.7
 # How long a feeder may take to say what holds it up.
 _ANSWER_S = 3.0
-_SCANS_LOGGED_AFTER_S = 30.0
 
 _log = logging.getLogger("streamload")
 _numbers = itertools.count()
@@ -102,7 +100,6 @@ class Connection:
         self.messages: deque[Any] = deque()
         self._answers: dict[int, Answer] = {}
         self._failed: Failed | None = None
-        self._scans_due_s = monotonic() + _SCANS_LOGGED_AFTER_S
         lock, fence = (None, None) if cuda is None else (cuda.lock, cuda.fence)
         self._slots = SlotReader(lock, fence)
         self._unsent: deque[Any] = deque()
@@ -229,11 +226,6 @@ class Connection:
                 message.handle_if_enabled()
             case Answer():
                 self._answers[message.number] = message
-            case Scanning():
-                if monotonic() >= self._scans_due_s:
-                    self._scans_due_s = monotonic() + _SCANS_LOGGED_AFTER_S
-                    counts = f"{message.scanned:,} of {message.shards:,}"
-                    _log.warning("scanned %s shards without an index; `streamload index` saves that", counts)
             case Failed():
                 self._failed = message
                 self.messages.append(message)

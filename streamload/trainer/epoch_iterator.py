@@ -117,13 +117,13 @@ class BatchBuilder:
 
     def build(self, batch: ReadyBatch, memory: Bytes) -> Any:
         """Build a batch with rows from a slot's memory."""
-        assert batch.layout is not None
-        layout = self._layouts.get(batch.layout)
+        assert batch.done.layout is not None
+        layout = self._layouts.get(batch.done.layout)
         if layout is None:
             if len(self._layouts) > 1000:  # batches of ever new shapes
                 self._layouts.clear()
-            layout = self._layouts[batch.layout] = pickle.loads(batch.layout)
-        return build_batch(layout, memory, batch.rows, load_values(batch.values, memory))
+            layout = self._layouts[batch.done.layout] = pickle.loads(batch.done.layout)
+        return build_batch(layout, memory, batch.done.rows, load_values(batch.done.values, memory))
 
 
 _CLOSED = "it was closed"
@@ -339,11 +339,11 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
             pending.popleft()
             memory = self.connection.lease(ready.slot)  # also that of a batch left out, which frees it
             builder.check(ready)
-            if ready.layout is not None or builder.repeats:
+            if ready.done.layout is not None or builder.repeats:
                 self._owed.append(ready.end)
             else:
                 self._cursor.position = ready.end
-            if ready.layout is not None:
+            if ready.done.layout is not None:
                 self._last_good = ready, memory
         if not self._owed or self._last_good is None:
             return None
@@ -351,7 +351,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
         if not builder.repeats:
             self._last_good = None
         batch = builder.build(good, memory)
-        return batch if self._move is None else self._move(batch), good.rows, end
+        return batch if self._move is None else self._move(batch), good.done.rows, end
 
     def _look_ahead(self) -> None:
         """Start moving the next batch to the device if it has arrived. Its error is raised at its turn.
@@ -365,7 +365,7 @@ class EpochIterator(Iterator[Any], AsyncIterator[Any]):
                     return
                 self._handle(message)
             coming = self._pending[0] if self._pending else None
-            if coming is not None and not coming.failed and coming.layout is not None:
+            if coming is not None and not coming.failed and coming.done.layout is not None:
                 self._ahead = self._make()
         if attempt.error is not None:
             self._ahead = attempt.error

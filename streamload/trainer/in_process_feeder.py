@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from streamload.feeder.feeder import Feeder
 from streamload.feeder.messages import Configure
-from streamload.feeder.process_feeder import start_feeder
 from streamload.fetch.resident import OpenShard, ResidentShards, fetched_shards
 from streamload.index.listing import Listing
 from streamload.limits import RESIDENT_BYTES
@@ -55,7 +55,7 @@ class InProcessChannel:
         self._arrived: deque[Message] = deque()
         shards = CopiedShards(listing, configure.fetching.storages)
         configure = configure._replace(descriptors=configure.descriptors // 2)  # a slot has two here
-        self._feeder = start_feeder(configure, listing, self._put, shards=shards)
+        self._feeder = Feeder(configure, listing, self._put, shards=shards)
 
     def _put(self, message: Any, descriptors: Sequence[int] = (), *, close: bool = False) -> None:
         self._arrived.append((message, list(descriptors) if close else [os.dup(each) for each in descriptors]))

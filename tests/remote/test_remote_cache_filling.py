@@ -11,7 +11,7 @@ from places import Place, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import StreamLoader
-from streamload.feeder import lookahead
+from streamload.feeder import stream
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -32,8 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultServer]:
 
 @pytest.fixture(autouse=True)
 def _short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "FIRST_BLOCK_ROWS", 4)
-    monkeypatch.setattr(lookahead, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(stream, "FIRST_BLOCK_ROWS", 4)
+    monkeypatch.setattr(stream, "BLOCK_ROWS", 4)
 
 
 def cached_shards(cache: Path) -> int:

@@ -13,7 +13,7 @@ from places import Place, local, write_datasets
 from servers.faults import FaultServer, Script
 
 from streamload import Mixture, StreamLoader
-from streamload.feeder import lookahead
+from streamload.feeder import stream
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -48,8 +48,8 @@ def server(folder: Path) -> Iterator[FaultServer]:
 @pytest.fixture(autouse=True)
 def _short_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are a small part of an epoch, so that parts are kept from one to the next, or are not."""
-    monkeypatch.setattr(lookahead, "FIRST_BLOCK_ROWS", 8)
-    monkeypatch.setattr(lookahead, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(stream, "FIRST_BLOCK_ROWS", 8)
+    monkeypatch.setattr(stream, "BLOCK_ROWS", 8)
 
 
 def labels_of(samples: list[Any]) -> list[int]:
