@@ -87,7 +87,6 @@ class Connection:
 
     Attributes:
         configured: a `Configure` was sent.
-        descriptor: readable when a message may have come; None if `receive` does tasks itself.
         death: how the process ended, if it has died.
         messages: arrived, for `receive`.
     """
@@ -107,7 +106,6 @@ class Connection:
         self._unacknowledged = 0
         self._acknowledge_after = 1
         self._worker: CallerWorker | None = None
-        self.descriptor = channel.fileno() if isinstance(channel, Channel) else None
         self._child = child
         self._channel = channel
         self._owner = os.getpid()
@@ -115,13 +113,18 @@ class Connection:
 
     def make_rows(self, worker: CallerWorker) -> None:
         """Have `receive` do the tasks, in its caller's thread."""
-        self._worker, self.descriptor = worker, None
+        self._worker = worker
         weakref.finalize(self, worker.close)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed, or belongs to the parent of this process."""
         return not self._end.alive or os.getpid() != self._owner
+
+    @property
+    def descriptor(self) -> int | None:
+        """A descriptor that is readable when a message may have come; None if `receive` does tasks itself."""
+        return self._channel.fileno() if isinstance(self._channel, Channel) and self._worker is None else None
 
     def send(self, message: Any, *, later: bool = False) -> None:
         """Send a message; if the feeder is dead, the next `receive` raises.
