@@ -523,20 +523,24 @@ class ObjectStorage:
             with self._pausing:  # one HEAD for all requests that are refused together
                 asked_s, pause_s = self._pauses.get(place, (-math.inf, 0.0))
                 if time.monotonic() - asked_s > max(1.0, pause_s):
-                    asked_s, pause_s = time.monotonic(), self._retry_after_s(url)
+                    pause_s, asked_s = self._retry_after_s(url), time.monotonic()  # a slow answer is one for all too
                     self._pauses[place] = asked_s, pause_s
             error.retry_after_s = max(0.0, asked_s + pause_s - time.monotonic())
         return error
 
     def _retry_after_s(self, url: str) -> float:
         """Return the `Retry-After`, which obstore does not show, by one HEAD; 0 for none."""
-        address, headers = _without_login(url, self._options.client.get("default_headers", {}))
+        address, headers = url, self._options.client.get("default_headers", {})
         try:
-            if not self._web:
-                if not self._signs:
-                    return 0.0
+            if self._web:
+                address, headers = _without_login(url, headers)
+            elif not self._signs:
+                return 0.0
+            else:
                 root, key = locate(url)
-                address = obstore.sign(self._store(root), "HEAD", key, _SIGNED_FOR)
+                # Azure signs rights: of a HEAD, none.
+                method: Any = "GET" if self._options.family == "az" else "HEAD"
+                address = obstore.sign(self._store(root), method, key, _SIGNED_FOR)
             request = urllib.request.Request(address, method="HEAD")  # noqa: S310  it is a web address
             for name, value in headers.items():
                 request.add_unredirected_header(name, value)
