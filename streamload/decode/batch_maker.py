@@ -101,38 +101,44 @@ def _missing_key(
     return None
 
 
-def _difference_between(rows: Rows) -> str:
-    """Explain why some samples cannot be a batch; empty if they can."""
-    for number, place, one, other, levels in _pairs(rows, range(1, rows.count)):
+def _difference_between(rows: Rows, fields: Sequence[str]) -> tuple[int, str]:
+    """Explain why a sample, by its row, cannot be in a batch; the explanation is empty if all can."""
+    for number, place, one, other, levels in _pairs(rows, range(1, rows.count), fields):
         mine = _items(one)
         if levels and mine and type(one) is type(other) and mine.keys() == _items(other).keys():
             continue  # their items come next
         outlines = _outline(one, levels), _outline(other, levels)
         if outlines[0] != outlines[1]:
             images = _RESIZE if _IMAGES.match(" ".join(outlines)) else ""
-            return (
-                f"its samples are not alike{place}: the first is {outlines[0]}, number {number} is "
-                f"{outlines[1]}; make them alike in transform={images}, name the fields in fields=, or give a "
-                "collate_fn="
+            return number, (
+                f"it is not like the first of its batch{place}: that is {outlines[0]}, this is {outlines[1]}; "
+                f"make samples alike in transform={images}, name the fields in fields=, or give a collate_fn="
             )
-    for _, place, value, _, levels in _pairs(rows, [0]):
+    for _, place, value, _, levels in _pairs(rows, [0], fields):
         if isinstance(value, Mapping | tuple | list):
             continue
         try:
             describe_rows(value)
         except TypeError:
-            return (
-                f"its samples hold {_outline(value, levels)}{place}, of which no tensor is made; "
+            return 0, (
+                f"it holds {_outline(value, levels)}{place}, of which no tensor is made; "
                 "convert it in decode= or transform=, leave it out of fields=, or give a collate_fn="
             )
-    return ""
+    return 0, ""
 
 
-def _pairs(rows: Rows, numbers: Iterable[int]) -> Iterator[tuple[int, str, Any, Any, int]]:
-    """Yield each place that some rows have in common with the first, such as " in ['boxes'][0]"."""
-    first = rows.row(0, alike=True)
+def _pairs(rows: Rows, numbers: Iterable[int], fields: Sequence[str] = ()) -> Iterator[tuple[int, str, Any, Any, int]]:
+    """Yield each place that some rows have in common with the first, such as " in ['boxes'][0]".
+
+    Tuples of fields are compared by the fields' names.
+    """
+
+    def named(number: int) -> Any:
+        row = rows.row(number, alike=True)
+        return row if rows.columns is None or rows.keys is not None else dict(zip(fields, row, strict=False)) or row
+
     for number in numbers:
-        for place, *values in _common_places(first, rows.row(number, alike=True)):
+        for place, *values in _common_places(named(0), named(number)):
             yield number, f" in {place}" if place else "", *values
 
 
@@ -161,6 +167,8 @@ def _outline(value: Any, levels: int) -> str:
         return "{" + ", ".join(f"{key}: {_outline(item, levels - 1)}" for key, item in value.items()) + "}"
     if isinstance(value, tuple | list):
         return "(" + ", ".join(_outline(item, levels - 1) for item in value) + ")"
+    if isinstance(value, int) and value.bit_length() > 63:
+        return "an integer of more than 64 bits"
     return "None" if value is None else type(value).__name__
 
 
@@ -334,10 +342,14 @@ class TaskRunner:
         if missing is not None:
             row, field, message = missing
             return _batch_failure(task, task_rows[row], message, field=field)
-        difference = _optional_numbers(rows, self._job.fields or ()) or _difference_between(rows)
-        message = f"the batch that begins with this sample cannot be collated: {difference or in_words(error)}"
-        # torch's message says less, in a page of frames
-        return _batch_failure(task, task_rows[0], message, cause=None if difference else self._failure_of(error))
+        named = self._job.fields or ()
+        row, difference = 0, _optional_numbers(rows, named)
+        if difference is None:
+            row, difference = _difference_between(rows, named)
+        if difference:  # torch's message says less, in a page of frames
+            return _batch_failure(task, task_rows[row], f"this sample cannot be collated: {difference}")
+        message = f"the batch that begins with this sample cannot be collated: {in_words(error)}"
+        return _batch_failure(task, task_rows[0], message, cause=self._failure_of(error))
 
     def _collate(self, batch: BatchSlot, rows: Rows, placed: Layout | None) -> BatchDone:
         """Write rows that are alike by their layout; others are collated, or refused, by torch."""

@@ -181,6 +181,8 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
         if value.dtype.itemsize not in _TENSOR_ITEM_BYTES.get(value.dtype.kind, ()):
             raise TypeError(f"cannot collate arrays of dtype {value.dtype}; convert them in a transform")
         return builder.array(value.astype(value.dtype.newbyteorder("="), copy=False))
+    if isinstance(row, int) and not -(1 << 63) <= row < 1 << 63:
+        raise TypeError("an integer of more than 64 bits")
     if isinstance(row, bool | int | float):
         dtype = np.bool_ if isinstance(row, bool) else np.int64 if isinstance(row, int) else np.float64
         return builder.array(np.empty((), dtype))
@@ -409,8 +411,8 @@ def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
     try:
         if set(map(len, arrays)) != {length}:
             return False
-        # NumPy compares dtypes, and all but the length of the first axis.
-        np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="no")
+        # NumPy compares dtypes up to the byte order, and all but the length of the first axis.
+        np.concatenate(arrays, out=out.reshape(len(arrays) * length, *rest), casting="equiv")
     except (TypeError, ValueError):
         return False
     return True
@@ -632,7 +634,7 @@ def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None
             raise LayoutMismatchError
         return
     for number, value in enumerate(values):
-        if value.dtype != dtype or value.shape != shape:
+        if not np.can_cast(value.dtype, dtype, "equiv") or value.shape != shape:
             raise LayoutMismatchError
         out[number] = value
 
