@@ -336,6 +336,45 @@ class Lookahead:
         return True
 
 
+class TaskSize:
+    """Chooses how many batches make a task, by what the tasks before have cost."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._batch_rows = engine.settings.order.batch_size
+        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
+        shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
+        has_more = len(engine.tables.counts) > shards_at_once
+        self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
+        self._row_s = 0.0  # of a worker; 0 if unknown
+        self._slot_bytes = 1  # of the largest batch until now
+
+    def learn(self, done: RowsDone) -> None:
+        """Take the costs of a task that made batches."""
+        row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
+        self._row_s = 0.7 * self._row_s + 0.3 * row_s if self._row_s else row_s
+        self._slot_bytes = max(self._slot_bytes, *[made.size_bytes for made in done.batches])
+
+    def batches(self) -> tuple[int, int]:
+        """Return how many batches make a task, and how many may be in flight or wait for the loop.
+
+        A task takes about thirty milliseconds, or one batch if that takes longer, and at most 20 MiB. Each worker has a
+        current task and one waiting, so more than `prefetch_batches` are in flight if batches are small, or workers
+        many.
+        """
+        settings, batch_rows = self._engine.settings, self._batch_rows
+        tasks, most, run = self._engine.pool.capacity + 2, self._engine.slots.most_in_flight, 1
+        if self._row_s:
+            by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
+            run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
+        room_bytes = settings.expansion_room_bytes
+        if room_bytes is not None:  # of the last row there is a copy while it is made
+            rows = room_bytes // -(-self._slot_bytes // batch_rows) - 1
+            run = min(run, max(1, rows // batch_rows))
+        # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
+        return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
+
+
 class BatchStream:
     """Makes the epoch that the trainer has requested, and begins the next one before it is requested.
 
@@ -359,13 +398,7 @@ class BatchStream:
         self._engine = engine
         self._send_ready = send_ready
         self._works_ahead = works_ahead
-        self._batch_rows = engine.settings.order.batch_size
-        # Each row may lie in another shard, and a worker must be able to open all shards of its tasks.
-        shards_at_once = max(1, descriptor_limit() // SCHEDULED_SHARDS_SHARE)
-        has_more = len(engine.tables.counts) > shards_at_once
-        self._most_run_rows = min(shards_at_once, _MAX_RUN_ROWS) if has_more else _MAX_RUN_ROWS
-        self._row_s = 0.0  # of a worker; 0 if unknown
-        self._slot_bytes = 1  # of the largest batch until now
+        self._task_size = TaskSize(engine)
         self.requested: EpochStart | None = None
         self._in_progress = False  # not all of the requested epoch has been announced
         self._may_begin_next = works_ahead  # one epoch has followed another
@@ -383,7 +416,9 @@ class BatchStream:
     @property
     def full(self) -> bool:
         """Whether the requested epoch has all its tasks, or no further batch may be in flight or wait for the loop."""
-        return self._in_progress and (self._planning() is None or len(self._batches) + self.untaken >= self._size()[1])
+        return self._in_progress and (
+            self._planning() is None or len(self._batches) + self.untaken >= self._task_size.batches()[1]
+        )
 
     @property
     def blocked(self) -> bool:
@@ -431,11 +466,9 @@ class BatchStream:
                 fetcher.window.release(batch.parts)
             fetcher.notify()
         if done is not None and done.batches:
-            row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
-            self._row_s = 0.7 * self._row_s + 0.3 * row_s if self._row_s else row_s
+            self._task_size.learn(done)
             for batch, made in zip(batches, done.batches, strict=True):
                 batch.done = made
-                self._slot_bytes = max(self._slot_bytes, made.size_bytes)
 
     def pump(self) -> None:
         """Announce what is ready, and schedule what can be scheduled.
@@ -485,7 +518,7 @@ class BatchStream:
 
     def _submit_run(self) -> bool:
         """Submit a task of consecutive batches of one block; False if none can be scheduled now."""
-        run, most_outstanding = self._size()
+        run, most_outstanding = self._task_size.batches()
         if self._ahead is None or len(self._batches) + self.untaken + run > most_outstanding:
             return False
         batches: list[Batch] = []
@@ -532,26 +565,7 @@ class BatchStream:
     @property
     def acknowledge_after(self) -> int:
         """How many batches the trainer may take before it acknowledges."""
-        return min(max(1, self._size()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
-
-    def _size(self) -> tuple[int, int]:
-        """Return how many batches make a task, and how many may be in flight or wait for the loop.
-
-        A task takes about thirty milliseconds, or one batch if that takes longer, and at most 20 MiB. Each worker has a
-        current task and one waiting, so more than `prefetch_batches` are in flight if batches are small, or workers
-        many.
-        """
-        settings, batch_rows = self._engine.settings, self._batch_rows
-        tasks, most, run = self._engine.pool.capacity + 2, self._engine.slots.most_in_flight, 1
-        if self._row_s:
-            by_time = int(min(_RUN_S / (self._row_s * batch_rows), _BATCHES_IN_FLIGHT // tasks))
-            run = max(1, min(by_time, _RUN_BYTES // self._slot_bytes, self._most_run_rows // batch_rows))
-        room_bytes = settings.expansion_room_bytes
-        if room_bytes is not None:  # of the last row there is a copy while it is made
-            rows = room_bytes // -(-self._slot_bytes // batch_rows) - 1
-            run = min(run, max(1, rows // batch_rows))
-        # A run waits until all of it fits, and the loop has not acknowledged up to a fifth of what is outstanding.
-        return min(run, max(1, most // 2)), min(max(settings.prefetch_batches, run * tasks), most)
+        return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
 
     def _ready(self, batch: Batch) -> ReadyBatch:
         done, tables, failed = batch.done, self._engine.tables, []
