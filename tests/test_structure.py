@@ -1,5 +1,7 @@
 """The house rules of the source tree, read from its syntax: who may import whom, and how large the whole may get.
 
+Which library may be used where is for ruff to check, in `pyproject.toml`.
+
 Each rule is a function of a `Tree`, so that the tests at the end can show it a small tree that breaks it.
 """
 
@@ -47,27 +49,15 @@ LEVELS = (
 """The parts, lowest first. A module may import from its own part and from lower ones. `streamload` is the package's
 face with the public names; the command line uses it, and `python -m streamload` is the command line."""
 
-MOST_LINES_OF_CODE = 21_980
+MOST_LINES_OF_CODE = 20_400
 """Lines that are neither docstrings, nor comments, nor blank. It only ever goes down."""
 MOST_CHANGING_ATTRIBUTES = 8
 """Of a class: attributes that are assigned after construction."""
 KNOWS_LOCAL = {"storage", "fetch"}
 """Rooms that may ask whether a shard is local."""
-SINGLE_PROTOCOLS_YET = 4
-"""Protocols that a single class implements, until they are gone."""
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "base", "helper", "helpers", "manager", "core", "impl", "misc"}
 
-TORCH_AT_TOP = {"streamload.trainer.device", "streamload.tar_dataset"}
-TORCH_IN_FUNCTIONS = {
-    "streamload.decode.collate",
-    "streamload.decode.decoders",
-    "streamload.images.operations",
-    "streamload.pack.sources.arrays",
-    "streamload.write.encode",
-}
-STARTERS = {"streamload.workers.launch": "subprocess", "streamload.pack.processes": "multiprocessing"}
-"""Modules that start processes, and the library of each."""
 IMPORTS_LATE = {
     "streamload.loader",
     "streamload.trainer.connection",
@@ -87,9 +77,6 @@ code, which imports streamload there."""
 
 
 HEAVY = {"torch", "torchvision", "cv2", "PIL", "simplejpeg"}
-STORAGE_LIBRARIES = {"fsspec", "obstore", "aiofiles", "s3fs", "aiohttp", "boto3"}
-PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}
-PROCESS_CALLS = {"fork", "forkpty", "posix_spawn", "posix_spawnp", "system", "popen"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,33 +207,6 @@ def own_imports_in_functions(tree: Tree) -> list[str]:
     return found
 
 
-def misplaced_libraries(tree: Tree) -> list[str]:
-    """Heavy libraries at module level, and torch, storage libraries and processes where they don't belong."""
-    found = []
-    for module in tree.values():
-        for item in module.imports:
-            library = item.target.split(".")[0]
-            late = item.in_function or item.for_types_only
-            if library == "torch":
-                allowed = module.name in TORCH_AT_TOP or (late and module.name in TORCH_IN_FUNCTIONS)
-            elif library in HEAVY:
-                allowed = late
-            elif library in STORAGE_LIBRARIES:
-                allowed = module.part == "storage"
-            elif library in PROCESS_LIBRARIES:
-                allowed = STARTERS.get(module.name) == library
-            else:
-                allowed = True
-            if not allowed:
-                found.append(f"{module.at(item.line)} imports {library}")
-        found += [
-            f"{module.at(call.lineno)} calls os.{call.func.attr}"
-            for call in _calls(module.tree, PROCESS_CALLS if module.name not in STARTERS else PROCESS_CALLS - {"fork"})
-            if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "os"
-        ]
-    return found
-
-
 def meaningless_names(tree: Tree) -> list[str]:
     """Modules, folders and classes whose name says nothing."""
     found = [name for name in tree if FORBIDDEN_NAMES & set(name.lower().split("."))]
@@ -315,29 +275,6 @@ def asks_whether_local(tree: Tree) -> list[str]:
     ]
 
 
-def single_protocols(tree: Tree) -> list[str]:
-    """Protocols with methods that fewer than two classes implement, if they are more than before."""
-    classes = [node for module in tree.values() for node in _nodes(module.tree) if isinstance(node, ast.ClassDef)]
-    by_name = {node.name: node for node in classes}
-    protocols = [node for node in classes if any("Protocol" in ast.unparse(base) for base in node.bases)]
-    found = []
-    for protocol in protocols:
-        methods = _methods(protocol, by_name) - {"__call__"}
-        implementers = [node for node in classes if node not in protocols and methods <= _methods(node, by_name)]
-        if methods and len(implementers) < 2:
-            found.append(f"{protocol.name} is implemented by {[node.name for node in implementers]}")
-    return found if len(found) > SINGLE_PROTOCOLS_YET else []
-
-
-def _methods(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[str]:
-    names = {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
-    for base in node.bases:
-        parent = by_name.get(ast.unparse(base).split("[")[0])
-        if parent is not None and parent is not node:
-            names |= _methods(parent, by_name)
-    return names
-
-
 @functools.cache
 def _nodes(tree: ast.AST) -> list[ast.AST]:
     """All below, which several rules look at."""
@@ -367,12 +304,10 @@ RULES: list[Callable[[Tree], list[str]]] = [
     upward_imports,
     import_circles,
     own_imports_in_functions,
-    misplaced_libraries,
     meaningless_names,
     too_large,
     too_much_state,
     asks_whether_local,
-    single_protocols,
 ]
 
 
@@ -415,32 +350,23 @@ BROKEN = {
     "attic/box.py": "",  # has no level
     "memory/manager.py": "from streamload.tar import header",
     "order/a.py": "from streamload.order.b import b\nimportlib.import_module('streamload.b')\nx = shard.is_local",
-    "order/b.py": "from streamload.order import c\nif TYPE_CHECKING:\n    import streamload.feeder.d",
+    "order/b.py": "from streamload.order import c\nif TYPE_CHECKING:\n    import streamload.index.e",
     "order/c.py": "def f():\n    import streamload.order.a",
-    "feeder/d.py": "from subprocess import Popen\nimport os\nos.system('ls')\nclass A(Protocol):\n def f(self): ...",
-    "index/e.py": "def f():\n    import fsspec, torch\nclass A:\n def f(self):\n"
-    + "".join(f"  self.x{number} = 1\n" for number in range(9)),
-    "decode/collate.py": "import torch.utils.data\nfrom PIL import Image",
+    "index/e.py": "class A:\n def f(self):\n" + "".join(f"  self.x{number} = 1\n" for number in range(9)),
 }
 FOUND = {
     upward_imports: {"the part 'attic' has no level", "memory.manager:1 (memory) imports", "order.b:3 (order) imports"},
     import_circles: {"streamload.order.a"},
     own_imports_in_functions: {"order.c:2 imports streamload.order.a", "order.a:2 imports 'streamload.b' by a call"},
-    misplaced_libraries: {
-        *("feeder.d:1 imports subprocess", "feeder.d:3 calls os.system", "index.e:2 imports fsspec"),
-        *("index.e:2 imports torch", "decode.collate:1 imports torch", "decode.collate:2 imports PIL"),
-    },
     meaningless_names: {"streamload.memory.manager"},
     too_large: {"lines of code"},
-    too_much_state: {"index.e:3 A changes 9 attributes"},
+    too_much_state: {"index.e:1 A changes 9 attributes"},
     asks_whether_local: {"order.a:3"},
-    single_protocols: {"A is implemented by"},
 }
 
 
 def test_each_rule_finds_what_breaks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound, most in {"SINGLE_PROTOCOLS_YET": 0, "MOST_LINES_OF_CODE": 2}.items():
-        monkeypatch.setitem(globals(), bound, most)
+    monkeypatch.setitem(globals(), "MOST_LINES_OF_CODE", 2)
     for name, text in BROKEN.items():
         (tmp_path / "streamload" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "streamload" / name).write_text(text)
