@@ -1,1 +1,1 @@
-"""Which sample when: shuffle, lanes, the plan of an epoch, and the position to resume from. Pure NumPy."""
+"""Compute the order of samples: shuffle, lanes, an epoch's plan, and the position to resume from. Pure NumPy."""

@@ -1,4 +1,4 @@
-"""A sequence cut into lanes, each of them shuffled: the position of each output, and the shards that are finished."""
+"""Map the outputs of each shuffled lane to positions of the sequence, and track which shards are finished."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Streams = dict[int, SlidingShuffle]
 
 
 class Interleaving:
-    """The lanes of one sequence, as one rank reads them: forward only.
+    """The lanes of one sequence, as one rank reads them. Forward only.
 
     Args:
-        sequence: of the epoch's samples.
+        sequence: the epoch's samples.
         n_lanes: the number of lanes.
         radius: how far, in samples, a sample can move within its lane.
 
     Attributes:
-        streams: the shuffled stream of each lane that was read; none without shuffle.
+        streams: the shuffled stream of each lane read so far; empty without shuffle.
     """
 
     def __init__(self, sequence: SampleSequence, n_lanes: int, radius: int) -> None:
@@ -47,9 +47,9 @@ class Interleaving:
                 self.streams[0].grow(sequence.known_end, sequence.complete)
 
     def positions(self, lanes: IntArray, numbers: IntArray, streams: Streams | None = None) -> IntArray:
-        """Return the positions of some outputs; in each lane the numbers ascend, also from call to call.
+        """Return the positions of outputs; within each lane the numbers must ascend, across calls too.
 
-        The streams are this object's own, unless others are given.
+        Uses this object's streams unless others are given.
         """
         lane_starts = np.zeros(1, np.int64) if self._bounds is None else self._bounds
         if not self._radius:
@@ -68,12 +68,12 @@ class Interleaving:
         return positions
 
     def positions_apart(self, lanes: IntArray, numbers: IntArray) -> IntArray:
-        """Return the positions of outputs whose numbers come in any order, by streams of their own."""
+        """Return the positions of outputs in any order, from separate streams."""
         pairs, places = np.unique(np.stack((lanes, numbers)), axis=1, return_inverse=True)
         return self.positions(pairs[0], pairs[1], {})[places.ravel()]
 
     def finished(self, least: int | None) -> list[int]:
-        """Name the shards that outputs from number `least` of every lane on do not need, each once; None for all."""
+        """Return each shard once, as soon as no output from number `least` of any lane on needs it; None for all."""
         sequence = self.sequence
         if not sequence.complete and self._n_lanes > 1:
             return []
@@ -86,7 +86,7 @@ class Interleaving:
         return [int(shard) for shard in shards[first : self._finished]]
 
     def _find_last_uses(self) -> tuple[IntArray, IntArray]:
-        """Return the position in its lane at which each shard ends, in the lane where that is last; and the shards."""
+        """Return the greatest position in a lane at which each shard ends, ascending, and the shards."""
         assert self._bounds is not None
         sequence = self.sequence
         starts_and_end = distinct(np.concatenate((sequence.edges, self._bounds)))
@@ -100,7 +100,7 @@ class Interleaving:
         return last[by_end], by_end
 
     def shards_from(self, number: int, lanes: IntArray) -> list[int]:
-        """Return the shards that outputs of some lanes from a number on may need, in order; all counts are known."""
+        """Return the shards that outputs of some lanes from a number on may need; all counts must be known."""
         assert self._bounds is not None, "the lanes have no bounds before all counts are known"
         sequence = self.sequence
         first = self._bounds[lanes] + max(0, number - self._radius)
@@ -116,10 +116,10 @@ class Interleaving:
         return list(dict.fromkeys(sequence.order[runs[by_start]].tolist()))
 
     def unpassed(self, shard: int, least: int, most: int) -> list[tuple[int, int]]:
-        """Return ranges of a shard's samples that hold all those of later outputs, each end exclusive.
+        """Return half-open ranges of a shard's samples that cover all those of later outputs.
 
-        Runs of the shard that are yet to begin are left out: their parts may be fetched again. Every lane has reached
-        the number `least`, and none has passed `most`.
+        Runs that have not begun are left out: their parts may be fetched again. Every lane has reached number `least`,
+        and none has passed `most`.
         """
         sequence = self.sequence
         places = sequence.places_of(shard)
@@ -141,12 +141,12 @@ class Interleaving:
         return ranges
 
     def _passed_in(self, lane: int, number: int) -> int:
-        """Return a position of a lane below which no output from a number on lies, as far as is known."""
+        """Return a lower bound on the positions of a lane's outputs from a number on."""
         stream = self.streams.get(lane)
         return max(0, number - self._radius, 0 if stream is None else stream.least_position)
 
     def stream(self, lane: int, first_number: int, streams: Streams | None = None) -> SlidingShuffle:
-        """Return the lane's stream, which is made at the first use."""
+        """Return the lane's stream, creating it at the first use."""
         streams = self.streams if streams is None else streams
         if lane not in streams:
             sequence = self.sequence

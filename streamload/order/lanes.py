@@ -1,4 +1,4 @@
-"""Lanes: where each lane lies, and the sliding-window shuffle of one lane as a stream that can start anywhere.
+"""Cut a sequence into lanes, and shuffle a lane in a sliding window as a stream that can start anywhere.
 
 **The shuffle.** The sample at position p of its lane has the key `p + u * w`, u uniform in [0, 1), w the window; the
 lane emits its samples in the order of their keys, and samples with equal keys in the order of their positions.
@@ -12,12 +12,11 @@ Let K(n) be the n-th smallest key, n counted from 0.
 
 So a position below n - w, whose key is below n, is emitted before number n; and a position above n + w after it. To
 start at number n, draw the keys from position a = max(0, n - w) on. What is missing, the positions below a, are all
-among the first n outputs, so of the positions from a on exactly n - a are emitted before number n: skip that many.
-The keys depend on positions and draws only, so the rest of the stream is the same wherever it was started.
+among the first n outputs, so exactly n - a of the others are emitted before number n: skip that many. The keys depend
+on positions and draws only, so the rest of the stream is the same wherever it was started.
 
-**Why it is final in blocks.** Once the positions below e are drawn, every later key is at least e, and a later
-position with the key e loses the tie. So all drawn keys of at most e are final, and what is kept back are at most w
-positions.
+**Why it is final in blocks.** Once the positions below e are drawn, every later key is at least e, and a later position
+with the key e loses the tie. So all drawn keys of at most e are final, and at most w positions are held back.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ def expected_radius(number_end: int, window: int) -> int:
 
 
 class SlidingShuffle:
-    """The outputs of one lane, in order, from a first number on. Moves forward only; memory O(window + block).
+    """Produce the outputs of one lane, in order, from a first number on. Forward only; memory O(window + block).
 
     Args:
-        uniforms: draws for the lane's positions `first` to `first + count`, float64[count].
+        uniforms: returns the draws of `count` positions from `first` on, float64[count].
         window: how far, in samples, a sample may move; 0 and 1 leave the order as it is.
         first_number: the first output that will be requested.
         first_block: maximum size of the first block of draws; each block is twice as large as the last one.
@@ -79,7 +78,7 @@ class SlidingShuffle:
 
     @property
     def least_position(self) -> int:
-        """The least position that may still come."""
+        """Return a lower bound on the positions of later outputs."""
         if self._least is None:
             waiting = (positions.min(initial=self._drawn_end) for positions in (self._ready, self._waiting[1]))
             self._least = int(min(waiting))
@@ -88,7 +87,7 @@ class SlidingShuffle:
     def _seek(self, number: int) -> None:
         self._least = None
         self._drawn_end = max(0, number - self._window)
-        # Numbers below `number` are not the lane's, but from there on they are: see the module's proof.
+        # Numbers # Valid from `number` on only; see the module's proof.
         self._ready_start = self._drawn_end
         self._ready: NDArray[np.int64] = np.empty(0, np.int64)
         self._waiting: tuple[NDArray[np.float64], NDArray[np.int64]] = np.empty(0, np.float64), np.empty(0, np.int64)

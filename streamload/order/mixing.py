@@ -1,6 +1,6 @@
-"""The order in which several datasets take turns: exact shares in every block, at any position by arithmetic.
+"""Interleave several datasets: exact shares in every block, computed at any position.
 
-**Shares of a block.** Of a block of B samples dataset d gets the whole part of `B * share[d]`, and some get one more.
+**Shares of a block.** Of a block of B samples dataset d gets the integer part of `B * share[d]`, and some get one more.
 Concatenate the fractional parts; their length is a whole number F. The points `t, t + 1, ..., t + F - 1`, t in [0, 1),
 lie in F different ones of them, and these datasets get the one more (systematic sampling). From block to block t
 advances by a fixed step that visits all multiples of 1/P in P blocks. Fractional parts are rounded to multiples of 1/P.
@@ -23,15 +23,15 @@ _GOLDEN = 0.6180339887498949
 
 
 class BlockShares:
-    """How many samples of each dataset are in the blocks of an epoch, D datasets.
+    """Count the samples of each of D datasets in the blocks of an epoch.
 
     Args:
-        shares: of the datasets, with the sum 1.
-        block: samples of a block.
-        epoch_size: samples of an epoch; its last block may be shorter.
+        shares: the datasets' shares, which sum to 1.
+        block: samples per block.
+        epoch_size: samples per epoch; the last block may be shorter.
 
     Attributes:
-        sizes: int64[D], the samples of each dataset in an epoch, the same in every epoch.
+        sizes: int64[D], the samples of each dataset in every epoch.
     """
 
     def __init__(self, shares: tuple[float, ...], block: int, epoch_size: int) -> None:
@@ -58,7 +58,7 @@ class BlockShares:
 
 
 class MixedTurns:
-    """Which dataset is next, and with which of its outputs, at every position of an epoch's order."""
+    """Choose the dataset, and its output, at every position of an epoch's order."""
 
     def __init__(self, shares: BlockShares, block: int, seed: int, epoch: int) -> None:
         self._shares = shares
@@ -66,7 +66,7 @@ class MixedTurns:
         self._draws = CounterDraws(philox_key(seed, epoch, "mixture"))
 
     def at(self, start: int, end: int) -> tuple[IntArray, IntArray]:
-        """Return for the positions from `start` to `end` the dataset, and the number of its output; int64 each."""
+        """Return the datasets at positions `start` to `end`, and the numbers of their outputs; int64 each."""
         if start >= end:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         first, last = start // self._block, (end - 1) // self._block
@@ -82,7 +82,7 @@ class MixedTurns:
 
 
 def _numbered(turns: IntArray, first: IntArray) -> IntArray:
-    """Number the turns of each dataset, from its first number on."""
+    """Number the turns of each dataset consecutively from its first number."""
     by_dataset = np.argsort(turns, kind="stable")
     counts = np.bincount(turns, minlength=len(first))
     numbers = np.empty(len(turns), np.int64)
@@ -91,11 +91,11 @@ def _numbered(turns: IntArray, first: IntArray) -> IntArray:
 
 
 def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntArray]:
-    """Divide some samples by shares.
+    """Divide a number of samples by shares.
 
     Returns:
-        The whole numbers; and the fractions as parts of the shortest period that has them all, or rounded to the
-        longest: the period, and the parts.
+        The integer parts, and the fractions as a period and multiples of 1/period: the shortest period that is exact,
+        or else the longest.
     """
     exact = np.array(shares) * size
     whole: IntArray = np.floor(exact + 1e-9).astype(np.int64)
@@ -111,9 +111,9 @@ def _divided(shares: tuple[float, ...], size: int) -> tuple[IntArray, int, IntAr
 
 
 def _step(period: int) -> int:
-    """Return a step that visits everything below the period, and all regions of it early.
+    """Return a step that is coprime to the period and visits all its regions early.
 
-    It is close to the golden section of the period, and their quotient has a continued fraction of small numbers.
+    It is close to the period's golden section, and their quotient has small continued-fraction terms.
     """
     golden = round(period * _GOLDEN)
     candidates = [step for step in range(max(1, golden - 40), golden + 41) if gcd(step, period) == 1]
@@ -130,7 +130,7 @@ def _continued_fraction(numerator: int, denominator: int) -> list[int]:
 
 
 def _chosen(parts: IntArray, period: int, shifts: IntArray) -> IntArray:
-    """Return for each shift which datasets get one more, int64[len(shifts), D] of 0 and 1."""
+    """Return the datasets that get one more for each shift, int64[len(shifts), D] of 0 and 1."""
     ends = np.cumsum(parts)
     points = (ends + shifts[:, np.newaxis]) // period
     before = np.concatenate((shifts[:, np.newaxis] // period, points[:, :-1]), axis=1)

@@ -1,4 +1,4 @@
-"""What an order depends on, and how many batches and rows of it each rank gets."""
+"""Hold an order's options, and compute how many batches and rows each rank gets."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MAX_LANES = 1 << 20
 """Maximum number of lanes; each costs memory in every process, and more than there are ranks gain nothing."""
 
 MAX_SAMPLES = 1 << 48
-"""Maximum count of samples, so that sums and products with a few others stay within 63 bits."""
+"""Maximum number of samples; keeps sums and products of a few counts within 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderOptions:
-    """What, besides the epoch and the dataset, an order and its division into batches depend on.
+    """Options that determine an order and its division into batches, besides the epoch and the dataset.
 
     Attributes:
         shuffle: permute the shards and shuffle within the window.
-        window: how far the shuffle may move a sample within its lane, in samples.
+        window: how far, in samples, the shuffle may move a sample within its lane.
         batch_size: rows of one rank's batch.
-        drop_last: drop the samples at the end that fill no global batch.
+        drop_last: drop the last samples that do not fill a global batch.
         pad: fill a short last batch up to a multiple of the world size with the first samples of the order.
         sampling: None for every sample once.
     """
@@ -40,12 +40,12 @@ class OrderOptions:
 
     @property
     def radius(self) -> int:
-        """How far, in samples, a sample can move within its lane."""
+        """Return how far, in samples, a sample can move within its lane."""
         return self.window if self.shuffle and self.window > 1 else 0
 
 
 def samples_of_epoch(options: OrderOptions, n_samples: int) -> int:
-    """Return the samples of an epoch over all ranks, without a sampler, for a dataset of `n_samples`."""
+    """Return the samples per epoch over all ranks, without a sampler, for a dataset of `n_samples`."""
     sampling = options.sampling
     return n_samples if sampling is None or isinstance(sampling, Sampled) else sampling.epoch_size or n_samples
 
@@ -53,7 +53,7 @@ def samples_of_epoch(options: OrderOptions, n_samples: int) -> int:
 def full_batches_and_last_rows(
     options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int
 ) -> tuple[int, int]:
-    """Return the whole batches of every rank from `start` on, and one rank's rows in the short batch after them.
+    """Return every rank's full batches from `start` on, and one rank's rows in the short last batch.
 
     Raises:
         LoaderStateError: `start` lies outside the epoch.
@@ -68,6 +68,10 @@ def full_batches_and_last_rows(
 
 
 def batches_per_rank(options: OrderOptions, n_samples: int, rank: int, world_size: int, start: int = 0) -> int:
-    """Return the number of batches of the rank's plan from `start` on; LoaderStateError if it is outside the epoch."""
+    """Return the number of a rank's batches from `start` on.
+
+    Raises:
+        LoaderStateError: `start` lies outside the epoch.
+    """
     full, last_rows = full_batches_and_last_rows(options, n_samples, rank, world_size, start)
     return full + (last_rows > 0)

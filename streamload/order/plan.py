@@ -1,4 +1,4 @@
-"""The plan of an epoch: one rank's rows, batch by batch, from any position of the epoch's order on.
+"""Plan an epoch: one rank's rows, batch by batch, from any position of the epoch's order.
 
 The order is a pure function of the options, the epoch and the counts of the shards. It does not depend on the rank,
 the world size or the batch size, so a position saved under one world size can be resumed under another.
@@ -23,12 +23,12 @@ from streamload.order.share import WHOLE, Share, lanes_and_numbers, slice_of_ran
 
 IntArray = NDArray[np.int64]
 Outputs = tuple[IntArray, IntArray, IntArray]
-"""Of some rows the dataset, the lane in it, and the number in the lane."""
+"""For each row: its dataset, its lane in the dataset, and its number in the lane."""
 
-# Most outputs of a streamed lane that are finalized beyond the next batch.
+# # Maximum outputs of a streamed lane to finalize beyond the next batch.
 _MOST_NUMBERS_AHEAD = 65_536
 
-# Batches whose lanes foresee shards; usually all batches of a rank have the same lanes.
+# # Batches inspected to predict shards; usually all batches of a rank have the same lanes.
 _BATCHES_WITH_KNOWN_LANES = 16
 
 
@@ -40,9 +40,9 @@ class RowBlock:
         batch_edges: int64[m + 1], the rows of batch i are `batch_edges[i]:batch_edges[i + 1]`.
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
-        ends: int64[m], the position of the epoch's order (over all ranks) after each batch, which a state records.
-        repeat: int64[rows], how often the sample came before in the epoch, so that repeats have randomness of their
-            own; None if every sample comes once.
+        ends: int64[m], the position in the epoch's order (over all ranks) after each batch, which a state records.
+        repeat: int64[rows], earlier occurrences of the sample in the epoch, so that each repeat has its own randomness;
+            None if every sample occurs once.
     """
 
     batch_edges: IntArray
@@ -52,7 +52,7 @@ class RowBlock:
     repeat: IntArray | None = None
 
     def halves(self) -> tuple[RowBlock, RowBlock]:
-        """Cut at least two batches into the first half and the others."""
+        """Split a block of at least two batches in the middle."""
         middle = len(self.ends) // 2
         row = int(self.batch_edges[middle])
         edges = self.batch_edges[: middle + 1], self.batch_edges[middle:] - row
@@ -64,28 +64,30 @@ class RowBlock:
 
 
 class EpochPlan:
-    """One rank's rows of one epoch of a dataset, from a position of the epoch's order on.
+    """One rank's rows of one epoch, from a position of the epoch's order.
 
     Global batch j is `order[start + j * B : start + (j + 1) * B]`, B = batch_size * world_size. Sorted lane-major, it
-    is cut into one slice for each rank. Rows that fill up a short last batch follow its own rows.
+    is cut into one slice for each rank. Rows that pad a short last batch follow the rank's own rows.
 
     With several lanes, or a `sampling`, all counts must be known before the first batch. With one lane a batch needs
-    the counts of the shards up to where the window reaches, or as many of their samples: call `missing`, set those
-    counts, `take`. The rows do not depend on when counts became known, nor on `max_rows`.
+    the counts of the shards within the window's reach, or as many of their samples: call `missing`, set those counts,
+    `take`. The rows depend neither on when counts became known nor on `max_rows`.
 
-    Memory is O(window) for each lane that this rank reads, O(shards), and O(rows) of one `take`.
+    Memory is O(window) for each lane of this rank, O(shards), and O(rows) of one `take`.
 
     Args:
         options: see `OrderOptions`.
         counts: the samples of each shard; read, never changed.
-        epoch, rank, world_size: of the rows.
-        start: samples of the epoch's order that were delivered before.
+        epoch: the epoch's number.
+        rank: the rank to plan for.
+        world_size: the number of ranks.
+        start: samples of the epoch's order delivered before.
         numbers: int64[M], the epoch's samples, if the options' sampling is `Sampled`.
-        share: the batches of the rank that the plan yields.
+        share: the rank's batches to yield.
 
     Attributes:
         lanes: the number of lanes of each dataset.
-        interleavings: of the dataset, or of each dataset of a mixture; none before the counts that they need.
+        interleavings: one for each dataset; empty until the counts they need are known.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class EpochPlan:
         self._refresh()
 
     def shards_ahead(self) -> list[int]:
-        """Return the shards in the order in which the plan comes to them first, as far as that is known.
+        """Return the known upcoming shards in the order of their first use.
 
         Once all counts are known, only those in the lanes of this rank's next batches: of 10^5 shards on 1,024 ranks
         about 98.
@@ -135,10 +137,10 @@ class EpochPlan:
         return self.interleavings[0].shards_from(self._next_start // self.lanes, distinct(lanes))
 
     def missing(self, limit: int = 8) -> list[int]:
-        """Return the shards whose counts are needed before the next `take`, in the epoch's order, at most `limit`.
+        """Return up to `limit` shards, in order, whose counts are needed before the next `take`.
 
-        With one lane, the first is needed for certain. How many follow it is estimated from the mean of the known
-        counts, and may be one or two too many.
+        With one lane, the first is certainly needed. The number of others is estimated from the mean of the known
+        counts, and may be one or two too high.
         """
         self._refresh()
         if self._n_samples != UNKNOWN:
@@ -154,17 +156,17 @@ class EpochPlan:
         return [int(shard) for shard in following[self._counts.values[following] == UNKNOWN][:limit]]
 
     def finished(self) -> list[int]:
-        """Name the shards that no later block needs, each once and at most a window late; at the end all shards."""
-        # Whatever is needed later, of any lane, has at least this number.
+        """Return each shard once, at most a window after its last use; all shards at the end."""
+        # # Later outputs of any lane have at least this number.
         passed = [None] * len(self.interleavings) if self._ended else self._passed(0)
         pairs = zip(self.interleavings, passed, strict=True)
         return [shard for interleaving, least in pairs for shard in interleaving.finished(least)]
 
     def unpassed(self, shard: int) -> list[tuple[int, int]]:
-        """Return ranges of a shard's samples that hold all those of later blocks, each end exclusive.
+        """Return half-open ranges of a shard's samples that cover all those of later blocks.
 
-        Runs of the shard that are yet to begin are left out: their parts may be fetched again. In a lane that this rank
-        reads, a range begins at the next sample; in any other, at most a window earlier.
+        Runs that have not begun are left out: their parts may be fetched again. In a lane that this rank reads, a range
+        begins at the next sample; in any other, at most a window earlier.
         """
         if self._ended:
             return []
@@ -174,10 +176,10 @@ class EpochPlan:
         return self.interleavings[dataset].unpassed(shard, self._passed(0)[dataset], self._passed(1)[dataset])
 
     def take(self, max_rows: int) -> RowBlock | None:
-        """Return the next batches: as many whole ones as fit into `max_rows` and as the counts allow, at least one.
+        """Return the next full batches, at least one, as far as `max_rows` and the counts allow; None at the end of the
+        epoch.
 
-        None at the end of the epoch. A call costs some tens of microseconds, and some for each lane, so request
-        thousands of rows at a time.
+        A call has a fixed cost of tens of microseconds, and some per lane: request thousands of rows at a time.
 
         Raises:
             RuntimeError: counts are missing; see `missing`.
@@ -206,7 +208,7 @@ class EpochPlan:
         """Apply counts that have become known.
 
         Raises:
-            LoaderStateError: the plan starts outside of the epoch.
+            LoaderStateError: the plan starts outside the epoch.
         """
         if not self.interleavings and (self._options.sampling is None or self._counts.complete):
             self.interleavings = self._interleave()
@@ -228,11 +230,11 @@ class EpochPlan:
         return [Interleaving(sequence, self.lanes, self._options.radius)]
 
     def _passed(self, _blocks: int, /) -> list[int]:
-        """Return for each dataset the number that its lanes have reached."""
+        """Return the number that the lanes of each dataset have reached."""
         return [self._next_start // self.lanes] * len(self.interleavings)
 
     def _shards_to_window_end(self) -> int:
-        """Estimate how many shards the next batch needs after the one that comes next."""
+        """Estimate how many shards the next batch needs beyond the next one."""
         sequence = self.interleavings[0].sequence
         first_end = self._next_start + self._slice.stop
         radius = max(expected_radius(first_end, self._options.radius), self._next_start + self._global_batch)
@@ -242,7 +244,7 @@ class EpochPlan:
         return -int((shard_end - radius) // mean) if mean and radius > shard_end else 0
 
     def _batches_ready(self, wanted: int) -> int:
-        """Return how many of the next whole batches the known counts finalize, at most `wanted`."""
+        """Return how many of the next full batches the known counts finalize, at most `wanted`."""
         if self._n_samples != UNKNOWN:
             return min(wanted, self._full_batches_left)
         known_end = self.interleavings[0].sequence.known_end
@@ -253,7 +255,7 @@ class EpochPlan:
         first_row, first_end = self._next_start + self._slice.start, self._next_start + self._slice.stop
         finalized_end = known_end
         if self._options.radius:
-            # A number that lies a window before the end of what is known is final, whatever the draws are.
+            # # A number a window before the known end is final, whatever the draws are.
             finalized_end = known_end - self._options.radius
             if finalized_end < first_end + (n_full - 1) * stride:
                 most = max(_MOST_NUMBERS_AHEAD, self._global_batch)
@@ -263,7 +265,7 @@ class EpochPlan:
         return max(0, min(n_full, (finalized_end - first_end) // stride + 1))
 
     def _rows_between(self, starts: IntArray, ends: IntArray, n_full: int) -> IntArray:
-        """Return shard, sample and repeat of the rank's rows of some global batches, `n_full` of them whole."""
+        """Return shard, sample and repeat of the rank's rows in some global batches; the first `n_full` are full."""
         n_simple = 0
         if len(self.interleavings) == 1:  # whole batches within the full rounds of lanes need no sorting
             rounds_end = self.interleavings[0].sequence.known_end // self.lanes * self.lanes
@@ -290,7 +292,6 @@ class EpochPlan:
         return located
 
     def _outputs(self, positions: IntArray) -> Outputs:
-        """Return what stands at some positions of the epoch's order."""
         known_end = self.interleavings[0].sequence.known_end
         return np.zeros(len(positions), np.int64), *lanes_and_numbers(positions, known_end, self.lanes)
 
@@ -306,17 +307,17 @@ class EpochPlan:
 
 
 class MixturePlan(EpochPlan):
-    """One rank's rows of one epoch of a mixture: several datasets take turns, each interleaved from its own lanes.
+    """One rank's rows of one epoch of a mixture of datasets, each interleaved from its own lanes.
 
-    Global batches follow the datasets' turns. Sorted by lane, a batch is cut into one slice for each rank, so a rank
-    reads mostly lanes of its own, and some rows of its neighbours'.
+    A batch is sorted by lane and cut into one slice for each rank, so a rank reads mostly its own lanes and some of its
+    neighbours' rows.
     """
 
     _shares: BlockShares
     _turns: MixedTurns
 
     def shards_ahead(self) -> list[int]:
-        """Return the shards in the order in which the plan comes to them first, as far as that is known."""
+        """Return the known upcoming shards in the order of their first use."""
         places = [
             (start / max(1, each.sequence.known_end), shard)
             for each in self.interleavings
@@ -333,14 +334,14 @@ class MixturePlan(EpochPlan):
         return [Interleaving(sequence, self.lanes, options.radius) for sequence in sequences]
 
     def _passed(self, blocks: int, /) -> list[int]:
-        """Return for each dataset the number that its lanes have reached at the plan's block, or some blocks later."""
+        """Return the number that each dataset's lanes have reached, `blocks` blocks after the plan's position."""
         if not self.interleavings:
             return []
         before = self._shares.before(np.array([self._next_start // self._block + blocks]))[0]
         return [int(number) for number in before // self.lanes + (blocks > 0)]
 
     def _outputs(self, positions: IntArray) -> Outputs:
-        first = int(positions.min())  # turns are known for stretches
+        first = int(positions.min())  # # turns are computed for contiguous ranges
         datasets, turns = self._turns.at(first, int(positions.max()) + 1)
         lanes, numbers = np.empty(len(turns), np.int64), np.empty(len(turns), np.int64)
         for dataset, n_samples in enumerate(self._shares.sizes.tolist()):

@@ -1,8 +1,8 @@
-"""Counter-based randomness: every draw is a pure function of seed, epoch, purpose and where it is used.
+"""Derive randomness from counters: every draw is a pure function of seed, epoch, purpose and place of use.
 
 The generator is Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
-which turns a key of two words and a counter of four words into four random words. The order uses only these raw words,
-which the paper fixes; the methods of `numpy.random.Generator` may change between versions of NumPy.
+which maps a key of two words and a counter of four to four random words. The order uses only these raw words, which the
+paper fixes; the methods of `numpy.random.Generator` may change between versions of NumPy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _TO_UNIT_INTERVAL = 2.0**-53
 
 
 def philox_key(seed: int, epoch: int, purpose: str) -> NDArray[np.uint64]:
-    """Return the key (two words) for one purpose of one epoch: a BLAKE2b digest, so equal on every platform."""
+    """Return the key (two words) for one purpose in one epoch: a BLAKE2b digest, equal on every platform."""
     text = f"streamload order 1|{int(seed)}|{int(epoch)}|{purpose}"
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
 class CounterDraws:
-    """A Philox that can be set to any counter, which is seven times cheaper than making a new one."""
+    """A Philox generator that can be set to any counter, seven times cheaper than creating a new one."""
 
     def __init__(self, key: NDArray[np.uint64]) -> None:
         self.bits = np.random.Philox(key=key)
@@ -33,7 +33,7 @@ class CounterDraws:
         self._counter = self._state["state"]["counter"]
 
     def set_counter(self, low: int, second: int, third: int = 0, fourth: int = 0) -> None:
-        """Make the next draw the first of this counter."""
+        """Continue with the first draw of a counter."""
         self._counter[0] = low
         self._counter[1] = second
         self._counter[2] = third
@@ -41,28 +41,28 @@ class CounterDraws:
         self.bits.state = self._state
 
     def words(self, shard: int, first: int, count: int, passed: int = 0) -> NDArray[np.uint64]:
-        """Draw a word for each of the samples `first` to `first + count` of a shard in some pass, uint64[count]."""
+        """Draw a word for each of `count` samples of a shard from `first` on, in one pass, uint64[count]."""
         block, offset = divmod(first, _WORDS_PER_COUNTER)
         self.set_counter(block, shard, passed)
         return self.bits.random_raw(offset + count)[offset:]
 
 
 def as_uniforms(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return the upper 53 bits of each word as a number in [0, 1), float64 of the same shape."""
+    """Return the upper 53 bits of each word as a float64 in [0, 1)."""
     return (words >> np.uint64(11)).astype(np.float64) * _TO_UNIT_INTERVAL
 
 
 def permutation(seed: int, epoch: int, n: int, purpose: str = "shards") -> NDArray[np.int64]:
-    """Return a random order of 0 to n for one epoch, int64[n]: the stable argsort of n random words."""
+    """Return a random permutation of `n` for one epoch, int64[n]: the stable argsort of n random words."""
     draws = CounterDraws(philox_key(seed, epoch, purpose))
     draws.set_counter(0, 0)
     return np.argsort(draws.bits.random_raw(n), kind="stable").astype(np.int64, copy=False)
 
 
 class SampleRandomness:
-    """The randomness of each sample's transform in one epoch, independent of workers, ranks and of the order.
+    """Generators and seeds for each sample's transform in one epoch, independent of workers, ranks and order.
 
-    A sample is named by its shard's number in the listing, its number in the shard, and how often it came before in
+    A sample is identified by its shard's number in the listing, its number in the shard, and its earlier occurrences in
     the epoch. A call takes a few microseconds.
     """
 
@@ -72,12 +72,12 @@ class SampleRandomness:
         self._generator = np.random.Generator(self._for_generator.bits)
 
     def generator(self, shard: int, sample: int, repeat: int = 0) -> np.random.Generator:
-        """Return the sample's generator: always the same object, which the next call sets to another sample."""
+        """Return the sample's generator: one shared object, which the next call sets to another sample."""
         self._for_generator.set_counter(0, sample, shard, repeat)
         return self._generator
 
     def seeds(self, shard: int, sample: int, repeat: int = 0) -> tuple[int, int, int]:
-        """Return a sample's seeds for `random` (64 bits), NumPy's legacy functions (32 bits) and torch (63 bits)."""
+        """Return the sample's seeds for `random` (64 bits), NumPy's legacy functions (32 bits) and torch (63 bits)."""
         self._for_seeds.set_counter(0, sample, shard, repeat)
         python, legacy, torch = self._for_seeds.bits.random_raw(3).tolist()
         return python, legacy >> 32, torch >> 1

@@ -1,6 +1,6 @@
-"""The sequence of an epoch's samples: every shard once, runs of shards, or a sampler's list.
+"""Build the sequence of an epoch's samples: every shard once, runs of shards, or a sampler's list.
 
-A run is a piece of a shard, or a shard in which every sample is repeated as often as it is drawn.
+A run is a piece of a shard, or a shard whose samples are each repeated as often as they are drawn.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from streamload.order.shard_counts import ENDLESS, UNKNOWN, ShardCounts, distinc
 
 IntArray = NDArray[np.int64]
 
-# Samples whose draws are summed up together.
+# # Samples per precomputed sum of draws.
 _BLOCK = 32
 
 _PIECE = _BLOCK << 14
 
-# Draws that are looked up together, so that their arrays stay in the processor's cache.
+# # Draws per lookup, so that the arrays stay in the CPU cache.
 _ROWS_AT_ONCE = 4_096
 
-# Shards whose counts are applied together.
+# # Shards whose counts are applied at once.
 _SHARDS_PER_STEP = 4_096
 
 
@@ -38,10 +38,10 @@ class Runs:
     """Consecutive pieces of shards, int64[k] each.
 
     Attributes:
-        shards: the shard of each.
-        firsts: the number within the shard at which it begins.
-        lengths: the number of its positions; above 0.
-        passes: the pass that it belongs to, counted from the epoch's first.
+        shards: the shard of each run.
+        firsts: the first sample within the shard.
+        lengths: the number of samples, above 0.
+        passes: the pass, counted from the epoch's first.
     """
 
     shards: IntArray
@@ -51,12 +51,12 @@ class Runs:
 
 
 def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[int], IntArray]) -> Runs:
-    """Return the runs of a stretch of an endless sequence of passes.
+    """Return the runs of a range of an endless sequence of passes.
 
     Args:
         counts: int64[n_shards], the samples of each shard.
-        start: the first position of the stretch.
-        size: its length.
+        start: the first position.
+        size: the number of positions.
         order_of: returns the order of the shards in a pass.
     """
     total = int(counts.sum())
@@ -76,12 +76,12 @@ def whole_passes(counts: IntArray, start: int, size: int, order_of: Callable[[in
 
 
 class RepeatCounts:
-    """The samples of the concatenated shards as listed, each repeated as often as it is drawn.
+    """Find the samples of draws, if each sample of the concatenated shards is repeated as often as it is drawn.
 
-    Beside the given array it holds a quarter of a byte for each sample: there may be 10^9.
+    Takes a quarter of a byte per sample besides the given array: there may be 10^9.
 
     Args:
-        repeats: whole numbers or truth values, [N]: how often each sample is drawn, in the order of the listing.
+        repeats: integers or booleans, [N]: how often each sample is drawn, in the order of the listing.
         counts: int64[n_shards], the samples of each shard.
 
     Attributes:
@@ -90,7 +90,7 @@ class RepeatCounts:
 
     def __init__(self, repeats: NDArray[Any], counts: IntArray) -> None:
         self._repeats = repeats.view(np.uint8) if repeats.dtype == np.bool_ else repeats
-        # In pieces of whole blocks: NumPy converts all that it is given to sum up.
+        # # In pieces of whole blocks: NumPy converts its whole input before it sums.
         pieces = (self._repeats[start : start + _PIECE] for start in range(0, len(repeats), _PIECE))
         sums = [np.add.reduceat(piece, np.arange(0, len(piece), _BLOCK), dtype=np.int64) for piece in pieces]
         self._block_edges = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))
@@ -100,7 +100,7 @@ class RepeatCounts:
         self.lengths: IntArray = self._places_before(ends) - self._first_place
 
     def find(self, shards: IntArray, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the samples (in the shard) of some draws of shards, and how often each came before."""
+        """Return the samples (in the shard) of some draws of shards, and their earlier occurrences."""
         places = self._first_place[shards] + numbers
         samples, before = np.empty_like(places), np.empty_like(places)
         for start in range(0, len(places), _ROWS_AT_ONCE):
@@ -130,7 +130,7 @@ class RepeatCounts:
         return places
 
     def _repeats_in(self, block: IntArray) -> NDArray[Any]:
-        """Return the draws of each sample of some blocks, [k, _BLOCK]; anything after the last sample."""
+        """Return the draws of each sample of some blocks, [k, _BLOCK]; undefined after the last sample."""
         if not len(self._repeats):
             return np.zeros((len(block), _BLOCK), np.uint8)
         samples = block[:, np.newaxis] * _BLOCK + np.arange(_BLOCK)
@@ -139,22 +139,22 @@ class RepeatCounts:
 
 
 class SampleSequence:
-    """The positions of an epoch, each of which holds a sample of a shard: runs, one after the other.
+    """The samples of an epoch by position: concatenated runs.
 
     Args:
-        runs: to concatenate.
+        runs: the runs to concatenate.
         key: of the draws.
         repeats: how often the samples of a pass are drawn; None for once each.
-        counts: of the shards, each a run of its own. The sequence then begins without a sample, and grows while counts
-            become known: by whole shards, and by the samples that were found so far of the one after them.
+        counts: of the shards, if each is one run. The sequence then starts empty and grows as counts become known,
+            including the samples found so far in the first unknown shard.
 
     Attributes:
         order: int64[n], the shard of each run.
-        known_runs: the number of runs that are built whole, from the first on.
+        known_runs: the number of runs, from the first on, whose length is final.
         edges: int64[known_runs + 1], run i lies at the positions `edges[i]:edges[i + 1]`.
-        known_end: the number of samples that are built, those of the open last shard included.
-        complete: all runs are built, so `known_end` is the number of samples of the epoch.
-        has_repeats: shards come several times.
+        known_end: the number of known samples, including those of an unfinished last shard.
+        complete: all runs are known, so `known_end` is the number of samples of the epoch.
+        has_repeats: some shard occurs more than once.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SampleSequence:
         self.extend()
 
     def extend(self) -> None:
-        """Append the shards whose counts have become known, and as much of the next one as was found."""
+        """Append the shards whose counts have become known, and the samples found in the next one."""
         start = self.known_runs
         while self._counts is not None and start < len(self.order):
             if self._counts.values[self.order[start]] == UNKNOWN:
@@ -193,7 +193,7 @@ class SampleSequence:
         self.edges = self._all_edges[: start + 1]
 
     def places_of(self, shard: int, /) -> list[tuple[int, int]]:
-        """Return the start and end of a shard's runs that are built; the open last shard is endless."""
+        """Return start and end of a shard's known runs; an unfinished last shard is endless."""
         if self._runs_of is None:
             self._runs_of = {}
             for run, each in enumerate(self.order.tolist()):
@@ -207,12 +207,12 @@ class SampleSequence:
         return places
 
     def samples_at(self, start: int, end: int) -> tuple[int, int]:
-        """Return the samples, as start and end, that stand at positions of one run."""
+        """Return the range of samples at a range of positions within one run."""
         _, samples, _ = self.locate(np.array([start, end - 1]))
         return int(samples[0]), int(samples[1]) + 1
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the shards, the samples in them, and how often each sample may have come before, int64 each."""
+        """Return the shards, the samples in them, and their earlier occurrences, int64 each."""
         run = np.searchsorted(self.edges, positions, side="right") - 1
         shards, samples, before = self.order[run], positions - self.edges[run] + self._firsts[run], self._passes[run]
         if self._repeats is not None:
@@ -221,9 +221,9 @@ class SampleSequence:
         return shards, samples, before
 
     def uniforms(self, first: int, count: int) -> NDArray[np.float64]:
-        """Draw from [0, 1) for each of the positions `first` to `first + count`, float64[count].
+        """Draw from [0, 1) for each of `count` positions from `first` on, float64[count].
 
-        A draw belongs to the pass, the shard and the number within the shard (counting every repeat), and not to the
+        A draw depends on the pass, the shard and the number within the shard (counting every repeat), not on the
         position.
         """
         words = np.empty(count, np.uint64)
@@ -242,12 +242,12 @@ class SampleSequence:
 
 
 class SampledSequence(SampleSequence):
-    """A sampler's samples, in its order. The shards come in the order of their last use, as if they were runs.
+    """A sampler's samples, in its order; the shards are ordered by their last use, as if they were runs.
 
     Args:
         counts: int64[n_shards], the samples of each shard.
-        numbers: int64[M], the samples, counted through all shards as they are listed.
-        key: of the draws; nothing is shuffled.
+        numbers: int64[M], the samples, numbered across all shards in the order of the listing.
+        key: of the draws, which are unused: nothing is shuffled.
     """
 
     def __init__(self, counts: IntArray, numbers: IntArray, key: NDArray[np.uint64]) -> None:
@@ -262,11 +262,11 @@ class SampledSequence(SampleSequence):
         super().__init__(Runs(used[by_end], nothing, np.diff(ends[by_end], prepend=0), nothing), key)
 
     def places_of(self, _shard: int, /) -> list[tuple[int, int]]:
-        """Return nothing: a shard's samples may come anywhere, so keeping them might mean keeping everything."""
+        """Return an empty list: a shard's samples may occur anywhere, so any range might retain everything."""
         return []
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the shards, the samples in them, and how often each sample came before, int64 each."""
+        """Return the shards, the samples in them, and their earlier occurrences, int64 each."""
         if self._before is None:
             self._before = _counted_before(self._numbers)
         numbers = self._numbers[positions]
@@ -275,7 +275,7 @@ class SampledSequence(SampleSequence):
 
 
 def _counted_before(numbers: IntArray) -> IntArray:
-    """Return for each number how often it occurs before, int64."""
+    """Return the number of earlier occurrences of each number, int64."""
     by_number = np.argsort(numbers, kind="stable")
     ordered = numbers[by_number]
     starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1])))
@@ -287,7 +287,7 @@ def _counted_before(numbers: IntArray) -> IntArray:
 def shards_in_order(options: OrderOptions, n_shards: int, number: int, purpose: str = "shards") -> IntArray:
     """Return the shards in the order of one pass over a dataset, int64[n_shards].
 
-    Without sampling the pass is the epoch of this number.
+    Without sampling the pass is the epoch with this number.
     """
     if options.shuffle:
         return permutation(options.seed, number, n_shards, purpose)
@@ -297,12 +297,12 @@ def shards_in_order(options: OrderOptions, n_shards: int, number: int, purpose: 
 def sequence_of_epoch(
     options: OrderOptions, counts: ShardCounts, epoch: int, numbers: IntArray | None = None
 ) -> SampleSequence:
-    """Make the sequence of an epoch.
+    """Build the sequence of an epoch.
 
     Args:
-        options: the order's.
-        counts: of the shards; they may become known later if every sample comes once.
-        epoch: which epoch.
+        options: of the order.
+        counts: of the shards; some may become known later if every sample occurs once.
+        epoch: the epoch's number.
         numbers: int64[M], the epoch's samples, if the sampling is `Sampled`.
     """
     key = philox_key(options.seed, epoch, "window")
@@ -328,7 +328,7 @@ def sequence_of_epoch(
 def dataset_sequences(
     options: OrderOptions, mixed: Mixed, counts: ShardCounts, epoch: int
 ) -> tuple[BlockShares, list[SampleSequence]]:
-    """Make the sequence of each dataset's samples in an epoch of a mixture; all counts must be known."""
+    """Build each dataset's sequence in an epoch of a mixture; all counts must be known."""
     shares = BlockShares(mixed.shares, mixed.block, mixed.epoch_size or counts.total)
     return shares, [
         _stretched(
@@ -354,7 +354,7 @@ def _stretched(
     shards: slice = slice(0, None),
     purpose: str = "shards",
 ) -> SampleSequence:
-    """Make the sequence of `size` samples an epoch of endless passes over some shards."""
+    """Build the sequence of an epoch of `size` samples, taken from endless passes over some shards."""
     repeats = None if selected is None else RepeatCounts(selected, counts)
     lengths = (counts if repeats is None else repeats.lengths)[shards]
     order_of = partial(shards_in_order, options, len(lengths), purpose=purpose)

@@ -1,6 +1,6 @@
-"""What an epoch holds if not every sample once: draws by weight, a stretch of passes, a mixture, or a sampler's list.
+"""Sample an epoch other than every sample once: by weight, by size, as a mixture, or by a sampler's list.
 
-Each is a value that is fixed for a run: an epoch follows from it, the seed and the epoch's number alone.
+Each is a value fixed for a run: an epoch follows from it, the seed and the epoch's number alone.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-# Samples that are drawn together, so that their arrays stay in the processor's cache.
+# # Samples per draw, so that the arrays stay in the CPU cache.
 _CHUNK = 1 << 16
 
-# Standard deviations around an expected bound in which it is searched.
+# # Standard deviations around an expected bound that are searched for it.
 _SPREAD = 8.0
 
 IntArray = NDArray[np.int64]
@@ -38,18 +38,18 @@ def first_of_groups(
 ) -> NDArray[np.bool_]:
     """Choose the first samples of each group in the order of their words; equal words keep their order.
 
-    Words are uniform, so the word of a group's last chosen sample is known to within a few times the root of the
-    group's size. Only samples whose words lie there are sorted: of 10^6 samples of one group about 10^4.
+    Words are uniform, so the last chosen word of a group is known to within a few standard deviations. Only samples in
+    that range are sorted: of 10^6 samples of one group about 10^4.
 
     Args:
-        words: returns the words of consecutive samples, given the first sample's number and their groups.
+        words: returns the words of consecutive samples, given the first one's number and their groups.
         group: unsigned[N], the group of each sample.
         sizes: int64[K], the samples of each group.
-        wanted: int64[K], the samples to choose of each group.
-        spread: the width of the search in standard deviations; if it was too narrow, all samples are sorted.
+        wanted: int64[K], the samples to choose from each group.
+        spread: the width of the search in standard deviations; if it is too narrow, all samples are sorted.
 
     Returns:
-        bool[N], whether each sample is chosen.
+        bool[N], True for chosen samples.
     """
     low, high = _bounds(sizes, wanted, spread)
     chosen = np.empty(len(group), np.bool_)
@@ -75,7 +75,7 @@ def first_of_groups(
 def _settled(
     samples: IntArray, words: NDArray[np.uint64], group: NDArray[np.unsignedinteger], left: IntArray
 ) -> IntArray | None:
-    """Return the first samples of each group, as many as are left to be chosen; None if there are fewer."""
+    """Return the first samples of each group that are left to be chosen; None if there are too few."""
     n_open = np.bincount(group, minlength=len(left)) if len(group) else np.zeros(len(left), np.int64)
     if bool(((left < 0) | (left > n_open)).any()):
         return None
@@ -86,7 +86,7 @@ def _settled(
 
 
 def _bounds(sizes: IntArray, wanted: IntArray, spread: float) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return for each group the least and the greatest word that its last chosen sample may have."""
+    """Return the minimum and maximum word that each group's last chosen sample may have."""
     if not np.isfinite(spread):
         return np.zeros(len(sizes), np.uint64), np.full(len(sizes), _LAST_WORD)
     some = np.maximum(sizes, 1)
@@ -100,7 +100,7 @@ _LAST_WORD = np.uint64((1 << 64) - 1)
 
 
 def _word(share: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Return the word below which a share of all words lie."""
+    """Return the word below which a share of all words lies."""
     inside = np.clip(share, 0.0, 1.0 - 2.0**-53)
     return np.where(share >= 1.0, _LAST_WORD, (inside * 2.0**64).astype(np.uint64))
 
@@ -112,11 +112,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Stretched:
     """Epoch e is the samples `e * epoch_size` to `(e + 1) * epoch_size` of endless passes over the dataset.
 
-    An epoch as large as the dataset is one pass: with all samples selected the same as without sampling.
+    With all samples selected, an epoch as large as the dataset is the same as without sampling.
 
     Attributes:
-        epoch_size: samples of an epoch, over all ranks.
-        selected: bool[N], which samples take part, in the order of the listing; None for all.
+        epoch_size: samples per epoch, over all ranks.
+        selected: bool[N], the samples to use, in the order of the listing; None for all.
     """
 
     epoch_size: int
@@ -125,19 +125,19 @@ class Stretched:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Epochs are lists of numbers of samples, which come with the start of each epoch."""
+    """Read lists of sample numbers, one given at the start of each epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Several datasets, mixed in fixed shares; each has passes of its own, over all epochs.
+    """Mix several datasets in fixed shares; each has passes of its own, continued over epochs.
 
     Attributes:
         edges: the shards of dataset d are `edges[d]:edges[d + 1]` of the listing.
-        shares: of the datasets, above 0, with the sum 1.
-        block: the shares of each block of this many samples are exact to less than one sample.
-        epoch_size: samples of an epoch, over all ranks; None for as many as all datasets have together.
-        selected: bool[N], which samples take part; None for all.
+        shares: the datasets' shares, above 0, which sum to 1.
+        block: samples within which the shares are exact to less than one sample.
+        epoch_size: samples per epoch, over all ranks; None for the sum of all datasets.
+        selected: bool[N], the samples to use; None for all.
     """
 
     edges: tuple[int, ...]
@@ -149,16 +149,16 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weighted:
-    """Every epoch draws its samples with replacement, as exactly by weight as possible.
+    """Draw each epoch's samples with replacement, as exactly by weight as possible.
 
-    Samples of equal weight form a group. The draws of a group in an epoch differ from its share by less than one.
-    Within a group samples are drawn in passes, each in a new order, and every epoch continues where the last one
-    stopped: so in one epoch the draws of two samples of a group differ by at most two, and over epochs by one.
+    Samples of equal weight form a group, whose draws in an epoch differ from its share by less than one. Within a group
+    samples are drawn in passes, each in a new order, and every epoch continues where the last one stopped: the draws of
+    two samples of a group differ by at most two in one epoch, and by one over all epochs.
 
     Attributes:
         group: unsigned[N], the group of each sample, in the order of the listing.
         weight: float64[K], the weight of one sample of each group; not negative, above 0 for some group with samples.
-        epoch_size: samples of an epoch, over all ranks.
+        epoch_size: samples per epoch, over all ranks.
     """
 
     group: NDArray[np.unsignedinteger]
@@ -169,22 +169,22 @@ class Weighted:
     def among(
         cls, selected: NDArray[np.bool_] | None, group: NDArray[Any], weight: NDArray[np.float64], epoch_size: int
     ) -> Weighted:
-        """Draw among the selected samples, bool[N], alone: the others are a group of weight 0."""
+        """Draw from the selected samples, bool[N], only: the others form a group of weight 0."""
         if selected is not None:
             group = np.where(selected, group.astype(np.min_scalar_type(len(weight))), len(weight))
             weight = np.append(weight, 0.0)
         return cls(group.astype(np.min_scalar_type(len(weight) - 1), copy=False), weight, epoch_size)
 
     def shares(self) -> NDArray[np.float64]:
-        """Return the mean draws of each group in an epoch, float64[K]."""
+        """Return the expected draws of each group in an epoch, float64[K]."""
         summed = self._summed_shares(self._sizes())
         shares: NDArray[np.float64] = np.diff(summed, prepend=0.0)
         return shares
 
     def repeats(self, seed: int, epoch: int) -> NDArray[np.unsignedinteger]:
-        """Return how often each sample comes in an epoch, [N], as the smallest integers; the sum is `epoch_size`.
+        """Return how often each sample is drawn in an epoch, [N], in the smallest dtype; the sum is `epoch_size`.
 
-        Takes O(N) time and a few bytes for each sample, unless groups are small.
+        Takes O(N) time and a few bytes per sample, unless groups are small.
         """
         size = self._sizes()
         start, drawn = self._stretches(seed, epoch, size)
@@ -207,7 +207,7 @@ class Weighted:
         return summed
 
     def _stretches(self, seed: int, epoch: int, size: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return for each group's endless passes where the epoch's draws begin, and their number."""
+        """Return the start and number of the epoch's draws in each group's endless passes."""
         summed = self._summed_shares(size)
         shift = as_uniforms(CounterDraws(philox_key(seed, epoch, "weights")).words(0, 0, 1))[0]
         ends = np.floor(summed + shift).astype(np.int64)
@@ -218,7 +218,7 @@ class Weighted:
     def _first_in(
         self, seed: int, passes: NDArray[np.int64], size: NDArray[np.int64], wanted: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Return which samples are among the first of their group in a pass of the group, bool[N]."""
+        """Return a mask of the samples among the first of their group in a pass, bool[N]."""
         draws = CounterDraws(philox_key(seed, 0, "turns"))
         shifts = passes.astype(np.uint64) * _GOLDEN
 
@@ -232,7 +232,7 @@ Sampling = Stretched | Weighted | Sampled | Mixed
 
 
 def mixed_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finalizer of SplitMix64, which makes neighbouring words unrelated."""
+    """Apply the finalizer of SplitMix64, which decorrelates neighbouring words."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))

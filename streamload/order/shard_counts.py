@@ -1,4 +1,4 @@
-"""How many samples each shard holds, as far as that is known."""
+"""Record the number of samples in each shard, as far as known."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ IntArray = NDArray[np.int64]
 
 UNKNOWN = -1
 ENDLESS = 1 << 62
-"""An end that is not known yet."""
+"""The end of a range whose end is unknown."""
 
 _WORTH_COUNTING = 4
 
 
 class ShardCounts:
-    """The number of samples in each shard, by its number in the listing; filled in while shards are scanned.
+    """The number of samples in each shard, by its number in the listing; set as shards are scanned.
 
     Attributes:
-        values: int64[n_shards], -1 if unknown; read-only, and kept up to date by `set`.
-        changes: grows whenever something has become known: plans that wait for counts may go on.
+        values: int64[n_shards], -1 if unknown; a read-only view that `set` updates.
+        changes: incremented with each new count, so that waiting plans can continue.
     """
 
     def __init__(self, n_shards: int) -> None:
@@ -36,7 +36,7 @@ class ShardCounts:
 
     @classmethod
     def of(cls, counts: Iterable[int]) -> ShardCounts:
-        """Make the counts of shards that are all known, from an index for example."""
+        """Create counts that are all known, from an index for example."""
         known = np.fromiter(counts, np.int64)
         made = cls(len(known))
         made._values[:] = known
@@ -44,14 +44,13 @@ class ShardCounts:
         return made
 
     def __len__(self) -> int:
-        """The number of shards."""
         return len(self._values)
 
     def set(self, shard: int, count: int) -> None:
         """Record the count of a scanned shard. Idempotent.
 
         Raises:
-            ValueError: another count was recorded before, or more samples were found.
+            ValueError: a different count is recorded, or more samples were found.
         """
         known = int(self._values[shard])
         if known not in (UNKNOWN, count) or count < self.least(shard):
@@ -62,10 +61,10 @@ class ShardCounts:
         self._least.pop(shard, None)
 
     def at_least(self, shard: int, count: int) -> None:
-        """Record that a shard of unknown count holds some samples, and perhaps more.
+        """Record a lower bound for a shard of unknown count.
 
         Raises:
-            ValueError: more samples were found before, or the shard has fewer.
+            ValueError: a higher bound is recorded, or the shard has fewer samples.
         """
         known = int(self._values[shard])
         if known == UNKNOWN and count >= self.least(shard):
@@ -75,26 +74,26 @@ class ShardCounts:
             raise ValueError(f"shard {shard} cannot hold {counted(count, 'sample')} or more")
 
     def least(self, shard: int) -> int:
-        """Return how many samples of a shard of unknown count were found so far; 0 if the count is known."""
+        """Return the number of samples found so far in a shard of unknown count; 0 if the count is known."""
         return self._least.get(shard, 0)
 
     @property
     def complete(self) -> bool:
-        """Whether the counts of all shards are known."""
+        """Return True if all counts are known."""
         return self._n_unknown == 0
 
     @property
     def total(self) -> int:
-        """The number of samples in all shards; RuntimeError if some counts are unknown."""
+        """Return the number of samples in all shards; RuntimeError if some counts are unknown."""
         if not self.complete:
             raise RuntimeError(f"the counts of {self._n_unknown} of {counted(len(self), 'shard')} are unknown")
         return int(self._values.sum())
 
 
 def distinct(numbers: IntArray) -> IntArray:
-    """Return the different ones of numbers that are not negative, ascending.
+    """Return the distinct values of non-negative integers, ascending.
 
-    As `np.unique`, which imports `numpy.ma`: 20 ms of each process before its first batch.
+    Replaces `np.unique`, which imports `numpy.ma`: 20 ms of each process before its first batch.
     """
     if len(numbers) and int(numbers.max()) < _WORTH_COUNTING * len(numbers):
         return np.flatnonzero(np.bincount(numbers))

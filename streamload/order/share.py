@@ -1,8 +1,8 @@
-"""Where a pass begins, and which rows a process makes: a rank's slice of each batch, and a share of its batches.
+"""Assign rows to processes: a rank's slice of each batch, and a share of its batches.
 
-The order takes the lanes in turn. While all lanes last (the *full rounds*), position g is number `g // L` of lane
-`g % L`; the fewer than L positions after that are the last samples of the lanes that are longer by one. A global
-batch is sorted lane-major, that is by lane and then by number, and cut into one slice for each rank.
+The order takes the lanes in turn. In the *full rounds*, while all lanes last, position g is number `g // L` of lane `g
+% L`; the remaining positions, fewer than L, are the last samples of the lanes that are longer by one. A global batch is
+sorted lane-major (by lane, then by number) and cut into one slice for each rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ IntArray = NDArray[np.int64]
 
 
 def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tuple[IntArray, IntArray]:
-    """Return for each position of the epoch's order its lane and its number in the lane, int64 each."""
+    """Return the lane and the number in the lane at each position of the epoch's order, int64 each."""
     rounds = n_samples // n_lanes
     lanes, numbers = positions % n_lanes, positions // n_lanes
     beyond = positions >= rounds * n_lanes
@@ -32,20 +32,19 @@ def lanes_and_numbers(positions: IntArray, n_samples: int, n_lanes: int) -> tupl
 def slices_of_full_batches(
     starts: IntArray, n_lanes: int, slice_of_batch: range, global_batch: int
 ) -> tuple[IntArray, IntArray]:
-    """Cut the same slice from whole global batches within the full rounds, without making the rest of them.
+    """Return the same slice of several full batches within the full rounds, without building the rest of them.
 
-    A batch of B positions from s on holds `B // L` numbers of each lane, and one more of the `B % L` lanes from
-    `s % L` on, cyclically. So the lanes fall into three runs of equal counts, and one division gives the lane and the
-    number of a row.
+    A batch of B positions from s on holds `B // L` numbers of each lane, and one more of the `B % L` lanes from `s % L`
+    on, cyclically. So the lanes fall into three runs of equal counts, and one division gives a row's lane and number.
 
     Args:
         starts: int64[m], the position at which each global batch starts.
         n_lanes: the number of lanes, L.
         slice_of_batch: the rows to cut from each batch.
-        global_batch: rows of a global batch, B.
+        global_batch: rows per global batch, B.
 
     Returns:
-        Lanes and numbers in the lane of the rows, int64[m * len(slice)] each, batch by batch, each lane-major.
+        Lanes, and numbers in the lane, int64[m * len(slice)] each, batch by batch, lane-major.
     """
     if not len(starts):  # a batch may be far larger than the dataset
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -78,10 +77,10 @@ def slices_of_full_batches(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Batches `number`, `number + of`, ... of a rank, counted from the position at which the pass begins.
+    """Batches `number`, `number + of`, ... of a rank, counted from the start of the pass.
 
     Attributes:
-        number: the share's, below `of`.
+        number: of this share, below `of`.
         of: the number of shares.
     """
 
@@ -89,9 +88,9 @@ class Share:
     of: int = 1
 
     def batches(self, full: int, last_rows: int, before: int) -> tuple[int, int]:
-        """Return the share's whole batches among the next `full` ones of the rank, and its rows in the short last one.
+        """Return the share's full batches among the rank's next `full`, and its rows in the short last one.
 
-        The next batch of the share comes after `before` others.
+        `before` batches of other shares come before its next one.
         """
         has_last = full >= before and (full - before) % self.of == 0
         return max(0, -(-(full - before) // self.of)), last_rows if has_last else 0
@@ -102,9 +101,9 @@ WHOLE = Share()
 
 
 def slice_of_rank(n_samples: int, rank: int, world_size: int, *, pad: bool) -> range:
-    """Return a rank's rows of a global batch. Slices differ by at most one row, and the first ranks get more.
+    """Return a rank's rows of a global batch; slices differ by at most one row, the first ranks get more.
 
-    With `pad`, rows that fill up to a multiple of the world size follow the `n_samples` of the batch.
+    With `pad`, filling rows follow the batch's `n_samples`, up to a multiple of the world size.
     """
     share, extra = divmod(n_samples + (-n_samples % world_size if pad else 0), world_size)
     start = rank * share + min(rank, extra)
@@ -113,12 +112,12 @@ def slice_of_rank(n_samples: int, rank: int, world_size: int, *, pad: bool) -> r
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """Which epoch, and from which position of its order, for which rank.
+    """An epoch, a position in its order, and the rank that reads from it.
 
     Attributes:
         numbers: int64[M], the epoch's samples, if there is a sampler.
-        number: of the pass, counted through a loader's life: an epoch may be started several times.
-        share: the wanted batches of the rank.
+        number: of the pass within the loader's life: an epoch may be started several times.
+        share: the rank's batches to read.
     """
 
     epoch: int
@@ -131,5 +130,5 @@ class EpochStart:
 
     @property
     def identity(self) -> tuple[int, int, int]:
-        """What tells starts apart: the pass, the epoch, and the position."""
+        """Return the values that distinguish two starts: pass, epoch and position."""
         return self.number, self.epoch, self.position

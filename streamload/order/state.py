@@ -1,4 +1,4 @@
-"""The position to resume from: the content of a saved state, and whether it belongs to a loader."""
+"""Save and check the position to resume from."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _WHAT_TO_DO = "pass what state_dict() returned, unchanged, or start without a st
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """How far a run has got, and the order that it reads. Its annotations say what a saved state must hold.
+    """A run's position, and the order that it reads. `from_json` checks values against the annotations.
 
     Attributes:
         position: samples of the epoch's order that were delivered, over all ranks.
         window: the shuffle's window in samples.
         fingerprint: of the dataset, see `fingerprint`.
-        epoch_size: samples of an epoch, if the loader was given a size or weights.
+        epoch_size: samples per epoch, if the loader has a size or weights.
         weights: a name for the weights.
-        sampler: the digest of the order of a sampler.
+        sampler: the digest of a sampler's order.
         mixture: the names and weights of several datasets.
-        block: the number of samples in which a mixture is exact.
+        block: the number of samples within which a mixture is exact.
         selection: a digest of the selected samples.
     """
 
@@ -49,17 +49,16 @@ class LoaderState:
     selection: str | None = None
 
     def to_json(self) -> dict[str, int | bool | str]:
-        """Return the state as a flat dictionary of JSON's plain types; None is left out."""
+        """Return the state as a flat dictionary of JSON types; None is left out."""
         held = {name: value for name, value in asdict(self).items() if value is not None}
         return {"kind": _KIND, "format": _FORMAT, **held}
 
     @classmethod
     def from_json(cls, mapping: Mapping[str, Any]) -> LoaderState:
-        """Read a dictionary of `to_json`; unknown names are skipped.
+        """Read a dictionary of `to_json`; unknown names are ignored.
 
         Raises:
-            LoaderStateError: it is no state, of another format, or a value is missing or cannot be right; the
-                message says which.
+            LoaderStateError: not a state, of another format, or a value is missing or invalid; the message says which.
         """
         if not isinstance(mapping, Mapping) or mapping.get("kind") != _KIND:
             raise LoaderStateError(f"this is not a state of a StreamLoader; {_WHAT_TO_DO}")
@@ -77,7 +76,7 @@ class LoaderState:
 
 
 def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
-    """Return the value of a name if it is of the expected type (a bool is no int) and within its limits."""
+    """Return a value if it is of the expected type (a bool is not an int) and within its limits."""
     if name not in mapping:
         raise LoaderStateError(f"the state lacks {name!r}; {_WHAT_TO_DO}")
     value = mapping[name]
@@ -93,7 +92,7 @@ def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
 
 
 def fingerprint(names_and_bytes: Iterable[tuple[str, int]]) -> str:
-    """Return a short name for a dataset: the BLAKE2b digest (16 bytes, as hex) of its shards' base names and sizes.
+    """Return a digest of a dataset: BLAKE2b (16 bytes, as hex) of its shards' base names and sizes.
 
     Args:
         names_and_bytes: for each shard, in the order of the listing, its name without folders and its size in bytes.
@@ -106,13 +105,13 @@ def fingerprint(names_and_bytes: Iterable[tuple[str, int]]) -> str:
 
 
 def check(saved: LoaderState, now: LoaderState, *, lanes: int | None) -> None:
-    """Make sure that a loader reads in the order that a state was saved in.
+    """Raise an error unless a loader reads in the order of a saved state.
 
     Args:
         saved: the state to resume from.
-        now: a state of the loader. The window is compared only with shuffle, and of a sampler whether it gives whole
-            orders or those of a rank.
-        lanes: the loader's argument; any number resumes if it has none.
+        now: a state of the loader. The window is compared only with shuffle; of a sampler, only whether its orders are
+            for all ranks or for one.
+        lanes: the loader's argument; None accepts any number.
 
     Raises:
         LoaderStateError: the message lists all differences, with both values, and what to do.
