@@ -106,13 +106,16 @@ def scan_file(
 
     def read(start: int, end: int) -> bytes:
         data = os.pread(descriptor, end - start, start)
-        if len(data) == end - start:
-            return data
-        raise ShardChangedError(
-            f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to shards that "
-            "are in use, and fetch or pack it again",
-            url=url,
-        )
+        while len(data) < end - start:  # network file systems may return fewer bytes
+            more = os.pread(descriptor, end - start - len(data), start + len(data))
+            if not more:
+                raise ShardChangedError(
+                    f"the shard had {shard_bytes} bytes and became shorter while it was read; let nothing write to "
+                    "shards that are in use, and fetch or pack it again",
+                    url=url,
+                )
+            data += more
+        return data
 
     chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
     ahead_bytes, read_before = _WINDOW_BYTES, 0

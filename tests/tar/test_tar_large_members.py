@@ -43,7 +43,7 @@ def count_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     pread, preadv = os.pread, os.preadv
 
     def counted_pread(descriptor: int, size: int, place: int) -> bytes:
-        data = pread(descriptor, size, place)
+        data = pread(descriptor, min(size, 100_000), place)  # as of a network file system
         counts.append(len(data))
         return data
 
