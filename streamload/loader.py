@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import attrgetter
 from threading import RLock
 from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, Self
@@ -130,6 +131,9 @@ class StreamLoader(OpenDataset):
     """
 
     _stays_in_trainer = True
+    # Cannot be set: that would have no effect.
+    batch_size, drop_last = property(attrgetter("_options.batch_size")), property(attrgetter("_options.drop_last"))
+    num_workers = property(attrgetter("_options.workers"))
 
     @partial(advises, neutral=_NEUTRAL)
     def __init__(
@@ -184,7 +188,6 @@ class StreamLoader(OpenDataset):
         self._rank_was_found = goes_by_found_rank(rank, is_divided=self._sampling.is_divided)
         portions = portions_of(urls, index, where=where, join=join)
         self._options = options = options.resolved_for(named_places(portions.values()))
-        self.batch_size, self.drop_last, self.num_workers = batch_size, drop_last, options.workers
         start_elsewhere = None
         if (feeders := options.feeders) is not None:
             from streamload.cluster.connection import RayChannel

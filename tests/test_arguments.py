@@ -103,3 +103,11 @@ def test_methods_of_other_loaders_are_answered_by_a_keyword(make: Any, tmp_path:
         assert getattr(made, "wombat", 7) == 7
         with pytest.raises(AttributeError, match=r"no attribute '_wombat'$"):
             made._wombat
+
+
+@pytest.mark.parametrize("name", ["batch_size", "drop_last", "num_workers"])
+def test_what_would_have_no_effect_cannot_be_set(name: str, tmp_path: Path) -> None:
+    with StreamLoader(write_numbers(tmp_path, [4]), 2, num_workers=0) as loader:
+        with pytest.raises(AttributeError):
+            setattr(loader, name, 3)
+        assert (loader.batch_size, loader.drop_last, loader.num_workers) == (2, False, 0)
