@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from streamload.arguments import alternatives, by_field, check_int, check_takes_one, parse_bytes
 from streamload.decode.array_files import DECOMPRESSED_LIMIT_BYTES
-from streamload.decode.failure import Attempt, those_there_are
+from streamload.decode.failure import Attempt, describe_existing
 from streamload.decode.job_pickle import pickle_job
 from streamload.decode.tasks import SAMPLE_NAMES, Job, OnError, OwnTransforms, Transform
 from streamload.feeder.messages import PipelineSettings
@@ -236,12 +236,12 @@ class Options:
                 continue
             if not any(name in existing for name in entry.split(";")):
                 raise ValueError(
-                    f"fields={self.fields!r}: no sample has {entry!r}; there are {those_there_are(entry, existing)}"
+                    f"fields={self.fields!r}: no sample has {entry!r}; there are {describe_existing(entry, existing)}"
                 )
         for key in self.transform_keys if self.fields is None else ():
             if not any(name in existing for name in alternatives(key)):
                 raise ValueError(
-                    f"transform has a function for {key!r}; the fields are {those_there_are(key, existing)}"
+                    f"transform has a function for {key!r}; the fields are {describe_existing(key, existing)}"
                 )
 
     def _check_numbers(self) -> None:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from streamload.text import counted
 
 DECOMPRESSED_LIMIT_BYTES = 513 << 20
-"""The most bytes of a field beyond those stored: a volume of 512 x 512 x 512 float32, or an image of `PIXEL_LIMIT`."""
+"""Maximum excess of a decoded field over its stored bytes: a volume of 512 x 512 x 512 float32, or an image of
+`PIXEL_LIMIT`."""
 
 _MAGIC = b"\x93NUMPY"
 _HEADER_LIMIT_BYTES = 10_000  # as in NumPy: parsing longer literals may take much time and memory
@@ -31,15 +32,15 @@ _long_length = struct.Struct("<I").unpack_from
 
 
 class ExpansionError(ValueError):
-    """A field would become larger than its bytes by more than the limit."""
+    """Raised for a field that would exceed its stored bytes by more than the limit."""
 
 
 class BeyondBudgetError(ExpansionError):
-    """The excess is above the field's share of the memory budget, and below `DECOMPRESSED_LIMIT_BYTES`."""
+    """Raised if the excess is above the field's share of the memory budget, but within `DECOMPRESSED_LIMIT_BYTES`."""
 
 
 def expansion_error(message: str, excess_bytes: int) -> ExpansionError:
-    """Return the error of a field that would become larger than its bytes by too much."""
+    """Return the error for a field that would expand by too many bytes."""
     return (ExpansionError if excess_bytes > DECOMPRESSED_LIMIT_BYTES else BeyondBudgetError)(message)
 
 
@@ -47,10 +48,11 @@ class NpyLayout(NamedTuple):
     """The contents of an npy header.
 
     Attributes:
-        dtype: never one that holds Python objects.
+        dtype: never of Python objects.
         order: "F" if the elements are stored column by column, else "C".
-        start, end: offsets of the first element and after the last, in bytes.
-        aligned: elements at `start` are aligned in a buffer whose first byte is.
+        start: offset of the first element, in bytes.
+        end: offset after the last element, in bytes.
+        aligned: elements at `start` are aligned if the buffer's first byte is.
     """
 
     shape: tuple[int, ...]
@@ -62,7 +64,7 @@ class NpyLayout(NamedTuple):
 
 
 def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
-    """Return the array of an npy file (version 1, 2 or 3), writable, in memory of its own; a bytearray is that memory.
+    """Decode an npy file (version 1, 2 or 3) to a writable array that owns its memory, or a given bytearray.
 
     Bytes after the last element are ignored, as by `numpy.load`.
 
@@ -82,10 +84,10 @@ def decode_npy(data: memoryview | bytearray) -> NDArray[Any]:
 
 
 def npy_layout(data: memoryview | bytearray) -> NpyLayout:
-    """Return the layout of the npy file that begins with `data`.
+    """Parse the npy header at the start of `data`.
 
     Raises:
-        ValueError: this is not the header of an npy file of plain elements.
+        ValueError: not an npy header, or not one of plain elements.
     """
     if len(data) < 12:
         raise ValueError(f"not an npy file: {counted(len(data), 'byte')} cannot hold a header")
@@ -135,11 +137,11 @@ def _parse_header(head: bytes) -> NpyLayout:
 
 
 def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> dict[str, Any]:
-    """Return the members of an npz file by name: arrays for `name.npy` (as `name`), bytes for any other.
+    """Decode an npz file to a dict: arrays for members `name.npy` (as `name`), bytes for any other.
 
     Raises:
-        ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, a member is
-            compressed as `numpy.savez` never does, or all together exceed `data` by more than `limit_bytes`.
+        ValueError: `data` is not a whole zip archive, a checksum is wrong, a name occurs twice, the compression is none
+            of `numpy.savez`, or the contents exceed `data` by more than `limit_bytes`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -156,11 +158,11 @@ def decode_npz(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) ->
 
 
 def check_entries(entries: Sequence[zipfile.ZipInfo], archive_bytes: int, limit_bytes: int) -> None:
-    """Refuse a zip archive, before decompression, whose contents exceed its size by more than the limit.
+    """Raise an error, before decompression, if a zip archive's contents exceed its size by more than the limit.
 
     Raises:
-        ExpansionError: they do.
-        ValueError: a name occurs twice, or the method of compression is unusual.
+        ExpansionError: the contents are too large.
+        ValueError: a name occurs twice, or the compression is unusual.
     """
     decompressed = sum(entry.file_size for entry in entries)
     excess_bytes = decompressed - archive_bytes

@@ -1,4 +1,4 @@
-"""A worker's tasks: make the rows of whole batches, collate them and write them to slots; and scan shards."""
+"""Run a worker's tasks: make rows, collate them and write batches to slots; and scan shards."""
 
 from __future__ import annotations
 
@@ -61,26 +61,26 @@ from streamload.tar.table import MISSING
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
 
-# How deep samples are compared; the limit also ends with samples that contain themselves.
+# Maximum depth to compare samples to; also stops at samples that contain themselves.
 _LEVELS = 6
 
 # Raised for rows that differ, that hold classes only torch knows, or that are nested too deeply.
 _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
 
-# Separates the random numbers of a `collate_fn` from those of the batch's first sample.
+# Separates the draws of a `collate_fn` from those of the batch's first sample.
 _COLLATE_STREAM = 1 << 40
 
 
 def _missing_key(
     rows: Rows, names: Sequence[str] | None = None, fields: Collection[str] = ()
 ) -> tuple[int, str | None, str] | None:
-    """Find a key of some mapping that not all samples have.
+    """Find a mapping's key that not all samples have.
 
     torch's `default_collate` takes the first sample's keys and would silently drop keys that only others have.
 
     Args:
         rows: the samples.
-        names: the samples' keys, if they are known.
+        names: the samples' keys, if known.
         fields: the stored fields, if the samples are dicts of them.
 
     Returns:
@@ -102,11 +102,11 @@ def _missing_key(
 
 
 def _difference_between(rows: Rows, fields: Sequence[str]) -> tuple[int, str]:
-    """Explain why a sample, by its row, cannot be in a batch; the explanation is empty if all can."""
+    """Return a row that cannot be in the batch, and the reason; an empty reason if all rows fit."""
     for number, place, one, other, levels in _pairs(rows, range(1, rows.count), fields):
         mine = _items(one)
         if levels and mine and type(one) is type(other) and mine.keys() == _items(other).keys():
-            continue  # their items come next
+            continue  # their items are compared next
         outlines = _outline(one, levels), _outline(other, levels)
         if outlines[0] != outlines[1]:
             images = _RESIZE if _IMAGES.match(" ".join(outlines)) else ""
@@ -128,9 +128,9 @@ def _difference_between(rows: Rows, fields: Sequence[str]) -> tuple[int, str]:
 
 
 def _pairs(rows: Rows, numbers: Iterable[int], fields: Sequence[str] = ()) -> Iterator[tuple[int, str, Any, Any, int]]:
-    """Yield each place that some rows have in common with the first, such as " in ['boxes'][0]".
+    """Yield each place that some rows share with the first, such as " in ['boxes'][0]", with both values.
 
-    Tuples of fields are compared by the fields' names.
+    Tuples of fields are compared by field name.
     """
 
     def named(number: int) -> Any:
@@ -143,7 +143,7 @@ def _pairs(rows: Rows, numbers: Iterable[int], fields: Sequence[str] = ()) -> It
 
 
 def _common_places(one: Any, other: Any, place: str = "", levels: int = _LEVELS) -> Iterator[tuple[str, Any, Any, int]]:
-    """Yield each place that two samples have in common, outer ones first, with both values and the levels left."""
+    """Yield each place that two samples share, outer ones first, with both values and the levels left."""
     yield place, one, other, levels
     if levels:
         theirs = _items(other)
@@ -173,24 +173,24 @@ def _outline(value: Any, levels: int) -> str:
 
 
 def _delayed_s() -> float:
-    """Return for how long the main thread was ready to run while others had the processors; 0 if unknown."""
+    """Return how long, in seconds, the main thread has waited for a CPU while ready to run; 0 if unknown."""
     with suppress(OSError, IndexError), open("/proc/self/schedstat", "rb", buffering=0) as file:
         return int(file.read(64).split()[1]) / 1e9
     return 0.0
 
 
 class TaskRunner:
-    """Does the tasks of one worker, one at a time, and keeps what the pool has opened for it.
+    """Run the tasks of one worker, one at a time, with the shards and slots that the pool has opened for it.
 
-    Most batches of a job have one layout. So the rows of a batch are written in place as they are made, by the layout
-    of the batch before. A batch that does not fit it gets a layout of its own.
+    Most batches of a job share a layout, so rows are written in place as they are made, by the layout of the previous
+    batch. A batch that does not fit gets its own layout.
 
     Args:
-        job: what the user wants of a sample and of a batch.
-        in_callers_process: as for `RowMaker`; and no shard is mapped as a whole, see `OpenShards`.
+        job: the user's functions and options.
+        in_callers_process: as for `RowMaker`; also, shards are not mapped as a whole, see `OpenShards`.
 
     Attributes:
-        rows: makes rows.
+        rows: the `RowMaker`.
     """
 
     def __init__(self, job: Job, *, in_callers_process: bool = False) -> None:
@@ -208,12 +208,12 @@ class TaskRunner:
     ) -> RowsDone | ScanDone | None:
         """Handle a message of the pool; return the answer if it is a task.
 
-        Only interrupts are raised, and in the caller's process exits.
+        Raises only interrupts, and in the caller's process exits.
 
         Args:
             message: from the pool.
-            descriptors: sent with it; they become this object's own.
-            progress: gets the current row and task.
+            descriptors: sent with the message; owned by this object from now on.
+            progress: receives the current row and task.
             waited_s: how long the worker waited for the message.
         """
         match message:
@@ -248,7 +248,7 @@ class TaskRunner:
         return None
 
     def close(self) -> None:
-        """Close all shards and slots. Idempotent."""
+        """Close all shards and slots."""
         self._shards.close()
         self._slots.close()
 
@@ -271,9 +271,9 @@ class TaskRunner:
                 for batch in task.batches:
                     done.append(self._batch(task, batch, start, made, placed))
                     start += batch.rows
-        except UnreadableError:  # read one by one, it is the failure of a row
+        except UnreadableError:  # read again row by row, so that only the bad row fails
             return self._make_batches(task, progress, may_stay_stored=False)
-        except UnseededError:  # torch is loaded from now on, and seeded too
+        except UnseededError:  # torch is loaded now, so the second run seeds it
             return self._make_batches(task, progress, may_stay_stored=may_stay_stored)
         collate_s, named = perf_counter() - started, made.named_s
         decode_s, transform_s = (
@@ -290,7 +290,7 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, placed: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return the slots' memory for the values of rows that are arrays; see `RowMaker.make`."""
+        """Return the slots' memory for array values of rows; see `RowMaker.make`."""
         if not isinstance(placed.tree, MappingNode | SequenceNode):
             return {}
         views = []
@@ -304,7 +304,7 @@ class TaskRunner:
         }
 
     def _batch(self, task: RowTask, batch: BatchSlot, start: int, made: Work, placed: Layout | None) -> BatchDone:
-        """Collate a batch, whose rows begin at row `start` of the task and may lie in place already."""
+        """Collate a batch whose rows begin at row `start` of the task and may already be in place."""
         end, failed = start + batch.rows, made.failures
         failures = tuple([failed[row] for row in range(start, end) if row in failed]) if failed else ()
         rows = made.rows.slice(start, end)
@@ -335,7 +335,7 @@ class TaskRunner:
         return BatchDone(failures=(*failures, failure))
 
     def _not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
-        """Return the failure of the row that lacks a key, or else of the first row; `error` is torch's."""
+        """Return the failure of the row that prevents collation, else of the first; `error` is torch's."""
         names = None if task.keys is None else [task.keys[row] for row in task_rows]
         fields = () if self._job.fields is not None else [column.name for column in task.table.columns()]
         missing = _missing_key(rows, names, fields)
@@ -352,7 +352,7 @@ class TaskRunner:
         return _batch_failure(task, task_rows[0], message, cause=self._failure_of(error))
 
     def _collate(self, batch: BatchSlot, rows: Rows, placed: Layout | None) -> BatchDone:
-        """Write rows that are alike by their layout; others are collated, or refused, by torch."""
+        """Write rows by a common layout; leave others to torch, which collates them or raises."""
         if placed is not None and placed is self._last_layout:
             with suppress(LayoutMismatchError):
                 layout, pickled = _with_capacity(placed, batch.rows)
@@ -360,7 +360,7 @@ class TaskRunner:
                 return self._finish(batch, layout, pickled, columns, rows.count)
         try:
             layout = replace(describe_rows(rows.row(0, alike=True)), capacity=batch.rows)
-            memory = np.empty(layout.size_bytes, np.uint8)  # values may lie in the slot, where another layout has them
+            memory = np.empty(layout.size_bytes, np.uint8)  # values may lie in the slot, in another layout
             columns = write_rows(layout, rows, memory)
         except _RAGGED:
             if _missing_key(rows) is not None:
@@ -371,7 +371,6 @@ class TaskRunner:
         return self._finish(batch, layout, dump_values(layout), columns, rows.count)
 
     def _write(self, batch: BatchSlot, collated: Any, rows: int) -> BatchDone:
-        """Write what a `collate_fn` has returned for some rows."""
         layout, arrays, columns = describe_batch(collated)
         if arrays:
             memory = self._slots.at_least(batch.slot, layout.size_bytes)
@@ -382,25 +381,24 @@ class TaskRunner:
     def _finish(
         self, batch: BatchSlot, layout: Layout, pickled: bytes, columns: Sequence[Sequence[Any]], rows: int
     ) -> BatchDone:
-        """Write the other values after the arrays."""
         values, size_bytes = store_values(columns, partial(self._slots.at_least, batch.slot), layout.size_bytes)
         return BatchDone(pickled, size_bytes, rows, values)
 
 
 @lru_cache(64)
 def _with_capacity(layout: Layout, capacity: int) -> tuple[Layout, bytes]:
-    """Return a layout for so many rows, and the same pickled."""
+    """Return a layout with a capacity in rows, and its pickle."""
     layout = replace(layout, capacity=capacity)
     return layout, dump_values(layout)
 
 
 def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
-    """Read the headers of a shard, or of the part of it that has arrived."""
+    """Scan a shard's headers, or those of the part that has arrived."""
     with Attempt() as attempt:
         (url, size_bytes), descriptor = shards.listed(shard), shards.descriptors[shard]
         if task.available is None:
             return ScannedShard(shard, scan_file(descriptor, size_bytes, url))
-        # Mapped in any process: a shard that is still arriving lies in memory or in a file of ours, never truncated.
+        # Safe to map in any process: a shard that is still arriving lies in memory or our own file, never truncated.
         data = map_memory(descriptor, task.available, writable=False)[task.start : max(task.start, task.available)]
         return ScannedShard(shard, piece=scan_piece(data, url, start=task.start, total=task.total))
     assert attempt.error is not None
@@ -408,7 +406,7 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
 
 
 def _optional_numbers(rows: Rows, fields: Sequence[str]) -> str | None:
-    """Explain that an optional field of numbers or arrays is missing in a batch; None if that is not so."""
+    """Explain that an optional field of numbers or arrays is missing in a batch; None otherwise."""
     for place in sorted(rows.optional):
         assert rows.columns is not None
         if any(value is None for value in rows.columns[place]):
@@ -423,7 +421,7 @@ def _optional_numbers(rows: Rows, fields: Sequence[str]) -> str | None:
 def _batch_failure(
     task: RowTask, task_row: int, message: str, *, field: str | None = None, cause: Failure | None = None
 ) -> RowFailure:
-    """Return the failure of a whole batch, at one of its rows."""
+    """Return the failure of a whole batch, located at one of its rows."""
     shard, sample = task.table.values[task_row, :2].tolist()
     return RowFailure(
         kind="CollateError",

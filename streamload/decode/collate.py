@@ -1,10 +1,10 @@
-"""Collating: rows of values to a slot's memory in the worker, and the slot's memory to a batch in the trainer.
+"""Collate rows into a slot's memory in the worker, and build the batch on that memory in the trainer.
 
 The rules are those of torch's `default_collate`; only the last step, from arrays to tensors, needs torch.
 
-A layout is the batch's tree of containers, and where each array lies in the slot. Leaves of the tree are arrays, or
-other values, which lie after the arrays in columns. A batch of rows gets its layout from one row, by `describe_rows`;
-what a `collate_fn` returns, by `describe_batch`.
+A layout is the batch's tree of containers, with the place of each array in the slot. Leaves are arrays, or other
+values, which are stored in columns after the arrays. `describe_rows` derives the layout of a batch from one row,
+`describe_batch` that of a `collate_fn`'s result.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class ArrayLeaf(NamedTuple):
 
     Attributes:
         number: its number in the tree.
-        dtype: as NumPy writes it.
+        dtype: in NumPy's notation.
         shape: in memory (C order); of one row, or of the whole array if the layout has no rows.
         axes: the permutation to the logical shape; None for the identity.
-        torch_dtype: the name of a torch dtype that NumPy lacks and `dtype` replaces.
-        tensor: it becomes a tensor; otherwise it stays an array.
+        torch_dtype: the torch dtype that NumPy lacks and `dtype` replaces.
+        tensor: whether it becomes a tensor or stays an array.
     """
 
     number: int
@@ -56,7 +56,7 @@ class ArrayLeaf(NamedTuple):
 
 
 class ValueLeaf(NamedTuple):
-    """A value in a column: that of one row, or (`row` is None) the whole column as a list, one value per row."""
+    """A value in a column: one row's, or (`row` is None) the whole column as a list, one value per row."""
 
     column: int
     row: int | None = None
@@ -82,12 +82,12 @@ Node = ArrayLeaf | ValueLeaf | MappingNode | SequenceNode
 
 @dataclass(frozen=True)
 class Layout:
-    """The tree of a batch and its place in a slot.
+    """The tree of a batch, and its place in a slot.
 
     Attributes:
         arrays: the tree's array leaves, by number.
         value_columns: the number of columns of other values.
-        capacity: in rows; None if each leaf is a whole array.
+        capacity: in rows; None if leaves are whole arrays.
     """
 
     tree: Node
@@ -97,7 +97,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """The offset of each array in the slot, and the bytes of all arrays."""
+        """Return the offset of each array in the slot, then the bytes of all arrays."""
         offsets = [0]
         for leaf in self.arrays:
             entries = math.prod(leaf.shape) * (1 if self.capacity is None else self.capacity)
@@ -107,12 +107,12 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all arrays."""
+        """Return the bytes of all arrays."""
         return self.offsets[-1]
 
 
 class _Builder:
-    """Collects and numbers the leaves of a tree."""
+    """Collect and number the leaves of a tree."""
 
     def __init__(self) -> None:
         self.leaves: list[ArrayLeaf] = []
@@ -122,7 +122,7 @@ class _Builder:
     def array(self, value: NDArray[Any], *, tensor: bool = True, torch_dtype: str | None = None) -> ArrayLeaf:
         stored, inverse = value, None
         if not value.flags.c_contiguous and value.ndim > 1:
-            # The axes from slowest to fastest in memory; of use if the array is dense in this order.
+            # The axes from slowest to fastest in memory, in case the array is dense in this order.
             axes = np.argsort([-stride for stride in value.strides], kind="stable")
             if value.transpose(axes).flags.c_contiguous:
                 stored, inverse = value.transpose(axes), tuple(np.argsort(axes).tolist())
@@ -133,23 +133,23 @@ class _Builder:
 
 
 def is_tensor_class(kind: type) -> bool:
-    """Return True for the class of torch tensors or a subclass; does not import torch."""
+    """Return True for torch's tensor class and its subclasses, without importing torch."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None while another thread imports torch
     return tensor is not None and issubclass(kind, tensor)
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Return True for a class made by `collections.namedtuple` or `typing.NamedTuple`."""
+    """Return True for classes of `collections.namedtuple` or `typing.NamedTuple`."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def is_plain_array(kind: type) -> bool:
-    """Return True for plain arrays and NumPy scalars; subclasses of arrays may have another meaning."""
+    """Return True for classes of arrays and NumPy scalars, but not for subclasses, which may differ in meaning."""
     return kind in (np.ndarray, np.memmap) or issubclass(kind, np.generic)
 
 
 def as_array(tensor: Any) -> tuple[NDArray[Any], str | None]:
-    """View a dense CPU tensor as an array; the name is that of a dtype that NumPy lacks."""
+    """View a dense CPU tensor as an array; also return its dtype's name if NumPy lacks it."""
     tensor, torch = tensor.detach(), sys.modules["torch"]
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise TypeError(f"a batch is made of dense CPU tensors, got {tensor.layout} on {tensor.device}")
@@ -164,7 +164,7 @@ def describe_rows(row: Any) -> Layout:
     """Return the layout of batches of rows like this one, as torch's `default_collate` would collate them.
 
     Raises:
-        TypeError: the row holds something that `default_collate` refuses, or must collate itself.
+        TypeError: `default_collate` refuses a value of the row, or must collate it itself.
     """
     builder = _Builder()
     tree = _describe_row(row, builder)
@@ -201,9 +201,9 @@ def _describe_row(row: Any, builder: _Builder) -> Node:
 
 
 def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[Any]]]:
-    """Return the layout of a batch that a `collate_fn` has made, its arrays and its columns of values.
+    """Return the layout of a `collate_fn`'s result, its arrays and its columns of values.
 
-    Dense arrays and tensors in plain dicts, lists, tuples and named tuples become arrays of the slot, all other values
+    Dense arrays and tensors in plain dicts, lists, tuples and named tuples become arrays of the slot; all other values
     are stored in a column.
     """
     builder = _Builder()
@@ -228,7 +228,7 @@ def _describe_whole(value: Any, builder: _Builder) -> Node:
 
 
 def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:
-    """Return a dense tensor as by `as_array`, or a plain array of numbers; None for anything else."""
+    """Return a dense tensor as `as_array` does, or a plain array of numbers; None for anything else."""
     kind = type(value)
     if kind is np.ndarray:
         return (value, None) if value.dtype.kind in _TENSOR_ITEM_BYTES else None
@@ -254,28 +254,28 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
 if TYPE_CHECKING:
     from streamload.decode.field_reader import ShardReader
 
-# Larger rows are copied one by one; smaller ones by one indexing operation for each shard.
+# Larger rows are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Smaller values of functions are copied to their batch together, which takes less time for each.
+# Smaller values of functions are copied to their batch together, which is faster.
 _COPIED_TOGETHER_BYTES = 4 << 10
 
 
 def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """View every run of bytes as long as an item of `dtype`, by where it begins."""
+    """View `data` as an item of `dtype` at every byte offset."""
     return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, data, 0, (1,))
 
 
 def copy_stored(
     shards: NDArray[np.int64], starts: NDArray[np.int64], memory: Mapping[int, memoryview], out: NDArray[Any]
 ) -> None:
-    """Copy the stored elements of arrays to `out`, which is C-contiguous and has one entry for each of them.
+    """Copy the stored elements of arrays to `out`, which is C-contiguous.
 
     Args:
         shards: int64[n], the shard of each array.
         starts: int64[n], its first byte in the shard's memory.
         memory: of each shard.
-        out: takes the arrays.
+        out: has one entry for each array.
     """
     row_bytes = out.nbytes // max(1, len(out))
     if row_bytes == 0:
@@ -294,7 +294,7 @@ def copy_stored(
 
 
 class UnreadableError(Exception):
-    """A field that was left in its shard cannot be read, or only in part."""
+    """Raised for a field left in its shard that cannot be read in full."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,7 +302,7 @@ class StoredBytes:
     """A column of undecoded fields, left in their shards until they are written to a slot.
 
     Attributes:
-        places: each row's shard, first byte of its field and number of bytes, all within the shard.
+        places: each row's shard, first byte and size in bytes, all within the shard.
         reader: reads the fields.
     """
 
@@ -310,7 +310,6 @@ class StoredBytes:
     reader: ShardReader
 
     def __getitem__(self, row: int) -> bytes:
-        """Read one row; an UnreadableError if that fails."""
         own = bytearray(self.places[row][2])
         self._read(row, memoryview(own))
         return bytes(own)
@@ -320,7 +319,7 @@ class StoredBytes:
         return StoredBytes(self.places[start:end], self.reader)
 
     def read_to(self, target: memoryview, offsets: Sequence[int]) -> None:
-        """Read all rows to `target`, each to its offset; an UnreadableError if that fails."""
+        """Read all rows to their offsets in `target`; an UnreadableError if that fails."""
         for row, start in enumerate(offsets[:-1]):
             self._read(row, target[start : offsets[row + 1]])
 
@@ -338,10 +337,10 @@ class PlacedRows(list[Any]):
     """A column whose values are copied to their batches' memory as they are made, so that they do not pile up.
 
     Args:
-        blocks: for each batch the memory for its values.
+        blocks: the memory for the values of each batch.
 
     Attributes:
-        places: for each row the array that its value is copied to if dtype and shape are the same.
+        places: the array for each row's value, used if dtype and shape match.
     """
 
     def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
@@ -358,16 +357,16 @@ class PlacedRows(list[Any]):
         list.__setitem__(self, row, value)
 
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
-        """Return the rows of one batch: their memory, or the values if one of them is not there."""
+        """Return the rows of one batch: their memory, or the values if one does not lie there."""
         values = self[start:end]
         return self._blocks[start] if all(map(operator.is_, values, self.places[start:end])) else values
 
 
 class OwnValues(list[Any]):
-    """A column whose arrays are copied as they are made: a function may return the same one every time.
+    """A column whose arrays are copied as they are made: a function may return the same array every time.
 
     Attributes:
-        are_apart: two arrays in turn did not share memory.
+        are_apart: two consecutive arrays did not share memory.
     """
 
     def __init__(self, count: int) -> None:
@@ -384,11 +383,11 @@ class OwnValues(list[Any]):
 
 
 def values_of(count: int, blocks: list[NDArray[Any]] | None, *, may_be_small: bool = True) -> list[Any]:
-    """Return a list for a column's values, which are written row by row.
+    """Return a list for a column's values, which are set row by row.
 
     Args:
         count: of rows.
-        blocks: for each batch the memory for its values; None if it is not known, and one axis for numbers.
+        blocks: the memory for the values of each batch; None if unknown, one axis for numbers.
         may_be_small: small arrays may be copied together at the end of their batch.
     """
     if blocks is None and count > 1:
@@ -401,12 +400,12 @@ def values_of(count: int, blocks: list[NDArray[Any]] | None, *, may_be_small: bo
 
 
 def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
-    """Return the blocks of consecutive rows by the number of their first row."""
+    """Return the blocks of consecutive rows by their first row."""
     return dict(zip(accumulate(map(len, blocks), initial=0), blocks, strict=False))
 
 
 def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
-    """Copy arrays to the entries of `out`; False if one has another dtype or shape."""
+    """Copy arrays to the entries of `out`; return False if one has another dtype or shape."""
     length, *rest = out.shape[1:]
     try:
         if set(map(len, arrays)) != {length}:
@@ -420,14 +419,14 @@ def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
 
 @dataclass(slots=True)
 class Rows:
-    """The values of rows: column by column unless a function has seen whole samples, otherwise row by row.
+    """The values of rows: in columns until a function has seen whole samples, then row by row.
 
     Attributes:
-        values: the rows themselves, if they are not kept as columns.
+        values: the rows, if not kept as columns.
         columns: for each field a list, an array with a leading axis of rows, `StoredBytes`, or for several batches
-            `PlacedRows`, or a dict that has for the first row of each batch one of the others.
+            `PlacedRows`, or a dict of these by the first row of each batch.
         keys: the names of the fields if a row is a dict; None for tuples.
-        optional: the numbers of the columns in which None stands for a missing optional field.
+        optional: the columns in which None stands for a missing optional field.
     """
 
     count: int
@@ -437,7 +436,7 @@ class Rows:
     optional: frozenset[int] = frozenset()
 
     def row(self, number: int, *, alike: bool = False) -> Any:
-        """Return one row, as the user sees it; `alike` with text for missing fields and unread bytes."""
+        """Return one row as the user sees it; if `alike`, with empty text for missing fields and unread bytes."""
         if self.columns is None:
             assert self.values is not None
             return self.values[number]
@@ -448,7 +447,7 @@ class Rows:
         return tuple(items) if self.keys is None else dict(zip(self.keys, items, strict=True))
 
     def as_list(self) -> list[Any]:
-        """Return all rows, as the user sees them."""
+        """Return all rows as the user sees them."""
         return [self.row(number) for number in range(self.count)] if self.values is None else self.values
 
     def slice(self, start: int, end: int) -> Rows:
@@ -462,7 +461,7 @@ class Rows:
         return self._some(end - start, part)
 
     def take(self, numbers: Sequence[int]) -> Rows:
-        """Return some of the rows of a batch, in the order given."""
+        """Return some rows of a batch, in the order given."""
         return self._some(len(numbers), lambda column: _chosen(column, list(numbers)))
 
     def _some(self, count: int, part: Callable[[Any], Any]) -> Rows:
@@ -476,23 +475,23 @@ def _chosen(column: Any, numbers: list[int]) -> Any:
         return column[numbers]
     if isinstance(column, StoredBytes):
         return StoredBytes([column.places[number] for number in numbers], column.reader)
-    # Arrays may lie in the batch's memory, which is written over, one place after the other.
+    # Arrays may lie in the batch's memory, which is overwritten next.
     values = [column[number] for number in numbers]
     return [value.copy() if type(value) is np.ndarray else value for value in values]
 
 
-# Values that are smaller on average are copied all at once: that takes fewer calls.
+# Columns of smaller values (on average) are copied at once, in fewer calls.
 _SMALL_BYTES = 512
 
 
 def store_values(
     columns: Sequence[Sequence[Any]], memory: Callable[[int], Bytes], start: int
 ) -> tuple[tuple[StoredColumn, ...], int]:
-    """Write columns of values to a slot; return where they lie, and where the last one ends.
+    """Write columns of values to a slot; return their places, and where the last one ends.
 
     Args:
-        columns: each a list of values, or `StoredBytes`, which may raise an UnreadableError. Values that are not bytes
-            become a single one, the pickle of their list.
+        columns: lists of values, or `StoredBytes`, which may raise an UnreadableError. A column with values other than
+            bytes is stored as one pickle.
         memory: returns the slot's memory, with at least the given number of bytes.
         start: where the first column begins; a multiple of 64.
     """
@@ -520,7 +519,7 @@ def store_values(
 
 
 def _views(column: StoredColumn, memory: Bytes) -> tuple[NDArray[np.int64], memoryview]:
-    """Return the offsets of a column in a slot, and the memory from its data on."""
+    """Return the offsets of a column in a slot, and the memory that its data begins."""
     offsets: NDArray[np.int64] = np.ndarray((column.length + 1,), np.int64, memory, column.start)
     return offsets, memoryview(memory.data)[column.start + round_up(offsets.nbytes, ALIGNMENT_BYTES) :]
 
@@ -540,7 +539,7 @@ def load_values(columns: Sequence[StoredColumn], memory: Bytes) -> list[list[Any
 
 
 def dump_values(values: Any) -> bytes:
-    """Pickle values; classes defined in the user's script need cloudpickle, which is ten times slower."""
+    """Pickle values, by cloudpickle if needed: ten times slower, but it takes classes of the user's script."""
     try:
         return pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -549,14 +548,14 @@ def dump_values(values: Any) -> bytes:
 
 
 class LayoutMismatchError(Exception):
-    """A row does not fit the layout."""
+    """Raised for a row that does not fit the layout."""
 
 
 def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]:
-    """Write the arrays of a batch to their places in its slot; return the other values, column by column.
+    """Write the arrays of a batch to its slot; return the other values, column by column.
 
     Raises:
-        LayoutMismatchError: a row has another structure, dtype or shape; the slot is then undefined.
+        LayoutMismatchError: a row has another structure, dtype or shape; the slot's contents are then undefined.
     """
     places = slot_views(layout, memory, rows.count)
     values: list[Sequence[Any]] = [()] * layout.value_columns
@@ -602,7 +601,7 @@ def _transpose(node: MappingNode | SequenceNode, column: Any) -> list[list[Any]]
     if isinstance(node, MappingNode):
         keys = set(node.keys)
         if kinds != {node.kind} or not all(value.keys() == keys for value in column) or tuple(column[0]) != node.keys:
-            raise LayoutMismatchError  # the first row sets the order of the keys
+            raise LayoutMismatchError  # torch takes the first row's order of keys
         return [[value[key] for value in column] for key in node.keys]
     length = len(node.children)
     allowed = {list, tuple} if node.kind is list else {node.kind}
@@ -676,7 +675,7 @@ def _build(node: Node, arrays: Sequence[Any], columns: Sequence[Sequence[Any]], 
 
 
 def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
-    """Return the good rows of a batch; with "replace" the next good row, wrapping around, replaces a failed one."""
+    """Return the good rows of a batch; "replace" substitutes the next good row, wrapping around, for a failed one."""
     good = [row for row in range(count) if row not in failed]
     if on_error != "replace" or not good:
         return good
@@ -689,7 +688,7 @@ def choose_rows(count: int, failed: Container[int], on_error: str) -> list[int]:
 
 
 def torch_collate(rows: Rows) -> Any:
-    """Collate rows that have no regular layout by torch's own `default_collate`; raises what that raises."""
+    """Collate rows without a regular layout by torch's `default_collate`; raises what that raises."""
     from torch.utils.data import default_collate
 
     return default_collate(rows.as_list())

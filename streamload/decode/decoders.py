@@ -1,7 +1,7 @@
-"""Decode the bytes of a field to a value, by the last extension of the field's name.
+"""Decode a field's bytes to a value, by the last extension of its name.
 
-A decoder may get a view of memory that is reused after the call, so its result owns its memory. Nothing in the data is
-executed, and sizes that the data claims are checked before memory is touched.
+A decoder may get a view of memory that is reused after the call, so its result must own its memory. Data is never
+executed, and sizes claimed in it are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _ZIP = b"PK\x03\x04"
 _BYTEARRAYS = (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")
 
 Encoded = memoryview | bytearray | bytes
-"""The bytes of a field. The decoder may keep a `bytearray` or `bytes`; a memoryview is reused after the call."""
+"""The bytes of a field. A decoder may keep a `bytearray` or `bytes`, but not a memoryview, which is reused."""
 
 Decoder = Callable[[Any], Any]
-"""Bytes to a value. Raises `ValueError`, or whatever the user's function raises, for bytes of another format."""
+"""Decode bytes to a value. Raises `ValueError`, or the user function's errors, for bytes of another format."""
 
 _GZIP_WINDOW_BITS = 31  # zlib's spelling of "a gzip header is expected"
 _GZIP_PIECE_BYTES = 1 << 20
@@ -53,9 +53,9 @@ def decoder_for(
     Args:
         field: the full name, such as `"jpg"`, `"seg.png"` or `"depth.npy.gz"`. The last extension decides; `gz` is
             decompressed and then decoded by the extension before it. Unknown extensions give bytes.
-        decode: True for the built-in decoders, False for bytes, or a mapping from a full name, which takes precedence,
-            or a last extension, or several (`"jpg;png"`), to a function of `bytes`, besides the built-in decoders.
-        limit_bytes: by how much a decoded field may exceed its stored bytes, for `gz`, `npz` and `pt`.
+        decode: True for the built-in decoders, False for bytes, or a mapping of functions of `bytes` that replace
+            built-in decoders. Keys are full names, which take precedence, last extensions, or several (`"jpg;png"`).
+        limit_bytes: maximum excess of a decoded field over its stored bytes, for `gz`, `npz` and `pt`.
 
     Raises:
         TypeError: `decode` is something else, or holds something that is not callable.
@@ -88,7 +88,7 @@ def decoder_for(
 
 
 def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTES) -> bytearray:
-    """Return the contents of a gzip file of one or several members; zeros after the last are ignored.
+    """Decompress a gzip file of one or several members; trailing zeros are ignored.
 
     Raises:
         ExpansionError: the contents exceed the file by more than `limit_bytes`.
@@ -102,7 +102,7 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
             continue
         decompressed.clear()
         if excess_bytes > DECOMPRESSED_LIMIT_BYTES:
-            break  # until then it may be sound, and only too large for the budget
+            break  # up to this limit it may be valid, only too large for the budget
     if excess_bytes > limit_bytes:
         raise expansion_error(
             f"the gzip file decompresses to more than the limit of {len(data) + limit_bytes} bytes. If it is no bomb, "
@@ -113,7 +113,6 @@ def decompress_gzip(data: memoryview, limit_bytes: int = DECOMPRESSED_LIMIT_BYTE
 
 
 def _gzip_pieces(data: memoryview) -> Iterator[bytes]:
-    """Yield the contents in pieces of at most `_GZIP_PIECE_BYTES`."""
     position, stream = 0, zlib.decompressobj(_GZIP_WINDOW_BITS)
     while True:
         chunk = data[position : position + _GZIP_CHUNK_BYTES]
@@ -151,7 +150,7 @@ def decode_integer(data: memoryview) -> int:
 
 def _decode_text(data: memoryview) -> str:
     try:
-        return str(data, "utf-8").removeprefix("\ufeff")  # a byte order mark
+        return str(data, "utf-8").removeprefix("\ufeff")  # byte order mark
     except UnicodeDecodeError as exc:
         raise ValueError(f"not text in utf-8 ({exc}); decode={{...}} takes a decoder of yours, such as bytes") from exc
 
@@ -185,7 +184,7 @@ def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
         raise ValueError(f"torch.load(weights_only=True) cannot read it: {what}") from exc
     tensors = [each for each in _tensors(value) if each.layout is torch.strided]
     storages = {storage.data_ptr(): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
-    if sum(storages.values()) > stored_bytes:  # torch believes what an archive announces, and would read beyond it
+    if sum(storages.values()) > stored_bytes:  # torch trusts the announced sizes, and would read beyond them
         raise ValueError(f"its tensors lie beyond the {counted(stored_bytes, 'byte')} that it stores of them")
     expanded_bytes = sum(each.numel() * each.element_size() for each in tensors)
     if expanded_bytes > len(content) + limit_bytes:
@@ -198,7 +197,6 @@ def _decode_torch(data: memoryview, limit_bytes: int) -> Any:
 
 
 def _tensors(value: Any) -> list[Any]:
-    """Return all tensors in containers, each once."""
     import torch
 
     tensors, pending, seen = [], [value], set()
@@ -249,4 +247,4 @@ _BY_EXTENSION = {extension: _BY_KIND[kind] for extension, kind in KIND_OF.items(
 _EXPANDING = {extension: _EXPANDING_BY_KIND[kind] for extension, kind in KIND_OF.items() if kind in _EXPANDING_BY_KIND}
 
 DECODED_EXTENSIONS = frozenset(_BY_EXTENSION) | frozenset(_EXPANDING)
-"""Extensions that are decoded to something other than bytes."""
+"""Extensions decoded to something other than bytes."""

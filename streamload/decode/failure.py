@@ -1,4 +1,4 @@
-"""Exceptions on their way from a worker to the training loop, and the messages of missing fields."""
+"""Transfer exceptions from a worker to the training loop, and describe missing fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PANICS = "pyo3_runtime"
 
 
 class SystemExitError(Exception):
-    """Stands for an exit (`raised`) by the user's code, which would end a worker instead of the program."""
+    """Raised in place of an exit (`raised`) by user code, which would end a worker instead of the program."""
 
     def __init__(self, raised: SystemExit) -> None:
         super().__init__(raised)
@@ -33,12 +33,12 @@ class SystemExitError(Exception):
 
 
 class Attempt:
-    """A `with` block that keeps an exception in `error` instead of raising it.
+    """Catch an exception in a `with` block and keep it in `error`.
 
-    Exits and interrupts (BaseException but not Exception) are raised; only the panic of a Rust library is kept too.
+    Exits and interrupts (BaseException but not Exception) are raised, except for the panic of a Rust library.
 
     Args:
-        exits: `sys.exit()` is kept too, as a `SystemExitError`.
+        exits: catch `sys.exit()` too, as a `SystemExitError`.
     """
 
     __slots__ = ("_exits", "error")
@@ -62,7 +62,7 @@ class Attempt:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an exception's class and message; the class alone if the message is empty or its `__str__` raises."""
+    """Return an exception's class and message; only the class if the message is empty or `__str__` raises."""
     kind = type(error).__name__
     if kind == "BdbQuit":
         return f"{kind} (the debugger ended; it can stop only where num_workers=0)"
@@ -72,16 +72,16 @@ def in_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of `in_words`; of the `cause` if there is one, as in Ray's errors, which add tracebacks."""
+    """Return the first line of `in_words`, or that of the `cause`, since Ray's errors add tracebacks."""
     cause = getattr(error, "cause", None)
     return in_words(cause if isinstance(cause, BaseException) else error).strip().partition("\n")[0]
 
 
 def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Failure:
-    """Convert an exception and its causes to a form that can be sent to another process."""
+    """Convert an exception and its causes to a form for another process."""
     seen = _seen | {id(error)}
     behind = error.__cause__
-    # The cause is sent separately, and would be shown twice.
+    # The cause is sent separately; here it would appear twice.
     text = "".join(traceback.format_exception(error, chain=behind is None))
     summary = "".join(traceback.format_exception_only(error)).strip()
     pickled: bytes | None = None
@@ -94,20 +94,20 @@ def failure_of(error: BaseException, _seen: frozenset[int] = frozenset()) -> Fai
 
 
 def answer_failure(error: BaseException) -> Failure:
-    """Like `failure_of`, for the answer to a constructor: a ValueError is a wrong argument and needs no traceback."""
+    """Convert an exception that answers a constructor: a ValueError is a wrong argument and needs no traceback."""
     failure = failure_of(error)
     return failure._replace(traceback="") if type(error) is ValueError else failure
 
 
 def failure_here(error: Exception) -> Failure:
-    """Wrap an exception that stays in this process itself, so that a debugger finds its frames."""
+    """Wrap an exception that stays in this process, so that a debugger finds its frames."""
     return Failure(None, in_words(error), "", original=Original(error))
 
 
 def error_from(failure: Failure) -> Exception:
-    """Return the exception again; one that does not pickle becomes a RuntimeError.
+    """Rebuild an exception; a RuntimeError if it did not pickle.
 
-    The worker's traceback becomes a note, except for our own errors and answers to a constructor, whose messages are
+    The worker's traceback is added as a note, except to our own errors and answers to a constructor, whose messages are
     complete.
     """
     if failure.original is not None and failure.original.error is not None:
@@ -126,7 +126,7 @@ def error_from(failure: Failure) -> Exception:
 
 
 def sample_error(failure: RowFailure, url: str, key: str) -> SampleError | ShardChangedError:
-    """Return the typed error for a failed row, caused by the exception of the user's code."""
+    """Return the typed error for a failed row, with the user code's exception as its cause."""
     kind = _ERRORS_OF_ROWS[failure.kind]
     offset = failure.offset if failure.offset >= 0 else None
     error = kind(failure.message, url=url, key=key, offset=offset)
@@ -139,10 +139,10 @@ def sample_error(failure: RowFailure, url: str, key: str) -> SampleError | Shard
 
 
 def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[str] = ()) -> RowFailure:
-    """Add the existing fields to the message if a field is missing.
+    """Add the sample's existing fields to the message of a missing field.
 
     Args:
-        failure: any.
+        failure: any failure.
         table: of its shard.
         in_sidecars: the fields of sidecars.
     """
@@ -153,7 +153,7 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
         advice = f'write it again, or "{failure.field}?" in fields for samples without'
         message = f"{failure.message}; it has {listed(existing)}; its sidecar has no sample with this key: {advice}"
         return failure._replace(message=message)
-    found = those_there_are(failure.field, existing)
+    found = describe_existing(failure.field, existing)
     if found == listed(existing):
         found += (
             f'; write "{failure.field};OTHER" in fields to take another field where it is missing, or '
@@ -162,8 +162,8 @@ def with_fields(failure: RowFailure, table: ShardTable, in_sidecars: Collection[
     return failure._replace(message=f"{failure.message}; it has {found}")
 
 
-def those_there_are(wanted: str, existing: Sequence[str]) -> str:
-    """Return the end of a message: some existing fields, and advice if one of them ends with the wanted name.
+def describe_existing(wanted: str, existing: Sequence[str]) -> str:
+    """Describe a sample's existing fields, with advice if one of them ends with the wanted name.
 
     Alternatives in `wanted` are separated by semicolons.
     """

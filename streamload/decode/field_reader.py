@@ -1,8 +1,7 @@
-"""Read one field of many samples, from bytes in open shards to a column of values.
+"""Read one field of many samples from open shards into a column of values.
 
-A shard that is truncated while in use kills a process that reads it through a mapping. So only workers, which can be
-replaced, map shards, and only to read many rows at once: for a single field, a mapping would count all pages around it
-as the process's memory.
+Truncating a mapped shard kills the processes that read it. So only workers, which can be replaced, map shards, and only
+to read many rows at once: for a single field, a mapping would count all pages around it as the process's memory.
 """
 
 from __future__ import annotations
@@ -39,35 +38,35 @@ from streamload.order.randomness import SampleRandomness
 from streamload.tar.extensions import KIND_OF, Kind, decodes_as_built_in, is_array, is_image, last_extension
 from streamload.tar.table import MISSING
 
-_INT64_DIGITS = 18  # every number of so many digits fits an int64
+_INT64_DIGITS = 18  # every number with this many digits fits an int64
 _INTEGERS_PER_SHARD = 32
 # With fewer rows in each shard, reading them one by one is faster than shard by shard.
 _ROWS_PER_SHARD = 8
 _VIEWS_PER_SHARD = 2
 
-# Larger fields are not copied to one place before they are read: for each the copy costs more than a read saves.
+# Larger fields are not gathered first: the copy costs more than it saves.
 _GATHERED_BYTES = 1024
 
-# Larger fields are read one by one, which costs little beside copying them and counts no pages around them.
+# Larger fields are read one by one: cheap beside the copy, and no neighbouring pages count as memory.
 _VIEWED_BYTES = 32 << 10
 
 ABSENT: Any = type("Absent", (), {})()
-"""The value in a column of a field that a sample lacks."""
+"""Stands for a field that a sample lacks."""
 
 
 def decode_integers(
     field: str, data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Decode an integer field of n samples exactly as the built-in decoder would one by one, or return None.
+    """Decode an integer field of n samples exactly as the built-in decoder would, or return None.
 
-    None for other kinds of field, numbers with signs, spaces or more than 18 digits, and anything out of bounds or
-    damaged; the caller then decodes sample by sample, which raises the proper errors.
+    None for other kinds of field, numbers with signs, spaces or more than 18 digits, and payloads that are damaged or
+    out of bounds; the caller then decodes sample by sample, which raises the proper errors.
 
     Args:
         field: the field's full name; its last extension decides.
-        data: uint8[m], contiguous bytes that contain the payloads, such as a mapped shard.
-        offsets: int64[n], first byte of each sample's payload.
-        sizes: int64[n], payload bytes of each sample.
+        data: uint8[m], contiguous bytes with the payloads, such as a mapped shard.
+        offsets: int64[n], first byte of each payload.
+        sizes: int64[n], bytes of each payload.
     """
     if KIND_OF.get(last_extension(field)) is not Kind.INTEGER or not _inside(data, offsets, sizes):
         return None
@@ -79,7 +78,7 @@ def decode_integers(
     first = width - sizes
     if first.any():
         characters[np.arange(width) < first[:, None]] = ord("0")
-    digits = characters - np.uint8(ord("0"))  # wraps around to more than 9 for what is no digit
+    digits = characters - np.uint8(ord("0"))  # anything but a digit wraps around to more than 9
     if digits.max() > 9:
         return None
     values: NDArray[np.int64] = digits[:, 0].astype(np.int64)
@@ -90,7 +89,7 @@ def decode_integers(
 
 
 def _shared_npy_layout(data: NDArray[np.uint8], offsets: NDArray[np.int64], size: int) -> NpyLayout | None:
-    """Return the layout of npy payloads of one size if their headers are equal and row-major; else None."""
+    """Return the layout of equally long npy payloads with equal headers in C order; else None."""
     if not _inside(data, offsets, np.array([size])):
         return None
     first = int(offsets[0])
@@ -111,11 +110,11 @@ def _inside(data: NDArray[np.uint8], offsets: NDArray[np.int64], sizes: NDArray[
 
 
 class ShardReader(ABC):
-    """Reads bytes of shards, by the numbers that a `RowTable` gives them."""
+    """Read bytes of shards, by their numbers in a `RowTable`."""
 
     @abstractmethod
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """Return the bytes from `start` on; fewer if the shard ends before.
+        """Return the bytes from `start` on; fewer if the shard ends earlier.
 
         Raises:
             OSError: the storage cannot read them.
@@ -126,7 +125,7 @@ class ShardReader(ABC):
         """Return the shard's url and size in bytes."""
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends before."""
+        """Fill `target` with the bytes from `start` on; return how many, fewer if the shard ends earlier."""
         data = self.read(shard, start, len(target))
         target[: len(data)] = data
         return len(data)
@@ -134,17 +133,17 @@ class ShardReader(ABC):
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Return bytes that hold many fields, and where each begins; None to read them one by one."""
+        """Return bytes that hold many fields, and the offset of each; None to read them one by one."""
         del shard, offsets, sizes
         return None
 
 
 Progress = memoryview | list[int]
-"""Its first item is the number of the current row; a memoryview is shared memory that survives a crash."""
+"""Its first item is the current row. A memoryview is shared memory, which survives a crash."""
 
 
 class RowError(Exception):
-    """An error of a row that our own code found; `kind` names a class of `streamload.errors`."""
+    """Raised for an error of a row found by our own code; `kind` names a class of `streamload.errors`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -153,16 +152,16 @@ class RowError(Exception):
 
 
 class Work:
-    """Rows while they are being made, and as the user's functions have left them.
+    """Rows in the making.
 
     Attributes:
         keys: the rows' keys, if samples hold them.
-        progress: is set to each row's number before the row is touched.
+        progress: set to each row's number before the row is processed.
         failures: by row.
         named_s: seconds by stage and name, as in "decode_s/jpg".
-        rows: the values at the end; those of a row that failed are undefined.
+        rows: the resulting values; undefined for failed rows.
         count: the number of rows.
-        row_shards: the number of each row's shard.
+        row_shards: each row's shard.
         rows_per_shard: on average.
         any_missing: some row lacks some field.
     """
@@ -196,7 +195,7 @@ class Work:
         failed: Callable[[int, Exception], RowFailure],
         numbers: range | None = None,
     ) -> None:
-        """Run an action over the rows that have not failed; if it raises, that row fails, and it goes on after it."""
+        """Run an action over the rows that have not failed; a row at which it raises fails, and it resumes after it."""
         rows = self._rows_left(range(self.count) if numbers is None else numbers)
         while True:
             with Attempt(exits=True) as attempt:
@@ -215,12 +214,12 @@ class Work:
 
 
 class FieldReader:
-    """Decodes fields.
+    """Read and decode fields.
 
-    A sample that lacks an optional field has None in its place, or `ABSENT` if all fields are read.
+    A missing optional field is None, or `ABSENT` if all fields are read.
 
     Args:
-        job: what the user wants of a sample.
+        job: the user's functions and options.
         single: user code sees the values one by one, so they must be exactly what the decoder returns.
     """
 
@@ -232,9 +231,9 @@ class FieldReader:
         self._reused = memoryview(b"")
 
     def decoding(self, name: str) -> tuple[Decoder, type[Encoded]]:
-        """Return the decoder of a field, and the class of bytes that it takes without a copy.
+        """Return a field's decoder, and the class of bytes that it takes without a copy.
 
-        It keeps no reference to a memoryview.
+        A decoder of memoryviews keeps no reference to them.
         """
         decoding = self._decodings.get(name)
         if decoding is None:
@@ -248,19 +247,19 @@ class FieldReader:
         return decoding
 
     def is_built_in(self, column: Column) -> bool:
-        """Return True if the library's own decoders apply."""
+        """Return True if only the library's own decoders apply."""
         return all(decodes_as_built_in(name, self._job.decode) for name in column.alternatives)
 
     def is_absent(self, column: Column, row: int) -> bool:
-        """Return True if the sample lacks a field that is optional."""
+        """Return True if the sample lacks an optional field."""
         is_optional = self._job.fields is None or column.name in self._job.optional_fields
         return is_optional and int(column.offsets[row]) == MISSING
 
     def encoded(self, work: Work, column: Column, row: int, kind: type[Encoded]) -> Encoded:
-        """Return a field's bytes, checked, as an object of a class; the next call reuses the memory of a memoryview.
+        """Return a field's verified bytes as an object of a class; the next call reuses the memory of a memoryview.
 
         Raises:
-            RowError: the field is missing, cannot be read, or is not what the index says.
+            RowError: the field is missing or unreadable, or differs from the index.
         """
         start, size = int(column.offsets[row]), int(column.sizes[row])
         if start == MISSING:
@@ -304,13 +303,13 @@ class FieldReader:
         *,
         may_stay_stored: bool,
     ) -> Any:
-        """Return a field's values for all rows, in a column of any kind that `Rows` may have.
+        """Return a field's values for all rows, as a column of `Rows`.
 
         Args:
             work: the rows.
             column: the field.
-            failed: makes the failure of a row.
-            blocks: for each batch the memory for its values, if it is known.
+            failed: creates the failure of a row.
+            blocks: the memory for the values of each batch, if known.
             may_stay_stored: bytes may be `StoredBytes`, which are read later.
         """
         may_be_together = column.crc32 is None and not work.failures and not (column.offsets == MISSING).any()
@@ -342,7 +341,7 @@ class FieldReader:
                     values[row] = decoder(self.encoded(work, column, row, kind))
 
         def read_span(start: int, end: int) -> None:
-            # Counted here, which for a small field takes noticeably less time than a generator of rows.
+            # Counting here is noticeably faster for small fields than a generator of rows.
             numbered = zip(range(start, end), small or (), strict=False)
 
             def read_small(_: Iterator[int]) -> None:
@@ -366,13 +365,13 @@ class FieldReader:
             batches[start] = values[start:end]
             if set(map(type, batches[start])) == {np.ndarray} and copied_together(batches[start], block):
                 batches[start] = block
-            values[start:end] = [None] * len(block)  # the next ones get their memory, which is in the caches
+            values[start:end] = [None] * len(block)  # later values reuse their memory, which is in the caches
         return batches
 
     def _read_together(
         self, work: Work, column: Column, blocks: list[NDArray[Any]] | None, may_stay_stored: bool
     ) -> NDArray[Any] | dict[int, NDArray[Any]] | StoredBytes | None:
-        """Return a whole column that needs no decoder for each row; None if there is no such way."""
+        """Return a whole column that needs no decoder per row; None if that is impossible."""
         if all(self.decoding(name)[0] is bytes for name in column.alternatives):
             return _stored_bytes(column, work) if may_stay_stored else None
         if not _has_first(column) or not self.is_built_in(column):
@@ -382,7 +381,6 @@ class FieldReader:
 
 
 def _has_first(column: Column) -> bool:
-    """Return True if all rows have the first alternative."""
     return column.which is None or not column.which.any()
 
 
@@ -394,7 +392,7 @@ def field_of(column: Column, row: int) -> str:
 def _gathered(
     column: Column, work: Work
 ) -> list[tuple[int, NDArray[np.intp], NDArray[np.uint8], NDArray[np.int64]]] | None:
-    """Return for each shard its number, its rows, bytes that hold their fields, and where each begins in them.
+    """Return each shard's number, rows, bytes with their fields and offsets; None if fields must be read one by one.
 
     None if fields have to be read one by one, with their errors.
     """
@@ -408,7 +406,7 @@ def _gathered(
 
 
 def _stored_bytes(column: Column, work: Work) -> StoredBytes | None:
-    """Leave bytes in their shards until they are copied; None if one lies beyond its shard."""
+    """Leave fields in their shards until they are copied; None if one lies beyond its shard."""
     places = list(zip(column.shards.tolist(), column.offsets.tolist(), column.sizes.tolist(), strict=True))
     listed = work.shards.listed
     if any(start + size > listed(shard)[1] for shard, start, size in places):
@@ -450,7 +448,7 @@ def _arrays(
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
-    """Decode a column of integers shard by shard; None if the field is no such column."""
+    """Decode a column of integers shard by shard; None if that is impossible."""
     name = column.alternatives[0]
     if work.rows_per_shard < _INTEGERS_PER_SHARD or KIND_OF.get(last_extension(name)) is not Kind.INTEGER:
         return None
@@ -466,7 +464,7 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
 
 
 def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[Encoded] | None:
-    """Yield the bytes of small fields; None if they have to be read one by one, with their errors."""
+    """Yield the bytes of small fields; None if they must be read one by one."""
     largest = int(column.sizes.max())
     convert = bytearray if kind is bytearray else bytes
     are_small = work.rows_per_shard >= _ROWS_PER_SHARD and 0 < largest <= _GATHERED_BYTES
@@ -474,9 +472,9 @@ def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[E
         return None
     if (gathered := _gathered(column, work)) is None:
         return None
-    # Iterators, which go on where they were after a row that has failed.
+    # Iterators, which continue after a row that has failed.
     if are_small and (column.sizes == largest).all():
-        # Copying all at once, the processor waits for many fields together to come from memory.
+        # One bulk copy overlaps the cache misses of many fields.
         copies = np.empty(work.count, f"V{largest}")
         for _, rows, data, places in gathered:
             copies[rows] = windows(data.data, copies.dtype)[places]
@@ -490,10 +488,10 @@ def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[E
 
 
 class OpenShards(ShardReader):
-    """Open shards, by number. The descriptors are closed with this object at the latest.
+    """Open shards, by number; the descriptors are closed with this object at the latest.
 
     Args:
-        maps: False in a process that must survive whatever happens to the files: then nothing is mapped.
+        maps: False in a process that must survive any change of the files: nothing is mapped.
 
     Attributes:
         descriptors: by shard, owned by this object.
@@ -508,28 +506,28 @@ class OpenShards(ShardReader):
         weakref.finalize(self, lambda: [*map(os.close, descriptors)]).atexit = False
 
     def add(self, shard: int, url: str, size_bytes: int, descriptor: int) -> None:
-        """Take over a shard's descriptor, replacing an earlier one."""
+        """Take ownership of a shard's descriptor, replacing an earlier one."""
         self.drop((shard,))
         self.descriptors[shard] = descriptor
         self._opened[shard] = url, size_bytes
 
     def read_into(self, target: memoryview, shard: int, start: int) -> int:
-        """Fill `target` as `ShardReader.read_into` does."""
+        """Fill `target`; see `ShardReader.read_into`."""
         return read_fully(self.descriptors[shard], target, start)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """Return the bytes from `start` on; fewer if the shard ends before."""
+        """Return the bytes from `start` on; fewer if the shard ends earlier."""
         data = os.pread(self.descriptors[shard], size_bytes, start)
         if len(data) == size_bytes:
             return data
-        own = bytearray(size_bytes)  # the kernel returns no more than 2 GiB at once
+        own = bytearray(size_bytes)  # a single call returns at most 2 GiB
         del data, own[self.read_into(memoryview(own), shard, start) :]
         return bytes(own)
 
     def gather(
         self, shard: int, offsets: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> tuple[Bytes, NDArray[np.int64]] | None:
-        """Return bytes that hold many fields, and where each begins; None if one lies beyond the shard."""
+        """Return bytes that hold many fields, and the offset of each; None if one lies beyond the shard."""
         size_bytes = self._opened[shard][1]
         if not len(offsets) or offsets.min() < 0 or (sizes > size_bytes - offsets).any():
             return None
@@ -547,7 +545,7 @@ class OpenShards(ShardReader):
         return self._opened[shard]
 
     def drop(self, shards: tuple[int, ...]) -> None:
-        """Close shards; they are unmapped when the last view of them is gone."""
+        """Close shards; memory is unmapped with its last view."""
         for shard in shards:
             self._mapped.pop(shard, None)
             if self._opened.pop(shard, None) is not None:

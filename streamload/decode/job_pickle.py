@@ -1,9 +1,9 @@
-"""Pickle a job, so that a worker's functions see the values of the program.
+"""Pickle a job, so that a worker's functions see the program's values.
 
-The user's own functions and classes travel by value: with their code, and with the values that they refer to. A worker
+The user's own functions and classes travel by value: with their code, and with the values they refer to. A worker
 imports their modules, as for a pickle by reference, and sets these values there. So `cfg.SIZE = 48` in the program
-holds in the workers, a class is the same however it is reached, and instances that come back are of the program's
-class. Values that do not pickle, or are large, are those of the worker's own import.
+holds in the workers, a class is the same by every path to it, and instances that return are of the program's class.
+Values that do not pickle, or are large, come from the worker's own import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streamload.decode.tasks import Job
 from streamload.memory.channel import refused_exit
 
 _log = logging.getLogger("streamload")
-# Larger values of modules are not sent, else each worker would get a copy.
+# Larger values of modules are not sent: each worker would get a copy.
 _MAX_VALUE_BYTES = 16 << 20
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -48,9 +48,9 @@ _REGISTERING = threading.RLock()
 
 
 def pickle_job(job: Any) -> bytes:
-    """Pickle a job, or some of its functions, for `load_job`; raises whatever pickling a function raises."""
+    """Pickle a job, or some of its functions, for `load_job`; raises what pickling a function raises."""
     with _REGISTERING:
-        theirs = cloudpickle.list_registry_pickle_by_value()  # these stay by value as a whole
+        theirs = cloudpickle.list_registry_pickle_by_value()  # registered by the user, pickled by value as a whole
         loaded = users_modules()
         own = {name for name in loaded if not any(f"{name}.".startswith(f"{each}.") for each in theirs)}
         for name in own:
@@ -60,7 +60,7 @@ def pickle_job(job: Any) -> bytes:
             while True:
                 known = len(found.names), len(found.modules)
                 _JobPickler(file := io.BytesIO(), found).dump((job, [loaded[name] for name in sorted(found.modules)]))
-                # Of a module those attributes travel that some function names, and each may bring further functions.
+                # A module's attributes travel if a function names them, and each may bring further functions.
                 if not found.modules or (len(found.names), len(found.modules)) == known:
                     return file.getvalue()
         finally:
@@ -69,11 +69,11 @@ def pickle_job(job: Any) -> bytes:
 
 
 def load_job(data: bytes) -> Job:
-    """Load the user's functions, and set the values that they refer to in the modules of this process.
+    """Load the user's functions, and set the values they refer to in the modules of this process.
 
     Raises:
-        WorkerError: what the job holds, or a module that it needs, exits when it is loaded.
-        Exception: whatever loading a function raises.
+        WorkerError: loading the job, or importing a module it needs, exits.
+        Exception: any error that loading raises.
     """
     try:
         job, _ = cloudpickle.loads(data)
@@ -84,7 +84,7 @@ def load_job(data: bytes) -> Job:
 
 
 def users_modules() -> dict[str, ModuleType]:
-    """Return the user's own loaded modules by name: not ours, installed, Python's, or `__main__`."""
+    """Return the user's own loaded modules by name: neither ours, installed, Python's, nor `__main__`."""
     names = sys.modules.keys() - _OTHERS
     loaded = [(name, sys.modules.get(name)) for name in names]
     users = {name: module for name, module in loaded if _is_users(module, name)}
@@ -103,7 +103,7 @@ def _is_users(module: object, name: str) -> TypeGuard[ModuleType]:
 
 
 class LeftInTrainer:
-    """Stands in a worker for an object that stays in the program, such as a loader; every use of it is an error."""
+    """Stands in a worker for an object that stays in the program, such as a loader; any use raises an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -123,12 +123,12 @@ class LeftInTrainer:
 
 
 class _Found:
-    """The findings of all picklers of a job.
+    """Findings shared by all picklers of a job.
 
     Attributes:
         own: the user's modules.
-        names: of globals and attributes in the user's functions.
-        modules: the user's modules that functions refer to or import themselves.
+        names: globals and attributes used in the user's functions.
+        modules: the user's modules that functions refer to or import.
         tried: values, and whether they pickle, by their `id`.
     """
 
@@ -141,14 +141,14 @@ class _Found:
 
 
 class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles the user's functions and classes by value, for a process that imports their modules.
+    """Pickle the user's functions and classes by value, for a process that imports their modules.
 
     A global generator, or a method bound to one, becomes that of the loading process; a lock becomes a new one.
 
     Args:
-        file: takes the bytes.
+        file: receives the bytes.
         found: shared by all picklers of the job.
-        tries: a value that is pickled only as a trial, without the values in it that were tried before.
+        tries: a value pickled only as a trial, without nested values that were tried before.
     """
 
     def __init__(self, file: Any, found: _Found, tries: Any = None) -> None:
@@ -157,7 +157,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._tries = tries
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a value is pickled; called by cloudpickle."""
+        """Return how to pickle a value; called by cloudpickle."""
         found = self._found
         if (substitute := self._substitute(value)) is not None:
             return substitute
@@ -184,13 +184,13 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value, type):
             state = (self._travelling(attributes), slots)
             return _class_named, (f"{value.__module__}:{value.__qualname__}", value.__bases__), state, *rest
-        if value.__globals__ is not vars(sys.modules[value.__module__]):  # a decorator's, of another module
+        if value.__globals__ is not vars(sys.modules[value.__module__]):  # made by another module's decorator
             return reduced
         slots["__globals__"] = self._travelling(slots["__globals__"])
         return _function_in, (value.__code__, value.__module__, arguments[-1]), (attributes, slots), *rest
 
     def _substitute(self, value: Any) -> tuple[Any, ...] | None:
-        """Return how a substitute for a value is pickled, or None."""
+        """Return how to pickle a substitute for a value, or None."""
         found = self._found
         if self._tries is not None and value is not self._tries and found.tried.get(id(value), (None, False))[1]:
             return str, ()
@@ -207,7 +207,7 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return True if a value of a module pickles and is not large."""
         tried = self._found.tried
         if id(value) not in tried:
-            tried[id(value)] = value, True  # where it refers to itself
+            tried[id(value)] = value, True  # in case it refers to itself
             with Attempt() as attempt:
                 _JobPickler(_Bounded(), self._found, tries=value).dump(value)
             if attempt.error is not None:

@@ -1,4 +1,4 @@
-"""Rows from bytes: fields are read, decoded and transformed by the user's functions, and what comes out is values."""
+"""Make rows from bytes: read, decode and transform fields by the user's functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROGRAM_ERRORS = (
     *(NameError, AttributeError, TypeError, ImportError, SyntaxError, NotImplementedError, MemoryError),
     SystemExitError,
 )
-"""Exceptions of user code that count as mistakes in the program, not in the data; `on_error` does not apply."""
+"""Exceptions of user code that indicate a bug in the program, not bad data; `on_error` does not apply."""
 
 # Built-in functions of a single value. Others, such as `sum`, `list` and `bytes`, may call or iterate over their
 # argument, which may draw.
@@ -42,7 +42,7 @@ _CHAINS = {"Compose", "Sequential", "RandomApply", "RandomChoice", "RandomOrder"
 
 
 class TransformRaisedError(Exception):
-    """Carries what a transform raised through the code that decodes."""
+    """Carries a transform's exception through the decoding code."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(cause)
@@ -50,13 +50,13 @@ class TransformRaisedError(Exception):
 
 
 class UserFunction:
-    """A transform, and how it is called.
+    """A transform, and how to call it.
 
     Attributes:
-        name: for people.
-        takes_rng: it has a parameter named `rng`, for a `numpy.random.Generator`.
-        uses_global_generators: it may draw from `random`, `numpy.random` or torch: every function without `rng`, except
-            built-in functions of a single value and those whose attribute of this name is false.
+        name: for statistics and messages.
+        takes_rng: it has a parameter `rng`, for a `numpy.random.Generator`.
+        uses_global_generators: it may draw from `random`, `numpy.random` or torch. False for functions with `rng`,
+            built-in functions of a single value, and functions whose attribute of this name is false.
         takes_out: it can write its result to an array `out`, by the rules of `streamload.images.placing`.
         starts_from_encoded: it decodes by itself.
     """
@@ -76,10 +76,10 @@ class UserFunction:
         self._advice = _torchvision_advice(function)
 
     def __call__(self, value: Any, rng: Any, out: Any = None) -> Any:
-        """Return the function's result for a field or sample, which may be `out` itself.
+        """Call the function for a field or sample; the result may be `out` itself.
 
         Raises:
-            TransformRaisedError: it raised `cause`, or is a transform of torchvision that cannot take the arrays.
+            TransformRaisedError: the function raised `cause`, or is a torchvision transform that cannot take arrays.
         """
         options = {"rng": rng} if self.takes_rng else {}
         if out is not None and self.takes_out:
@@ -94,7 +94,7 @@ class UserFunction:
             raise TransformRaisedError(error) from error
 
     def from_encoded(self, data: memoryview, rng: Any, out: Any = None) -> Any:
-        """Return the function's result, from a field's encoded bytes."""
+        """Call the function for a field's encoded bytes."""
         assert self._from_encoded is not None
         if self._rest is not None:
             return self._rest(self._from_encoded(data, rng), rng, out)
@@ -108,9 +108,9 @@ def _name_of(function: Any) -> str:
 
 
 def _torchvision_advice(function: object) -> str | None:
-    """Return advice if the first transform to get a field or sample is one of torchvision's `v2` that wants tensors.
+    """Return advice if the first transform of a field or sample is one of torchvision's `v2` that needs tensors.
 
-    They silently ignore everything but tensors and PIL images, so a model would be trained without them.
+    These silently ignore everything but tensors and PIL images, so a model would be trained without them.
     """
     module, name = type(function).__module__, type(function).__name__
     if is_ours(function):  # ours return arrays for arrays, except ToTensor
@@ -129,7 +129,7 @@ def _torchvision_advice(function: object) -> str | None:
 
 
 def _has_only_arrays(value: Any) -> bool:
-    """Return True if a field or a sample holds arrays, and neither a tensor nor a PIL image; imports no package."""
+    """Return True if a field or sample holds arrays, but neither a tensor nor a PIL image; imports no package."""
     items = value.values() if isinstance(value, Mapping) else value
     parts = list(items) if isinstance(value, Mapping | tuple | list) else [value]
     packages = {type(part).__module__.partition(".")[0] for part in parts}
@@ -161,8 +161,8 @@ class _Transformed:
 
     Args:
         column: of the field.
-        functions: for each dataset, by field.
-        values: the container for the values.
+        functions: by field, for each dataset.
+        values: receives the values.
     """
 
     def __init__(self, column: Column, functions: list[dict[str, UserFunction]], values: list[Any]) -> None:
@@ -175,17 +175,16 @@ class _Transformed:
 
 
 class RowMaker:
-    """Makes rows from bytes; it knows neither batches nor slots.
+    """Make rows from bytes, independently of batches and slots.
 
     Args:
-        job: what the user wants of a sample.
-        in_callers_process: exceptions that end the pass keep their tracebacks, and the global generators are left as
-            they were.
-        one_by_one: each row goes to the user as its decoders return it, a transform may return None, and the global
-            generators are not touched.
+        job: the user's functions and options.
+        in_callers_process: exceptions that end the pass keep their tracebacks, and the global generators are restored.
+        one_by_one: each row reaches the user as decoded, a transform may return None, and the global generators are not
+            touched.
 
     Attributes:
-        seeds: of the global generators, set for each row; collating code runs within the same `whole_task`.
+        seeds: of the global generators, set for each row; collate functions run within the same `whole_task`.
         resizes_images: some function starts from encoded images.
     """
 
@@ -218,17 +217,17 @@ class RowMaker:
         blocks: Mapping[int, list[NDArray[Any]]] | None = None,
         may_stay_stored: bool = True,
     ) -> Work:
-        """Read, decode and transform rows. Only interrupts are raised, and in the caller's process exits.
+        """Read, decode and transform rows. Raises only interrupts, and in the caller's process exits.
 
         Args:
-            table: the rows, and where their fields lie.
+            table: the rows, and the places of their fields.
             shards: reads the bytes.
-            random: called once for each row whose transform needs it, in the order of the rows.
+            random: called once, in order, for each row whose transform needs it.
             keys: the rows' keys, if samples hold them.
-            untried: rows that count as failed, and why.
-            progress: is set to the number of the current row, and to -1 at the end.
-            blocks: for a value of rows, by its number in them, the memory of each batch, with an entry for each row.
-                Values are copied there, or made there by functions that take `out`.
+            untried: rows to count as failed, and why.
+            progress: set to the number of the current row, and to -1 at the end.
+            blocks: the memory of each batch, with an entry per row, by the number of a value within rows. Values are
+                copied there, or made there by functions that take `out`.
             may_stay_stored: columns of bytes may be `StoredBytes`, which are read later.
         """
         work = Work(table, shards, random, keys, [-1] if progress is None else progress)
@@ -263,14 +262,13 @@ class RowMaker:
         return work
 
     def _datasets(self, work: Work) -> list[int]:
-        """Return for each row the number of its dataset, as in `_transforms`."""
         if len(self._transforms) == 1:
             return [0] * work.count
         first_shards = [first for first, _ in self._job.own_transforms]
         return [bisect_right(first_shards, shard) - 1 for shard in work.row_shards]
 
     def _transform_fields(self, work: Work, transformed: list[_Transformed]) -> None:
-        """Decode and transform some fields, row by row: the functions of one row draw from one generator in turn."""
+        """Decode and transform fields row by row: the functions of a row share a generator, in order."""
         random = work.random
         takes_rng = any(function.takes_rng for field in transformed for function in field.every_function)
         names = work.table.values[:, :3].tolist()
@@ -368,7 +366,7 @@ class RowMaker:
         return [urls[shard] for shard in work.row_shards]
 
     def _failed(self, work: Work, column: Column | None, row: int, error: Exception) -> RowFailure:
-        """Return the failure of a row, in a column or as a whole; in the caller's process an exit is raised."""
+        """Return the failure of a row, in a column or as a whole; raises exits in the caller's process."""
         of_field = "" if column is None else f" of field {column.name!r}"
         cause: Exception | None = error
         in_program = column is not None and not self._reader.is_built_in(column)
@@ -383,14 +381,14 @@ class RowMaker:
             raise cause.raised
         fatal = kind == "ShardChangedError" or isinstance(cause, PROGRAM_ERRORS if in_program else ImportError)
         if isinstance(cause, BeyondBudgetError):
-            fatal = True  # else which samples are left out would depend on the budget and the workers
+            fatal = True  # otherwise the skipped samples would depend on the budget and the workers
             message = f"{message}. {_SHARE_OF_BUDGET}"
         if fatal and in_program and cause is not None and self._job.on_error != "raise":
             message += (
                 f"; on_error={self._job.on_error!r} is for samples whose data is bad, and {type(cause).__name__} "
                 "counts as a mistake in the program: raise ValueError for samples that are to be left out"
             )
-        # Errors that are only counted are not kept with their frames, which would hold memory.
+        # Errors that are only counted lose their frames, which would hold memory.
         is_raised = fatal or self._job.on_error == "raise"
         make_failure = failure_here if self._in_callers_process and is_raised else failure_of
         where = column or (work.columns[0] if work.columns else None)

@@ -1,4 +1,4 @@
-"""The process's global random generators, reseeded for each sample that user code sees."""
+"""Reseed the process's global random generators for each sample that user code sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from numpy import random as numpy_random  # otherwise NumPy loads it at its first use, and each worker for itself
+from numpy import random as numpy_random  # otherwise each worker would load it at its first use
 
 from streamload.order.randomness import SampleRandomness
 
@@ -22,15 +22,15 @@ _GENERATORS = (
 
 
 class UnseededError(Exception):
-    """User code may have drawn from torch's generator before it was seeded; the task has to be done again."""
+    """Raised if user code may have drawn from torch's generator before it was seeded; the task must be repeated."""
 
 
 class GlobalSeeds:
-    """Seeds Python's, NumPy's and (if loaded) torch's generator, so that augmentation depends on the sample alone.
+    """Seed Python's, NumPy's and (if loaded) torch's generator, so that augmentation depends on the sample alone.
 
     Args:
-        needed: some code that runs may draw from them; otherwise they are never touched.
-        restore: leave the generators as they were, because the process belongs to the user.
+        needed: some function may draw from them; otherwise they are never touched.
+        restore: restore the generators after a task, because the process belongs to the user.
     """
 
     def __init__(self, *, needed: bool, restore: bool) -> None:
@@ -39,10 +39,10 @@ class GlobalSeeds:
 
     @contextmanager
     def whole_task(self) -> Iterator[None]:
-        """Surround all user code of a task.
+        """Wrap all user code of a task.
 
         Raises:
-            UnseededError: the code has imported torch, for the first time in this process.
+            UnseededError: the code imported torch for the first time in this process.
         """
         if not self._needed:
             yield
@@ -64,7 +64,7 @@ class GlobalSeeds:
             raise UnseededError
 
     def seed(self, randomness: SampleRandomness, shard: int, sample: int, repeat: int = 0) -> None:
-        """Seed for one sample; torch only if it is loaded."""
+        """Seed the generators for one sample; torch only if it is loaded."""
         if not self._needed:
             return
         for_python, for_numpy, for_torch = randomness.seeds(shard, sample, repeat)
@@ -75,7 +75,7 @@ class GlobalSeeds:
 
 
 def names_of_generators() -> dict[int, str]:
-    """Return the names by which `pkgutil.resolve_name` finds the global generators in any process, by their `id` here.
+    """Return names for `pkgutil.resolve_name` of the global generators, by their `id` in this process.
 
     Functions such as `random.random` and `numpy.random.rand` are bound to one.
     """
@@ -91,5 +91,5 @@ def names_of_generators() -> dict[int, str]:
 
 
 def _torch_generator() -> Any:
-    """Return torch's default generator; None while torch is not loaded, or a thread is still importing it."""
+    """Return torch's default generator; None if torch is not loaded, or still being imported by a thread."""
     return getattr(sys.modules.get("torch"), "default_generator", None)

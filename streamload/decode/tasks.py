@@ -1,6 +1,6 @@
-"""The messages between pool and workers, and the table of rows in them.
+"""Messages between pool and workers, and their table of rows.
 
-Messages are named tuples: each dataclass would cost every process half a millisecond at its start.
+Messages are named tuples: each dataclass would add half a millisecond to every process's start.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from streamload.order.shard_counts import distinct
 from streamload.tar.scan import ScannedPiece
 from streamload.tar.table import ShardTable
 
-# Longer tables are packed when they are sent: a message that exceeds the socket's buffer keeps the sender waiting until
-# the worker reads it, which it does only when it has nothing else to do.
+# Longer tables are packed for sending: a message larger than the socket's buffer blocks the sender until the worker is
+# idle and reads it.
 _PACKED_ROWS = 256
 
 # NumPy sorts 16-bit integers by radix, in a fraction of the time.
@@ -28,7 +28,7 @@ _SORTED_BY_RADIX = np.iinfo(np.uint16).max
 
 
 class ColumnKind(NamedTuple):
-    """The field that a column of a `RowTable` locates, and which parts of a `Column` the table holds for it."""
+    """The field of a `RowTable`'s column, and the parts of a `Column` that the table holds for it."""
 
     name: str
     alternatives: tuple[str, ...]
@@ -43,12 +43,12 @@ class Column:
 
     Attributes:
         name: as the user requested it, such as "jpg;png".
-        alternatives: the fields that it may be, such as ("jpg", "png").
+        alternatives: the fields it may be, such as ("jpg", "png").
         offsets: int64[rows], first byte within the shard; `MISSING` if the sample has none of the fields.
         sizes: int64[rows], bytes.
         which: int64[rows], each row's alternative; None if all have the first.
         crc32: int64[rows] to verify the bytes against, or None.
-        shards: int64[rows], the shard of the field, or its sidecar.
+        shards: int64[rows], the field's shard, or its sidecar.
     """
 
     name: str
@@ -65,7 +65,7 @@ class RowTable:
     """Rows and the locations of their fields, in one array, since each array of a message costs microseconds.
 
     Attributes:
-        values: int64[rows, width]: shard, sample and repeat of the row, and for each column offset and size, then
+        values: int64[rows, width]: shard, sample and repeat of the row; then for each column offset, size, and
             alternative, crc32 and shard if the column has them.
         kinds: of the columns.
     """
@@ -75,7 +75,7 @@ class RowTable:
 
     @classmethod
     def empty(cls, rows: int, kinds: tuple[ColumnKind, ...]) -> RowTable:
-        """Make a table of zeros, to be filled in."""
+        """Create a table of zeros."""
         width = 3 + sum(2 + kind.has_which + kind.has_crc32 + kind.has_shard for kind in kinds)
         return cls(np.zeros((rows, width), np.int64), kinds)
 
@@ -84,7 +84,7 @@ class RowTable:
 
     @property
     def shards(self) -> NDArray[np.int64]:
-        """int64[rows]."""
+        """Return the shard of each row, int64[rows]."""
         return self.values[:, 0]
 
     def columns(self) -> tuple[Column, ...]:
@@ -104,7 +104,7 @@ class RowTable:
         )
 
     def read_shards(self) -> list[int]:
-        """Return the rows' own shards and those of their fields, each once."""
+        """Return each shard that holds the rows or their fields, once."""
         columns = zip(self.columns(), self.kinds, strict=True)
         others = [column.shards for column, kind in columns if kind.has_shard]
         shards: list[int] = distinct(np.concatenate((self.shards, *others)) if others else self.shards).tolist()
@@ -117,7 +117,7 @@ class RowTable:
 
 
 def _packed(column: NDArray[np.int64]) -> tuple[int, str, bytes]:
-    """Return the least of a column's integers, and their excess over it in the narrowest type."""
+    """Return the minimum of a column, and its excess over it in the narrowest dtype."""
     least = int(column.min())
     narrowest = np.min_scalar_type(int(column.max()) - least)
     return least, narrowest.str, (column - least).astype(narrowest).tobytes()
@@ -131,7 +131,7 @@ def _unpacked(rows: int, kinds: tuple[ColumnKind, ...], columns: list[tuple[int,
 
 
 def by_shard(shards: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each shard, ascending, and its rows; `shards` has each row's shard."""
+    """Yield each shard, ascending, with its rows, given each row's shard."""
     small = len(shards) > 0 and int(shards.max()) <= _SORTED_BY_RADIX
     order = np.argsort(shards.astype(np.uint16) if small else shards, kind="stable")
     edges = np.flatnonzero(np.diff(shards[order])) + 1
@@ -145,17 +145,17 @@ SAMPLE_NAMES = ("__key__", "__url__")
 
 Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 OwnTransforms = tuple[tuple[int, Transform | None], ...]
-"""For each dataset of a mixture its first shard, and its own transform or None; empty for a single dataset."""
+"""The first shard and own transform (or None) of each dataset of a mixture; empty for a single dataset."""
 
 OnError = Literal["raise", "skip", "replace"]
 
 
 class Job(NamedTuple):
-    """The user's decoders, transforms and collate function, and how errors are treated.
+    """The user's functions and options.
 
     Attributes:
-        expansion_limit_bytes: by how much a decoded field may exceed its stored bytes; see `decoder_for`.
-        optional_fields: a sample without one of these has None in its place; if all fields are read, nothing.
+        expansion_limit_bytes: maximum excess of a decoded field over its stored bytes; see `decoder_for`.
+        optional_fields: a sample that lacks one has None in its place, or no entry if all fields are read.
     """
 
     fields: tuple[str, ...] | None
@@ -180,7 +180,7 @@ class WorkerSetup(NamedTuple):
 
 
 class WorkerStarted(NamedTuple):
-    """A worker is ready for tasks, or why it cannot start."""
+    """Sent when a worker is ready for tasks, or cannot start."""
 
     failure: Failure | None = None
 
@@ -207,20 +207,20 @@ class Forget(NamedTuple):
 
 
 class BatchSlot(NamedTuple):
-    """A batch of a task: its slot, and how many of the table's next rows it has."""
+    """A batch of a task: its slot, and its number of rows, which follow those of the previous batch in the table."""
 
     slot: int
     rows: int
 
 
 class RowTask(NamedTuple):
-    """Make whole batches and write them to their slots.
+    """Make full batches and write them to their slots.
 
     Attributes:
         number: unique within a pool.
         keys: the rows' keys, if the user's samples hold them.
         batches: in the order of their rows.
-        untried: rows that count as failed, and why: they have killed workers, or follow such a row that ends the pass.
+        untried: rows to count as failed, and why: they have killed workers, or follow such a row that ends the pass.
         pass_number: as in `EpochStart`.
     """
 
@@ -234,11 +234,12 @@ class RowTask(NamedTuple):
 
 
 class ScanTask(NamedTuple):
-    """Read the headers of whole shards, or of the part of a single one that has arrived.
+    """Scan the headers of whole shards, or of the part of a single shard that has arrived.
 
     Attributes:
-        start, available: where the part begins and ends; `available` is None to scan whole shards.
-        total: the shard's size if it is known; used for parts only.
+        start: where the part begins.
+        available: where the part ends; None to scan whole shards.
+        total: the shard's size if known; used for parts only.
     """
 
     number: int
@@ -251,7 +252,7 @@ class ScanTask(NamedTuple):
 class Original:
     """An exception that stays in its process, with its frames for a debugger.
 
-    In another process `error` is None. Sent back, it is the same object again, as long as something refers to it.
+    In another process `error` is None. Sent back, it becomes the same object, as long as that is referenced.
     """
 
     _kept: ClassVar[WeakValueDictionary[int, Original]] = WeakValueDictionary()
@@ -268,12 +269,12 @@ class Original:
 
     @classmethod
     def find(cls, number: int) -> Original:
-        """Return the object with this number; in another process one that stands for it."""
+        """Return the object with this number; in another process a substitute."""
         return cls._kept.get(number) or cls(None, number)
 
 
 class Failure(NamedTuple):
-    """An exception on its way to the training loop.
+    """An exception in transit to the training loop.
 
     Attributes:
         error: a cloudpickle of the exception, or None if it does not pickle.
@@ -297,9 +298,9 @@ class RowFailure(NamedTuple):
 
     Attributes:
         kind: the name of the error's class in `streamload.errors`.
-        fatal: a mistake in the program, or a shard that changed while in use; never skipped.
+        fatal: a bug in the program, or a shard that changed while in use; never skipped.
         offset: the first byte of the field, or MISSING.
-        missing_field: the sample does not have the field.
+        missing_field: the sample lacks the field.
         stored_in: the number of the shard or sidecar that holds the field.
     """
 
@@ -316,12 +317,12 @@ class RowFailure(NamedTuple):
 
 
 class StoredColumn(NamedTuple):
-    """How a column of values lies in a slot.
+    """The place of a column of values in a slot.
 
     Attributes:
         start: its first byte in the slot.
         length: the number of values.
-        is_pickle: there is a single value, the pickle of a list.
+        is_pickle: the only value is the pickle of a list.
     """
 
     start: int
@@ -335,8 +336,8 @@ class BatchDone(NamedTuple):
     Attributes:
         layout: pickled; None if nothing was written because samples failed.
         size_bytes: the used bytes of the slot.
-        rows: without those that were left out.
-        values: the places of values that are not arrays.
+        rows: without skipped ones.
+        values: the places of values other than arrays.
     """
 
     layout: bytes | None = None
@@ -350,12 +351,13 @@ class TaskCosts(NamedTuple):
     """The costs of a task in seconds.
 
     Attributes:
-        waited: for which the worker had waited for the task.
-        busy: from its start to its end; `processor` of these on a processor, `delayed` ready to run while others had
-            the processors.
+        waited: how long the worker had waited for the task.
+        busy: from the task's start to its end.
+        processor: CPU time within `busy`.
+        delayed: time within `busy` spent ready to run, but waiting for a CPU.
         named: by stage and name, such as "decode_s/jpg".
         started: by `perf_counter`.
-        process: the id of the worker's process.
+        process: the worker's process id.
     """
 
     decode: float = 0.0

@@ -1,4 +1,4 @@
-"""Image operations for `transform=`, on arrays; and reading image files, which the decoders use."""
+"""Image operations on arrays for `transform=`, and decoders of image files."""
 
 from __future__ import annotations
 

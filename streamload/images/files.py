@@ -1,15 +1,15 @@
-"""Decode image files: to uint8 arrays of height x width x RGB, or to the numbers of masks and depth maps.
+"""Decode image files to uint8 arrays of height x width x RGB, or to the numbers of masks and depth maps.
 
 JPEG goes through simplejpeg (libjpeg-turbo); other formats, and JPEG that simplejpeg refuses, through Pillow.
-Rules of the conversion to RGB:
+Conversion to RGB:
 
 * grey, palette and two-level images: each pixel's colour; CMYK and YCCK: Pillow's conversion;
-* alpha (RGBA, LA, palettes with transparency) is dropped, nothing is blended;
-* more than 8 bits a channel are refused, since depth maps and labels would lose most of their information (but AVIF is
-  scaled to 8 bits by Pillow); so are floating-point and 32-bit pixels, whose range is not stated;
+* alpha (RGBA, LA, palettes with transparency) is dropped without blending;
+* more than 8 bits a channel are refused, since depth maps and labels would lose information (except that Pillow scales
+AVIF to 8 bits); so are floating-point and 32-bit pixels, whose range is unknown;
 * animations and multi-page files: the first picture.
 
-An EXIF orientation is not applied, as in torchvision's default loader. A file that is cut off is an error, never
+EXIF orientation is not applied, as in torchvision's default loader. A truncated file raises an error; it never becomes
 a picture with grey rows.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PIXEL_LIMIT = 178_956_970
-"""The most pixels of an image, Pillow's own limit; the header is checked before memory is allocated."""
+"""Maximum pixels of an image, as in Pillow; checked in the header before memory is allocated."""
 
 _WHOLE_SCANS_LIMIT = 32  # encoders write about 10; a small file of thousands of scans would decode for hours
 _WARNING_FORMATS = ("TIFF", "GIF")
@@ -53,7 +53,7 @@ _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "Avif": (b"ftypavif", b"ftypavis"),
     "Ppm": tuple(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\n\v\f\r"),
 }
-# The largest number in the pixels of PNG with fewer than 8 bits, which Pillow scales to 255.
+# The maximum value of PNG pixels of fewer than 8 bits, which Pillow scales to 255.
 _LEVELS = {"L;2": 3, "L;4": 15}
 _PILLOW_ERRORS = (SyntaxError, OSError, EOFError, ArithmeticError, LookupError, TypeError, struct.error, Warning)
 _warning_filters = Lock()
@@ -73,15 +73,15 @@ def image_size(data: memoryview) -> tuple[int, int]:
 
 
 def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """Decode an image to uint8 (height, width, 3), C-contiguous; the first bytes decide on the format, not the name.
+    """Decode an image to uint8 (height, width, 3), C-contiguous; the first bytes decide the format, not the name.
 
     Args:
         data: the encoded file.
-        out: where to write, by the rules of `placing`; a JPEG of this size is decoded straight into it.
+        out: where to write, by the rules of `placing`; a JPEG of its size is decoded directly into it.
 
     Raises:
-        ValueError: not a known format, damaged, cut off, too large, with more than 8 bits a channel, or with pixels
-            whose range is unknown.
+        ValueError: unknown format, damaged, truncated, too large, more than 8 bits a channel, or pixels of unknown
+            range.
     """
     header = readable_jpeg_header(data)
     if header is not None:
@@ -93,7 +93,7 @@ def decode_image(data: memoryview, *, out: NDArray[np.uint8] | None = None) -> N
 
 
 def check_image(data: memoryview) -> None:
-    """Refuse an image that `decode_image` would refuse by the header; pixels are not decoded.
+    """Raise an error if `decode_image` would refuse the image by its header; pixels are not decoded.
 
     Raises:
         ValueError: as `decode_image`.
@@ -103,7 +103,7 @@ def check_image(data: memoryview) -> None:
 
 
 def readable_jpeg_header(data: memoryview) -> JpegHeader | None:
-    """Return the header of a JPEG that need not be left to Pillow; None for any other file.
+    """Return the header of a JPEG that simplejpeg can decode; None for any other file.
 
     Raises:
         ValueError: the image has too many pixels, or scans.
@@ -132,10 +132,10 @@ def _check_size(
 
 
 def _open(data: memoryview) -> ImageFile:
-    """Read the header with the Pillow plugin of the format that the first bytes show.
+    """Read the header with the Pillow plugin for the format of the first bytes.
 
-    The plugin is called directly because `PIL.Image.open` tries every format it knows, some of which start other
-    programs, and warns about large images, which are refused here by an error instead.
+    Unlike `PIL.Image.open`, which tries every format it knows, this never starts other programs, and does not warn
+    about large images, which are refused by an error.
     """
     from PIL.Image import DecompressionBombError
 
@@ -152,7 +152,7 @@ def _open(data: memoryview) -> ImageFile:
 
 
 def _without_metadata(png: memoryview) -> bytes:
-    """Drop texts and the colour profile, which Pillow refuses if they are large."""
+    """Remove texts and the colour profile, which Pillow refuses if they are large."""
     chunks, start = [png[:8]], 8
     while start < len(png):
         end = start + 12 + int.from_bytes(png[start : start + 4])
@@ -164,26 +164,26 @@ def _without_metadata(png: memoryview) -> bytes:
 
 @contextmanager
 def _damage_is_error(image_format: str | None) -> Iterator[None]:
-    """Raise the warnings of damage that Pillow gives for some formats."""
+    """Raise Pillow's warnings of damage for some formats."""
     if image_format not in _WARNING_FORMATS:
         yield
         return
     from PIL.Image import DecompressionBombWarning
 
-    # Filters of warnings belong to the whole process, so two threads must not change them at once.
+    # Warning filters belong to the process, so two threads must not change them at once.
     with _warning_filters, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about metadata, which have no part in the pixels
+        warnings.simplefilter("ignore", UserWarning)  # about metadata, which does not affect the pixels
         warnings.filterwarnings("error", "Truncated File Read|Corrupt EXIF data|Tag data larger than file", UserWarning)
         warnings.filterwarnings("error", category=RuntimeWarning)
-        warnings.filterwarnings("ignore", category=DecompressionBombWarning)  # `PIXEL_LIMIT` is that of all formats
+        warnings.filterwarnings("ignore", category=DecompressionBombWarning)  # `PIXEL_LIMIT` applies to all formats
         yield
 
 
 def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_limit: int = PIXEL_LIMIT) -> R:
-    """Apply a function to an image of which Pillow has read the header; `load()` reads the pixels.
+    """Apply a function to an image whose header Pillow has read; `load()` reads the pixels.
 
     Raises:
-        ValueError: not a known format, too large, damaged or cut off.
+        ValueError: unknown format, too large, damaged or truncated.
     """
     with _open(data) as image:
         progressive = bool(image.info.get("progressive"))  # of a JPEG whose header simplejpeg cannot read
@@ -196,18 +196,18 @@ def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_lim
 
 
 def _converted(image: ImageFile, mode: str) -> NDArray[np.uint8]:
-    """Return the pixels as "RGB", by the rules at the head of this module, or as "L"."""
+    """Return the pixels as "RGB", by this module's rules, or as "L"."""
     _check_pixels(image)
     image.load()
     if image.mode == mode:
         return np.array(image)
-    # Straight to RGB, Pillow would warn about palettes with transparency; the colours are the same.
+    # Converted directly to RGB, palettes with transparency make Pillow warn; the colours are the same.
     colours = (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
     return np.array(colours if mode == "RGB" else colours.convert(mode))
 
 
 def _check_pixels(image: ImageFile) -> None:
-    """Refuse an image, not loaded yet, of more than 8 bits a channel, or of unknown range."""
+    """Raise an error for an image, not loaded yet, of more than 8 bits a channel or of unknown range."""
     bits = _channel_bits(image)
     if 8 < bits < 32:
         raise ValueError(
@@ -222,7 +222,7 @@ def _check_pixels(image: ImageFile) -> None:
 
 
 def _channel_bits(image: ImageFile) -> int:
-    """Return the bits by the header; an image that Pillow reads as RGB may have lost half of its bits by that."""
+    """Return the bits by the header; Pillow may have halved them in reading RGB."""
     from PIL.TiffImagePlugin import TiffImageFile
 
     if isinstance(image, TiffImageFile):
@@ -236,27 +236,27 @@ def _channel_bits(image: ImageFile) -> int:
 
 
 def unchanged(data: bytes) -> NDArray[Any]:
-    """Decode the numbers that an image file stores, unconverted: of depth maps, and of masks of all kinds.
+    """Decode the stored numbers, unconverted: depth maps, and masks of all kinds.
 
     Returns:
-        (height, width) for grey and palette images (the numbers of the colours); (height, width, channels) for all
-        others: 2 of grey with alpha, 3 of RGB, 4 of RGBA or CMYK. uint8 or uint16; float32 or int32 of such a TIFF.
+        (height, width) for grey and palette images (indices of the colours); (height, width, channels) for all others:
+        2 of grey with alpha, 3 of RGB, 4 of RGBA or CMYK. uint8 or uint16; float32 or int32 of such a TIFF.
 
     Raises:
-        ValueError: not a known format, damaged, cut off, too large, or of a depth that no array has.
+        ValueError: unknown format, damaged, truncated, too large, or of a depth that no dtype has.
     """
     view = memoryview(data)
     return read_with_pillow(view, lambda image: _stored_numbers(image, view))
 
 
 def palette(data: bytes) -> NDArray[np.uint8]:
-    """Decode the class of each pixel from a mask with a palette, or a grey one.
+    """Decode a mask with a palette, or a grey one, to the class of each pixel.
 
     Returns:
-        uint8 (height, width): the number of the colour in the palette; of a grey image the grey as stored.
+        uint8 (height, width): indices into the palette; of a grey image the stored values.
 
     Raises:
-        ValueError: the image has several numbers for each pixel, or wider ones; or as for `unchanged`.
+        ValueError: the image has several or wider numbers for each pixel; or as for `unchanged`.
     """
     numbers = unchanged(data)
     if numbers.ndim != 2 or numbers.dtype != np.uint8:
@@ -268,13 +268,13 @@ def palette(data: bytes) -> NDArray[np.uint8]:
 
 
 def grey(data: bytes) -> NDArray[np.uint8]:
-    """Decode the lightness of each pixel, as Pillow's `convert("L")` computes it from colours.
+    """Decode the lightness of each pixel, computed from colours as by Pillow's `convert("L")`.
 
     Returns:
         uint8 (height, width).
 
     Raises:
-        ValueError: not a known format, damaged, cut off, too large, or with more than 8 bits a channel.
+        ValueError: unknown format, damaged, truncated, too large, or more than 8 bits a channel.
     """
     return read_with_pillow(memoryview(data), lambda image: _converted(image, "L"))
 

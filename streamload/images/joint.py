@@ -1,4 +1,4 @@
-"""Draw once for all fields of a picture: its image, its masks and its boxes."""
+"""Apply one random draw to all fields of a picture: its image, its masks and its boxes."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ Kind: TypeAlias = Literal["image", "mask", "boxes"]
 _KINDS = ("image", "mask", "boxes")
 
 Item: TypeAlias = tuple[Any, Kind]
-"""The number or key of a value in its sample, and its kind."""
+"""A value's number or key in its sample, and its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """Crop, flip and resize several fields of a sample alike: a transform of the whole sample, or part of one.
+    """Crop, flip and resize several fields of a sample alike: a transform of whole samples, or part of one.
 
     Kinds of fields:
 
     * "image": an array (height, width, channels) or (height, width), resampled as each operation says;
     * "mask": numbers of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
-    * "boxes": (boxes, 4 or more): first column, first row, end of the columns, end of the rows, in pixels, and further
-      numbers such as a class. Moved with the image and cut off at its edges; empty boxes are left out. The result is
-      float32 (boxes, as many).
+    * "boxes": (boxes, 4 or more): left, top, right, bottom in pixels (right and bottom exclusive), and further numbers
+    such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with as many
+    columns.
 
-    Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) get the
-    images alone, one after the other.
+    Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) apply to
+    images only, one after the other.
 
     Args:
-        operations: what to apply, first to last; those that take `rng` draw from it, crops and flips once a sample.
-        fields: for samples that are tuples, the kind of each item, None for items that stay as they are; for dicts, the
-            kinds of the other fields (`{"jpg;png": "image", "mask.png": "mask"}`). A value that is None stays so too.
+        operations: the operations, first to last; those that take `rng` draw from it, crops and flips once per sample.
+        fields: for tuples, the kind of each item, None for items to leave alone; for dicts, the kinds by name
+            (`{"jpg;png": "image", "mask.png": "mask"}`). Values that are None stay None.
         mask_fill: the number in masks where `RandomCrop` and `CenterCrop` reach beyond the image, which is 0 there.
 
     Raises:
-        TypeError, ValueError: an argument is none of these, or there is no image and no mask.
+        TypeError, ValueError: an argument is invalid, or there is neither an image nor a mask.
     """
 
     operations: Sequence[Callable[..., Any]]
@@ -73,10 +73,10 @@ class Joint:
             raise TypeError(f"Joint: mask_fill must be an integer, such as 255, not {self.mask_fill!r}")
 
     def __call__(self, sample: Any, rng: np.random.Generator) -> Any:
-        """Transform the fields of a sample: a tuple, a list or a dict, as it was.
+        """Transform the fields of a tuple, list or dict; the result has the same type.
 
         Raises:
-            TypeError: the sample is not as `fields` says, or a value is not of its kind.
+            TypeError: the sample does not match `fields`, or a value is not of its kind.
             ValueError: sizes differ, or a box is impossible.
         """
         values: Any = (
@@ -86,7 +86,7 @@ class Joint:
         size = _common_size(values, items)
         operation: Any
         for operation, random in zip(self.operations, self._random, strict=True):
-            if hasattr(operation, "window"):  # also of the user's
+            if hasattr(operation, "window"):  # also for users' operations
                 window = operation.window(*size, rng)
                 if window is None:
                     continue
@@ -128,7 +128,7 @@ class Joint:
 
 
 def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
-    """Check the fields and return the height and width of the images and masks; boxes become arrays."""
+    """Check the fields, convert boxes to arrays, and return the height and width of the images and masks."""
     sizes: dict[str, tuple[int, int]] = {}
     for key, kind in items:
         if kind == "boxes":
@@ -178,7 +178,7 @@ def _moved(boxes: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
 
 
 def _clipped(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Cut boxes off at the image's edges; empty ones are left out."""
+    """Clip boxes to the image, and remove empty ones."""
     height, width = size
     boxes[:, 0:4:2] = boxes[:, 0:4:2].clip(0, width)
     boxes[:, 1:4:2] = boxes[:, 1:4:2].clip(0, height)

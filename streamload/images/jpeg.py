@@ -1,11 +1,11 @@
-"""Read the headers of JPEG files, and decode no more of the picture than is needed.
+"""Read JPEG headers, and decode no more of a picture than needed.
 
-A JPEG's pixels are packed row by row, so a decoder can stop below the last row that is needed, but cannot begin further
-down. libjpeg-turbo stops early if the header declares fewer rows than there are; so it gets a copy of the file with
-such a header. Its rows are bit for bit those of the whole picture.
+A JPEG's pixels are packed row by row, so a decoder can stop below the last needed row, but cannot start further down.
+libjpeg-turbo stops early if the header declares fewer rows, so it gets a copy of the file with such a header. Its rows
+are bit for bit those of the whole picture.
 
-The inverse transform and the interpolation of the colours are libjpeg-turbo's exact ones, as Pillow's are. The fast
-ones save 3 to 7 % and move pixels by up to 6 and 42 of 255, so there is no option for them.
+The inverse transform and the chroma upsampling are libjpeg-turbo's exact ones, as in Pillow. The fast ones save 3 to 7
+% but change pixels by up to 6 and 42 of 255, so there is no option for them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         colour_space: simplejpeg's name: "RGB", "YCbCr", "Gray", "CMYK" or "YCCK".
-        progressive: there may be many scans over the picture.
-        block_rows: rows that are decoded at a time; 0 if decoding cannot stop early.
-        height_at: position of the height in the file, two bytes.
+        progressive: the picture may have many scans.
+        block_rows: rows decoded at a time; 0 if decoding cannot stop early.
+        height_at: offset of the height in the file, two bytes.
     """
 
     height: int
@@ -53,28 +53,25 @@ class JpegHeader(NamedTuple):
 
 
 def is_jpeg(data: memoryview) -> bool:
-    """Return True if the bytes begin as a JPEG does."""
+    """Return True if the bytes begin like a JPEG."""
     return bytes(data[:3]) == _MAGIC
 
 
 def jpeg_header(data: memoryview) -> JpegHeader | None:
-    """Return the header of a JPEG, or None if the bytes are none, or one that only Pillow may be able to read."""
+    """Return the header of a JPEG; None if the bytes are not one, or only Pillow may be able to read it."""
     import simplejpeg
 
     if not is_jpeg(data):
         return None
     try:
         height, width, colour_space, _ = simplejpeg.decode_jpeg_header(data)
-    except (ValueError, LookupError):  # LookupError: it has no name for the subsampling, such as that of 4:4:1
+    except (ValueError, LookupError):  # LookupError: subsampling that it has no name for, such as 4:4:1
         return None
     return JpegHeader(height, width, colour_space, *_frame(data))
 
 
 def _frame(data: memoryview) -> tuple[bool, int, int]:
-    """Return `progressive`, `block_rows` and `height_at` of the header, from the markers before the first scan.
-
-    See ITU-T T.81, annex B.
-    """
+    """Return `progressive`, `block_rows` and `height_at` from the markers before the first scan (ITU-T T.81, B)."""
     position, end = 2, len(data) - 4
     frame = height_at = components = sampling = 0
     while position < end and data[position] == 0xFF:
@@ -98,11 +95,11 @@ def _frame(data: memoryview) -> tuple[bool, int, int]:
             one_scan = frame in _SEQUENTIAL_FRAMES and data[position + 4] == components
             return frame in _PROGRESSIVE_FRAMES, _BLOCK * sampling if one_scan else 0, height_at
         position += 2 + (data[position + 2] << 8 | data[position + 3])
-    return True, 0, 0  # not understood: the check for progressive files does no harm to others
+    return True, 0, 0  # not understood: the check for progressive files is harmless for others
 
 
 def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
-    """Return the smallest cheap scale, in eighths, that leaves as many rows and columns; 8 if there is none."""
+    """Return the smallest cheap scale, in eighths, that leaves a minimum height and width; 8 if there is none."""
     for eighths in _EXACT_SCALES:
         height, width, _ = _scaled(header.height, header.width, eighths)
         if height >= min_height and width >= min_width:
@@ -111,7 +108,7 @@ def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
 
 
 def _scaled(height: int, width: int, eighths: int) -> tuple[int, int, int]:
-    """Return the shape of an image that is decoded at a scale."""
+    """Return the shape of an image decoded at a scale."""
     return -(-height * eighths // 8), -(-width * eighths // 8), 3
 
 
@@ -124,12 +121,12 @@ def decode_jpeg(
         data: the encoded file.
         header: of the file.
         eighths: the scale, 8 or one of `smallest_scale`.
-        rows: how many rows of the full picture are needed, from the top; the result may have fewer than the whole
-            picture. Damage below these rows may go unnoticed, but not that the file is cut off.
+        rows: number of rows of the full picture needed, from the top; the result may have no more. Damage below may go
+            unnoticed, but not truncation.
         out: where to write, uint8, C-contiguous, of the shape of the result; for `rows=None` only.
 
     Raises:
-        ValueError: the file is damaged or cut off.
+        ValueError: the file is damaged or truncated.
     """
     declared, blocks = header.height, header.block_rows
     if rows is not None and blocks:
@@ -154,7 +151,7 @@ def decode_jpeg(
 
 
 def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
-    """Decode to the size of `target`; return libjpeg-turbo's first warning, or that decoding is impossible."""
+    """Decode to the size of `target`; return libjpeg-turbo's first warning, or why decoding is impossible."""
     import simplejpeg
 
     # A factor of 1 would allow 5/8, 6/8 and 7/8.
@@ -162,7 +159,7 @@ def _decode(data: memoryview | bytearray, target: Image, eighths: int) -> str:
     try:
         simplejpeg.decode_jpeg(data, "RGB", buffer=target, **({} if eighths == 8 else scaling))
     except ValueError as exc:
-        # Cameras pad files; as the first warning it comes after a whole picture.
+        # Cameras pad files; if it is the first warning, the picture is whole.
         return "" if _PADDED_END in str(exc) else str(exc)
     return ""
 
@@ -171,7 +168,7 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
     """Return a copy of a sequential JPEG in which every scan names the whole spectrum; None if all do.
 
     Sequential decoding ignores the spectrum in a scan's header, and some encoders write zeros there. libjpeg-turbo
-    warns of it, and since only its first warning is reported, damage after that would stay unseen.
+    warns of it and reports only its first warning, so later damage would go unnoticed.
     """
     mended, position = bytearray(data), 2
     while (position := mended.find(b"\xff", position)) >= 0 and position + 5 <= len(mended):

@@ -1,20 +1,20 @@
 """Image operations on arrays (height, width, channels) or (height, width), applied in the worker.
 
-Each agrees with torchvision's operation of the same name on PIL images: exactly if it moves or resamples pixels, except
-for "bilinear", the default, which is three times as fast and on photographs within 1 of 255 in the mean over an image
-and within 12 for 999 of 1000 values (`resize_bilinear` says more); `ToFloat` and `Normalize` within 1e-6. A crop is cut
-out before it is resized, so pixels around it have no part in it. Operations never change their argument.
+Each agrees with torchvision's operation of the same name on PIL images. Those that move or resample pixels agree
+exactly, except for "bilinear", the default, which is three times as fast and on photographs within 1 of 255 in the mean
+over an image and within 12 for 999 of 1000 values (see `resize_bilinear`); `ToFloat` and `Normalize` agree within 1e-6.
+A crop is cut out before it is resized, so pixels around it have no effect. Operations never change their argument.
 
-A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. The same state of it
-gives the same bytes.
+A random operation has a parameter `rng`, a `numpy.random.Generator`, which the worker passes. Equal states give equal
+bytes.
 
 An operation with a method `from_encoded(data, rng)` may get the encoded file instead, in memory that is reused
-afterwards. A JPEG is then decoded no further down than the crop, and, if it shrinks to a fifth or less, at a smaller
-scale. Then the result differs from that of the two steps: on photographs and text by 1 of 255 in the mean over an image
+afterwards. A JPEG is then decoded only down to the end of the crop, and, if it shrinks to a fifth or less, at a smaller
+scale. The result then differs from decoding in full: on photographs and text by 1 of 255 in the mean over an image
 (1.03 in the worst of 1,652 cases) and by 15 for 999 of 1000 values; noise and drawings in black and white by up to 4 in
 the mean, stripes of two pixels by 5, and a board of squares of 8 pixels, which are the JPEG's own blocks, by 9.
 
-Every operation takes an array `out=` to write its result into; `placing` states the rules.
+Every operation takes an array `out=` to write its result into; see `placing`.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _MOST_BYTES = 1 << 20
 Planes: TypeAlias = NDArray[np.float32]
 """float32 array (channels, height, width)."""
 
-_LARGEST_SCALE = 4.0  # beyond it the filter would cost more than is gained
+_LARGEST_SCALE = 4.0  # beyond it the filter costs more than it saves
 _SCALE_STEPS = 64
 _PHASES = 8
 _WEIGHT_OF_SUM = 1000.0
 _CORRELATION = 0.9  # of neighbouring pixels, as in photographs
-_FINEST_TAP = 256  # OpenCV filters bytes by taps of 8 bits; rounded by itself they might not add up to 1
+_FINEST_TAP = 256  # OpenCV rounds taps to 8 bits; they must still add up to 1
 
 
 def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = None) -> Image:
@@ -69,14 +69,14 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
 
     Args:
         image: at most `_LARGEST_SCALE` times as large as the result in either direction.
-        shape: of the result: height, width, and channels, which may be left out if there is one.
+        shape: of the result: height, width, and channels, which may be omitted if there is one.
         out: where to write the result, by the rules of `placing`.
 
     Returns:
-        uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk,
-        on photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
-        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. The contrast left in noise is 95.5 to
-        101 % of Pillow's; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
+        uint8 of that shape. Against Pillow's `resize(size, BILINEAR)`, in levels of 255: enlarged within 1. Shrunk, on
+        photographs within 1 in the mean (1.4 with strong grain), 12 for 999 of 1000 values and 30 for all; on pure
+        noise 6.5, 30 and 50; on edges between black and white 0.2, 25 and 35. Noise keeps 95.5 to 101 % of Pillow's
+        contrast; without antialiasing it would be 110 % at a scale of 1.1, 178 % at 2 and 347 % at 4.
     """
     cv2 = opencv()
     rows, columns = image.shape[0] / shape[0], image.shape[1] / shape[1]
@@ -90,10 +90,10 @@ def resize_bilinear(image: Image, shape: tuple[int, ...], out: Image | None = No
 
 @cache
 def _fitted_filter(steps: int) -> NDArray[np.float32]:
-    """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and add up to exactly 1."""
+    """Return the symmetric filter for a scale of `steps / _SCALE_STEPS`; its taps are >= 0 and sum to exactly 1."""
     scale = steps / _SCALE_STEPS
     if scale <= 1:
-        return np.array([0, 1, 0], np.float32)  # for a single tap OpenCV has no fast way
+        return np.array([0, 1, 0], np.float32)  # OpenCV has no fast path for a single tap
     reach = max(1, math.ceil(scale) - 1)
     taps, distances = np.arange(-reach - 2, reach + 4), np.arange(reach + 1)
     phases = ((np.arange(_PHASES) + 0.5) / _PHASES)[:, None, None]
@@ -113,12 +113,12 @@ def _fitted_filter(steps: int) -> NDArray[np.float32]:
 
 
 Interpolation: TypeAlias = Literal["nearest", "box", "bilinear", "bicubic", "lanczos"]
-# Beside uint8; each value of these is a float32 too, as which Pillow resamples it.
+# Besides uint8. Pillow resamples them as float32, which holds each of their values.
 _RESAMPLED_DTYPES = (np.uint16, np.float32)
 _TRIES = 10
-# How much larger than the result a box must stay when the JPEG's own transform shrinks it, since that is another filter
-# than the requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to
-# 1.8, with 1 by up to 6.
+# Minimum size of a box relative to the result after the JPEG's own transform has shrunk it, whose filter is not the
+# requested one. With 2.5 photographs and textures differ by up to 1.03 of 255 in the mean; with 2 by up to 1.8, with 1
+# by up to 6.
 _LEAST_SHRINKING = 2.5
 
 
@@ -137,7 +137,7 @@ class Window(NamedTuple):
     Attributes:
         box: in the image; pixels beyond the image are filled.
         size: height and width of the result. A box of another size is resampled, and lies within the image.
-        mirrored: left and right are swapped; `box` is then the whole image, and `size` is its size.
+        mirrored: swap left and right; `box` is then the whole image, and `size` its size.
     """
 
     box: Box
@@ -152,10 +152,10 @@ class _Operation:
 
 
 class Geometric(_Operation, ABC):
-    """An operation that moves pixels, in the same way in all fields of one picture.
+    """An operation that moves pixels, alike in all fields of one picture.
 
     Attributes:
-        interpolation: how it resamples images, if it does.
+        interpolation: the filter for resampling images.
     """
 
     __slots__ = ()
@@ -163,7 +163,7 @@ class Geometric(_Operation, ABC):
 
     @abstractmethod
     def window(self, height: int, width: int, rng: Any, /) -> Window | None:
-        """Return the source of the result's pixels; None if the image stays as it is. Only this draws from `rng`."""
+        """Return the source of the result's pixels; None for an unchanged image. Only this draws from `rng`."""
 
     def apply(self, image: Image, rng: Any, out: Image | None) -> Image:
         """Check an image, and return the pixels of its window."""
@@ -189,10 +189,10 @@ class _Random(Geometric):
 
 
 def check_size(operation: str, size: object, interpolation: str = "nearest") -> tuple[int, int]:
-    """Return (height, width) from one positive integer or two.
+    """Return (height, width) from one positive integer or a pair.
 
     Raises:
-        ValueError: `size` is something else, or there is no such filter.
+        ValueError: `size` is something else, or the filter is unknown.
     """
     if interpolation not in get_args(Interpolation):
         raise ValueError(f"{operation}: interpolation must be one of {get_args(Interpolation)}, not {interpolation!r}")
@@ -215,17 +215,17 @@ def check_range(operation: str, name: str, value: tuple[float, float], limit: fl
 def cut(
     image: Image, window: Window, interpolation: Interpolation, out: Image | None = None, *, fill: float = 0
 ) -> Image:
-    """Return the pixels of a window, in memory of their own or in `out`, by the rules of `placing`.
+    """Return the pixels of a window, in new memory or in `out`, by the rules of `placing`.
 
     Args:
-        image: is not changed.
+        image: the source, never changed.
         window: the source of the result's pixels.
         interpolation: for a box of another size than the result.
         out: where to write.
         fill: the value beyond the image's edges.
 
     Raises:
-        TypeError: only "nearest" can resample truth values, and integers other than uint8 and uint16.
+        TypeError: booleans, and integers other than uint8 and uint16, can only be resampled by "nearest".
         ValueError: the result, or the box at its width, has too many pixels.
     """
     if window.mirrored:
@@ -254,7 +254,7 @@ def _resample(
 ) -> Image:
     """Resize the pixels within `box` to `size`, antialiased when shrinking (except by "nearest").
 
-    Pixels beyond the (rounded) edge of the box have no part in the result.
+    Pixels beyond the (rounded) edge of the box have no effect.
     """
     if max(size[0], box.height) * size[1] > PIXEL_LIMIT:  # Pillow resizes rows first
         raise ValueError(
@@ -289,12 +289,12 @@ def _resample(
 
 
 def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
-    """Resize a box of whole pixels that are not bytes: by index, or channel by channel as floats by Pillow."""
+    """Resize a box of whole pixels other than bytes: by index, or by Pillow as floats, channel by channel."""
     if interpolation == "nearest":
         for axis, (length, wanted) in enumerate(zip(part.shape, size, strict=False)):
             positions = np.full(wanted, length / wanted)
             positions[0] /= 2
-            # Added up step by step, as Pillow's are.
+            # Summed step by step, as in Pillow.
             part = part.take(np.cumsum(positions).astype(np.int64).clip(max=length - 1), axis)
         return part
     if part.dtype not in _RESAMPLED_DTYPES:
@@ -327,11 +327,11 @@ def decode_resampled(
 ) -> Image:
     """Decode a JPEG no larger than needed, and no further down than the box, and resample the box.
 
-    The inverse transform of the JPEG itself shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 after which
-    the box is still `_LEAST_SHRINKING` times as high and wide as the result.
+    The JPEG's inverse transform shrinks the picture, by the largest factor of 8/4, 8/3 and 8/2 that leaves the box
+    `_LEAST_SHRINKING` times as high and wide as the result.
 
     Raises:
-        ValueError: the file is damaged or cut off. Damage below the box may go unnoticed.
+        ValueError: the file is damaged or truncated. Damage below the box may go unnoticed.
     """
     min_height = math.ceil(_LEAST_SHRINKING * header.height * size[0] / box.height)
     min_width = math.ceil(_LEAST_SHRINKING * header.width * size[1] / box.width)
@@ -339,14 +339,14 @@ def decode_resampled(
     image = decode_jpeg(data, header, eighths=eighths, rows=math.ceil(box.top + box.height))
     if image is None:
         image, eighths = decode_image(data), 8
-    # Sides are rounded up to whole pixels but the contents are scaled by exactly so many eighths.
+    # Sides are rounded up to whole pixels, but the contents are scaled exactly.
     scaled = box if eighths == 8 else Box(*(edge * eighths / 8 for edge in box))
     return _resample(image, scaled, size, interpolation, out)
 
 
-# Results of `ToFloat`, and of `Normalize` after it, are transposed views (channels, height, width) of arrays that are
-# contiguous as (height, width, channels), so no time goes into moving pixels, and a batch of such images is a tensor in
-# torch's `channels_last` memory format. Results of `ToTensor` are contiguous tensors, as torchvision's.
+# Results of `ToFloat`, and of `Normalize` after it, are transposed views (channels, height, width) of arrays contiguous
+# as (height, width, channels): no pixels are moved, and a batch is a tensor in torch's `channels_last` memory format.
+# Results of `ToTensor` are contiguous tensors, as in torchvision.
 @dataclass(frozen=True, slots=True)
 class ToFloat(_Operation):
     """Convert bytes (height, width, channels), or (height, width), to float32 (channels, height, width) in [0, 1]."""
@@ -366,14 +366,14 @@ class ToFloat(_Operation):
 
 @dataclass(frozen=True, slots=True)
 class ToTensor(_Operation):
-    """Convert bytes as `ToFloat` does, to a contiguous torch tensor as torchvision's `ToTensor` makes it.
+    """Convert bytes as `ToFloat` does, to a contiguous tensor like torchvision's `ToTensor`.
 
-    For a `collate_fn` or another function that needs tensors. Without one, values go straight to the batch's memory, as
+    For a `collate_fn` or another function that needs tensors. Without one, values go directly to the batch's memory, as
     those of `ToFloat` do, which is faster and does not import torch.
     """
 
     def __call__(self, image: Image, out: Planes | None = None) -> Any:
-        """Return `image / 255`, a float32 tensor (channels, height, width) in memory of its own; or `out`.
+        """Return `image / 255`, a float32 tensor (channels, height, width) that owns its memory; or `out`.
 
         Raises:
             TypeError, ValueError: as `ToFloat`.
@@ -390,8 +390,8 @@ class Normalize(_Operation):
         std: one number for each channel, above 0.
 
     Raises:
-        TypeError: `mean` or `std` is no sequence of numbers.
-        ValueError: the lengths differ, or a number is not finite, or a standard deviation is not above 0.
+        TypeError: `mean` or `std` is not a sequence of numbers.
+        ValueError: the lengths differ, a number is not finite, or a standard deviation is not above 0.
     """
 
     mean: Sequence[float]
@@ -415,17 +415,17 @@ class Normalize(_Operation):
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Self:
-        """Normalize by the mean and deviation of a dataset's own images, as `streamload stats --pixels` saved them.
+        """Normalize by a dataset's own mean and deviation, as saved by `streamload stats --pixels`.
 
         Args:
-            folder: of the shards, local or a url, or the JSON file.
+            folder: of the shards, local or a url; or the JSON file.
             storage_options: as for `StreamLoader`.
 
         Raises:
-            StorageError: there is no such file, or it cannot be read.
+            StorageError: the file does not exist or cannot be read.
             ValueError: it is not from `streamload stats --pixels`.
         """
-        from streamload.storage.storages import Storages  # takes as long to import as all the rest
+        from streamload.storage.storages import Storages  # as slow to import as all the rest
 
         place = os.fspath(folder)
         url = place if place.endswith(".json") else f"{place.rstrip('/')}/{STATISTICS_NAME}"
@@ -446,7 +446,7 @@ class Normalize(_Operation):
         """Normalize a result of `ToFloat` or `ToTensor`, or a uint8 image, bit for bit as after `ToFloat`.
 
         Returns:
-            float32 (channels, height, width): a transposed view as from `ToFloat`, or for a tensor a tensor.
+            float32 (channels, height, width): a transposed view as from `ToFloat`, or a tensor for a tensor.
 
         Raises:
             TypeError: neither a uint8 nor a float32 array, nor a float32 tensor.
@@ -472,7 +472,7 @@ class Normalize(_Operation):
             opencv().LUT(pixels, _normalized_bytes(tuple(self.mean), tuple(self.std)), dst=target)
             return _planes(target, out)
         height, width, channels = pixels.shape
-        # Rows of whole pixels against a row of repeated constants: NumPy is slow at inner loops of three elements.
+        # Whole rows against repeated constants: NumPy is slow at inner loops of three elements.
         rows = target.reshape(height, width * channels)
         np.subtract(pixels.reshape(rows.shape), np.tile(np.asarray(self.mean, np.float32), width), out=rows)
         np.divide(rows, np.tile(np.asarray(self.std, np.float32), width), out=rows)
@@ -481,7 +481,7 @@ class Normalize(_Operation):
 
 @lru_cache(maxsize=16)
 def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes:
-    """Return each byte's result in each channel, (1, 256, channels), by the steps and roundings of floats."""
+    """Return each byte's result in each channel, (1, 256, channels), rounded as in float computation."""
     table = np.empty((1, 256, len(mean)), np.float32)
     table[:] = (np.arange(256, dtype=np.float32) / np.float32(255))[:, None]
     table -= np.asarray(mean, np.float32)
@@ -490,7 +490,7 @@ def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes
 
 
 def _as_tensor(planes: Planes, out: Planes | None) -> Any:
-    """Return planes as a contiguous tensor; those that were written to `out` stay an array."""
+    """Return planes as a contiguous tensor, unless they were written to `out`."""
     if planes is out:
         return out
     import torch
@@ -499,7 +499,6 @@ def _as_tensor(planes: Planes, out: Planes | None) -> Any:
 
 
 def _pixels(operation: str, image: Any) -> Image:
-    """Return a checked image as (height, width, channels)."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
         got = f"an array of {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
         raise TypeError(f"{operation} takes a uint8 array (height, width, channels) or (height, width), got {got}")
@@ -515,7 +514,6 @@ def _target(shape: tuple[int, ...], out: Planes | None) -> Planes:
 
 
 def _planes(target: Planes, out: Planes | None) -> Planes:
-    """Return the planes of an array from `_target`, in `out` if that fits."""
     if out is not None and np.may_share_memory(target, out):
         return out
     return placed(target.transpose(2, 0, 1), out)
@@ -525,11 +523,15 @@ def _planes(target: Planes, out: Planes | None) -> Planes:
 class Compose:
     """Apply operations, or any other callables, one after the other.
 
-    Those with a parameter `rng` get the same generator. `writes_into_out` is true if the last operation takes `out`,
-    and `uses_global_generators` if one may draw from `random`, `numpy.random` or torch: not of ours and without `rng`.
+    Those with a parameter `rng` share one generator.
 
     Args:
-        operations: what to apply, first to last; those of a Compose among them become this one's own.
+        operations: the operations, first to last; a nested Compose is flattened.
+
+    Attributes:
+        writes_into_out: the last operation takes `out`.
+        uses_global_generators: some operation may draw from `random`, `numpy.random` or torch: it is the user's and
+            takes no `rng`.
 
     Raises:
         TypeError: `operations` is not a sequence of callables.
@@ -573,7 +575,7 @@ class Compose:
 
 
 def steps_of(operation: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
-    """Return the operations of a Compose, or else the operation itself."""
+    """Return the operations of a Compose, or the operation itself."""
     return operation.operations if type(operation) is Compose else (operation,)
 
 
@@ -584,7 +586,7 @@ def is_ours(operation: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(_Fixed):
-    """Cut out the middle; an image that is too small is first surrounded with zeros.
+    """Crop the centre; an image that is too small is first padded with zeros.
 
     Args:
         size: height and width of the result, or one integer for both.
@@ -599,7 +601,7 @@ class CenterCrop(_Fixed):
         check_size("CenterCrop", self.size)
 
     def window(self, height: int, width: int, _: Any, /) -> Window:
-        """Return the middle."""
+        """Return the centre."""
         size = check_size("CenterCrop", self.size)
         spare = [length - wanted for length, wanted in zip((height, width), size, strict=True)]
         top, left = (round(each / 2) if each >= 0 else -(-each // 2) for each in spare)
@@ -608,11 +610,11 @@ class CenterCrop(_Fixed):
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop(_Random):
-    """Cut out a part of a fixed size at a random place.
+    """Crop a part of fixed size at a random place.
 
     Args:
         size: height and width of the part, or one integer for both.
-        padding: rows and columns of zeros that are put around the image before.
+        padding: rows and columns of zeros to add on each side before.
 
     Raises:
         ValueError: `size` is not positive or `padding` is negative.
@@ -628,7 +630,7 @@ class RandomCrop(_Random):
             raise ValueError(f"RandomCrop: padding must be an integer of at least 0, not {self.padding!r}")
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
-        """Draw a part; a ValueError if the image with its padding is smaller."""
+        """Draw a part; a ValueError if the padded image is smaller."""
         rows, columns = check_size("RandomCrop", self.size)
         spare_rows, spare_columns = height + 2 * self.padding - rows, width + 2 * self.padding - columns
         if spare_rows < 0 or spare_columns < 0:
@@ -642,7 +644,7 @@ class RandomCrop(_Random):
 
 @dataclass(frozen=True, slots=True)
 class RandomHorizontalFlip(_Random):
-    """Swap left and right with probability `p`; else return the image itself (or a copy, in a fitting `out`).
+    """Swap left and right with probability `p`; else return the image (or a copy, in a fitting `out`).
 
     Args:
         p: the probability.
@@ -659,18 +661,18 @@ class RandomHorizontalFlip(_Random):
             raise ValueError(f"RandomHorizontalFlip: p must be a probability from 0 to 1, not {self.p!r}")
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window | None:
-        """Draw the mirror image, or None."""
+        """Return the mirrored image with probability `p`, else None."""
         mirrored = rng.random() < self.p
         return Window(Box(0, 0, height, width), (height, width), mirrored=True) if mirrored else None
 
 
 class _Resizing(Geometric):
-    """An operation that may begin with the encoded image."""
+    """An operation that can start from the encoded image."""
 
     __slots__ = ()
 
     def from_encoded(self, data: memoryview, rng: np.random.Generator | None = None, out: Image | None = None) -> Image:
-        """Decode and resize the same part as on a call with the decoded image.
+        """Decode and resize the part that a call with the decoded image would use.
 
         A JPEG is decoded only down to the end of the part, so damage below it may go unnoticed.
 
@@ -687,12 +689,12 @@ class _Resizing(Geometric):
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop(_Resizing, _Random):
-    """Cut out a random part of the image and resize it.
+    """Crop a random part of the image and resize it.
 
     Args:
         size: height and width of the result, or one integer for both.
-        scale: least and greatest share of the image's area.
-        ratio: least and greatest width / height of the part.
+        scale: minimum and maximum share of the image's area.
+        ratio: minimum and maximum width / height of the part.
         interpolation: "bilinear", "bicubic", "lanczos", "box" or "nearest"; all but the last are antialiased.
 
     Raises:
@@ -710,9 +712,9 @@ class RandomResizedCrop(_Resizing, _Random):
         check_range("RandomResizedCrop", "ratio", self.ratio, math.inf)
 
     def window(self, height: int, width: int, rng: np.random.Generator, /) -> Window:
-        """Draw a part as torchvision does: the area uniformly and the ratio log-uniformly, up to ten times.
+        """Draw a part as torchvision does: area uniformly and ratio log-uniformly, in up to ten tries.
 
-        If no part fits, it is the largest central one whose ratio is allowed.
+        If none fits, return the largest central part of an allowed ratio.
         """
         size = check_size("RandomResizedCrop", self.size)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -737,8 +739,8 @@ class Resize(_Resizing, _Fixed):
     """Resize the whole image, antialiased.
 
     Args:
-        size: an integer, the length of the shorter side, which keeps the ratio; or exactly (height, width).
-        max_size: for an integer `size` only: the longer side does not become longer than this.
+        size: the length of the shorter side, which keeps the ratio; or exactly (height, width).
+        max_size: for an integer `size` only: maximum length of the longer side.
         interpolation: as for RandomResizedCrop.
 
     Raises:
@@ -761,7 +763,7 @@ class Resize(_Resizing, _Fixed):
             )
 
     def window(self, height: int, width: int, _: Any, /) -> Window:
-        """Return the whole."""
+        """Return the whole image."""
         whole = Box(0, 0, height, width)
         if not isinstance(self.size, int):
             return Window(whole, self.size)

@@ -1,10 +1,10 @@
-"""Check an operation's array, and write its result into an array that the caller offers, or into a new one.
+"""Check an operation's array, and write its result into a given array or a new one.
 
-The protocol of `out=`, which every operation with the attribute `writes_into_out` takes, in its call and in
-`from_encoded`: if `out` is a writable array of the result's shape and dtype, the result is written into it, and the
-returned array *is* `out`. Otherwise `out` is left as it was, and a new array is returned. The values are the same.
-`out` may have any strides; if it is contiguous (for the float operations: as (height, width, channels)), nothing is
-copied on the way. It must not share memory with the operation's argument. After an exception it is undefined.
+Operations with the attribute `writes_into_out` take `out=`, in calls and in `from_encoded`. If `out` is a writable
+array of the result's shape and dtype, the result is written into it, and the returned array *is* `out`; otherwise a new
+array is returned and `out` is unchanged. The values are equal. `out` may have any strides; if it is contiguous (for the
+float operations: as (height, width, channels)), no copy is made. It must not share memory with the operation's
+argument. After an exception it is undefined.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from numpy.typing import DTypeLike, NDArray
 Image: TypeAlias = NDArray[Any]
 """uint8 or uint16 array (height, width, channels) of 1, 3 or 4 channels, or (height, width) of any numbers."""
 
-MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # RGBX, as RGBA would be weighted by its alpha while resampling
+MODES = {1: "L", 3: "RGB", 4: "RGBX"}  # RGBX: in resampling, RGBA would be weighted by alpha
 _CHANNEL_DTYPES = (np.uint8, np.uint16)
 
 
 def takes(operation: object, parameter: str) -> bool:
-    """Return True if an operation has a parameter; for `out` it must say too that it follows the protocol."""
+    """Return True if an operation has a parameter; for `out` it must also declare `writes_into_out`."""
     if parameter == "out" and getattr(operation, "writes_into_out", False) is not True:
         return False
     try:
@@ -39,12 +39,12 @@ def fits(out: object, shape: tuple[int, ...], dtype: DTypeLike) -> TypeGuard[Ima
 
 
 def writable_in_order(out: Image | None, shape: tuple[int, ...], dtype: DTypeLike) -> Image | None:
-    """Return `out` if a result can be written straight into it because it is C-contiguous too, else None."""
+    """Return `out` if a result can be written directly into it because it is also C-contiguous, else None."""
     return out if fits(out, shape, dtype) and out.flags.c_contiguous else None
 
 
 def placed(result: Image, out: Image | None) -> Image:
-    """Move a result, an array of its own or `out` itself, into `out` if that fits."""
+    """Move a result (a new array, or `out` itself) into `out` if that fits."""
     if result is out or not fits(out, result.shape, result.dtype):
         return result
     out[...] = result
@@ -59,9 +59,9 @@ def copied(part: Image, out: Image | None) -> Image:
 
 
 def check_image(operation: str, image: Any) -> None:
-    """Refuse anything but numbers (height, width), and uint8 or uint16 (height, width, 1 or 3 or 4).
+    """Raise an error for anything but numbers (height, width), or uint8 or uint16 (height, width, 1, 3 or 4).
 
-    Floats of three dimensions are refused because those of `ToFloat` have their channels first.
+    Three-dimensional floats are refused, since those of `ToFloat` have channels first.
 
     Raises:
         TypeError, ValueError: of another dtype or shape.
@@ -81,8 +81,8 @@ def check_image(operation: str, image: Any) -> None:
 
 @lru_cache(maxsize=1)
 def opencv() -> Any:
-    """Return the module `cv2`."""
+    """Import `cv2`, without its threads."""
     import cv2
 
-    cv2.setNumThreads(0)  # the processors are shared out among workers already
+    cv2.setNumThreads(0)  # the workers already use all CPUs
     return cv2

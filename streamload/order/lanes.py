@@ -87,7 +87,7 @@ class SlidingShuffle:
     def _seek(self, number: int) -> None:
         self._least = None
         self._drawn_end = max(0, number - self._window)
-        # Numbers # Valid from `number` on only; see the module's proof.
+        # Valid from `number` on only; see the module's proof.
         self._ready_start = self._drawn_end
         self._ready: NDArray[np.int64] = np.empty(0, np.int64)
         self._waiting: tuple[NDArray[np.float64], NDArray[np.int64]] = np.empty(0, np.float64), np.empty(0, np.int64)

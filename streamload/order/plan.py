@@ -25,10 +25,10 @@ IntArray = NDArray[np.int64]
 Outputs = tuple[IntArray, IntArray, IntArray]
 """For each row: its dataset, its lane in the dataset, and its number in the lane."""
 
-# # Maximum outputs of a streamed lane to finalize beyond the next batch.
+# Maximum outputs of a streamed lane to finalize beyond the next batch.
 _MOST_NUMBERS_AHEAD = 65_536
 
-# # Batches inspected to predict shards; usually all batches of a rank have the same lanes.
+# Batches inspected to predict shards; usually all batches of a rank have the same lanes.
 _BATCHES_WITH_KNOWN_LANES = 16
 
 
@@ -157,7 +157,7 @@ class EpochPlan:
 
     def finished(self) -> list[int]:
         """Return each shard once, at most a window after its last use; all shards at the end."""
-        # # Later outputs of any lane have at least this number.
+        # Later outputs of any lane have at least this number.
         passed = [None] * len(self.interleavings) if self._ended else self._passed(0)
         pairs = zip(self.interleavings, passed, strict=True)
         return [shard for interleaving, least in pairs for shard in interleaving.finished(least)]
@@ -176,8 +176,7 @@ class EpochPlan:
         return self.interleavings[dataset].unpassed(shard, self._passed(0)[dataset], self._passed(1)[dataset])
 
     def take(self, max_rows: int) -> RowBlock | None:
-        """Return the next full batches, at least one, as far as `max_rows` and the counts allow; None at the end of the
-        epoch.
+        """Return the next full batches that `max_rows` and the counts allow, at least one; None at the end.
 
         A call has a fixed cost of tens of microseconds, and some per lane: request thousands of rows at a time.
 
@@ -255,7 +254,7 @@ class EpochPlan:
         first_row, first_end = self._next_start + self._slice.start, self._next_start + self._slice.stop
         finalized_end = known_end
         if self._options.radius:
-            # # A number a window before the known end is final, whatever the draws are.
+            # A number a window before the known end is final, whatever the draws are.
             finalized_end = known_end - self._options.radius
             if finalized_end < first_end + (n_full - 1) * stride:
                 most = max(_MOST_NUMBERS_AHEAD, self._global_batch)
@@ -341,7 +340,7 @@ class MixturePlan(EpochPlan):
         return [int(number) for number in before // self.lanes + (blocks > 0)]
 
     def _outputs(self, positions: IntArray) -> Outputs:
-        first = int(positions.min())  # # turns are computed for contiguous ranges
+        first = int(positions.min())  # turns are computed for contiguous ranges
         datasets, turns = self._turns.at(first, int(positions.max()) + 1)
         lanes, numbers = np.empty(len(turns), np.int64), np.empty(len(turns), np.int64)
         for dataset, n_samples in enumerate(self._shares.sizes.tolist()):

@@ -21,15 +21,15 @@ from streamload.order.shard_counts import ENDLESS, UNKNOWN, ShardCounts, distinc
 
 IntArray = NDArray[np.int64]
 
-# # Samples per precomputed sum of draws.
+# Samples per precomputed sum of draws.
 _BLOCK = 32
 
 _PIECE = _BLOCK << 14
 
-# # Draws per lookup, so that the arrays stay in the CPU cache.
+# Draws per lookup, so that the arrays stay in the CPU cache.
 _ROWS_AT_ONCE = 4_096
 
-# # Shards whose counts are applied at once.
+# Shards whose counts are applied at once.
 _SHARDS_PER_STEP = 4_096
 
 
@@ -90,7 +90,7 @@ class RepeatCounts:
 
     def __init__(self, repeats: NDArray[Any], counts: IntArray) -> None:
         self._repeats = repeats.view(np.uint8) if repeats.dtype == np.bool_ else repeats
-        # # In pieces of whole blocks: NumPy converts its whole input before it sums.
+        # In pieces of whole blocks: NumPy converts its whole input before it sums.
         pieces = (self._repeats[start : start + _PIECE] for start in range(0, len(repeats), _PIECE))
         sums = [np.add.reduceat(piece, np.arange(0, len(piece), _BLOCK), dtype=np.int64) for piece in pieces]
         self._block_edges = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sums]))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from streamload.order.randomness import CounterDraws, as_uniforms, philox_key
 
-# # Samples per draw, so that the arrays stay in the CPU cache.
+# Samples per draw, so that the arrays stay in the CPU cache.
 _CHUNK = 1 << 16
 
-# # Standard deviations around an expected bound that are searched for it.
+# Standard deviations around an expected bound that are searched for it.
 _SPREAD = 8.0
 
 IntArray = NDArray[np.int64]
