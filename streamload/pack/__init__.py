@@ -1,4 +1,4 @@
-"""Packing. An import from this package binds `streamload.pack` to it instead of the function, so it is callable."""
+"""Packing. Importing from this package binds `streamload.pack` to the package, so it is callable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of tasks that call a user's function, with inputs or samples. Worker processes import little else."""
+"""Pack the results of a user's function, called for inputs or samples. Worker processes import little else."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PackCalls:
-    """The work of packing the samples that a user's function makes of inputs; all are pickled."""
+    """Pack the samples that a user's function makes of inputs. All attributes are pickled."""
 
     function: bytes
     inputs: tuple[bytes, ...]
     first: int
 
     def __call__(self, append: Append) -> Sequence[Fault]:
-        """Raise StreamloadError, with the input, if the function fails or a sample is wrong."""
+        """Append the samples; a StreamloadError names the input if the function fails or a sample is invalid."""
         function = cloudpickle.loads(self.function)
         for number, pickled in enumerate(self.inputs, start=self.first):
             value = pickle.loads(pickled)
@@ -61,7 +61,7 @@ class PackCalls:
 
 
 def samples_in(result: Any) -> Iterable[Mapping[str, object]]:
-    """Return the samples in the result of a user's function: None, one sample, or samples. Raises TypeError."""
+    """Return the samples in a function's result: None, one sample, or several. Raises TypeError."""
     if result is None:
         return ()
     if isinstance(result, Mapping):
@@ -83,7 +83,7 @@ def _failed_input(number: int, value: object, exc: Exception) -> StreamloadError
 
 
 class SourceShard(NamedTuple):
-    """A listed shard, and the ascending numbers of the samples to read, int64[n]; None for all."""
+    """A listed shard, and the samples to read, ascending, int64[n]; None for all."""
 
     url: str
     bytes: int
@@ -95,7 +95,7 @@ class SourceShard(NamedTuple):
 
 
 def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterator[Sample]:
-    """Read the samples of a shard as dicts of their fields, with "__key__" and "__url__"."""
+    """Yield a shard's samples as dicts of their fields, with "__key__" and "__url__"."""
     decoder = cache(lambda field: decoder_for(field, decode))
     url = without_secrets(shard.url)
     archive = _archive(shard.url, storages)
@@ -115,7 +115,7 @@ def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Itera
 
 
 def _archive(url: str, storages: Storages) -> bytes | mmap:
-    """Return a whole shard, decompressed; one that is a local file is mapped."""
+    """Return a whole shard, decompressed; a plain local file is mapped."""
     if storages.costs_requests(url) or compression_of(url) is not None:
         content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
         return b"".join(decompressed(url, content))
@@ -132,7 +132,7 @@ def mapped_samples(
     decode: Decode,
     storages: Storages,
 ) -> Iterator[Any]:
-    """Yield the results of a function for a shard's samples; exceptions get a note that names the sample."""
+    """Yield a function's results for a shard's samples; exceptions get a note that names the sample."""
     samples = _samples_of(shard, decode, storages)
     while batch := list(islice(samples, batch_size or 1)):
         try:
@@ -146,17 +146,17 @@ def mapped_samples(
 
 
 def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]:
-    """Yield the results of a function; a new sample without a key gets that of its source."""
+    """Yield a function's results; a new sample without a key gets that of its source."""
     one_each = len(results) == len(batch)
     for number, sample in enumerate(results):
         if isinstance(sample, Mapping) and "__key__" not in sample and (one_each or len(batch) == 1):
             yield {**sample, "__key__": batch[number if one_each else 0]["__key__"]}
         elif sample is not None:
-            yield sample  # refused later, if it is no sample
+            yield sample  # if it is not a sample, refused later
 
 
 def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
-    """Yield the new fields alone, under the keys of their samples."""
+    """Yield only the new fields, under the keys of their samples."""
     if len(results) != len(batch):
         raise ValueError(
             f"it gave {counted(len(results), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None "

@@ -1,4 +1,4 @@
-"""The output of commands: wrong arguments, lines on standard error, numbers, and progress."""
+"""Print output of commands: usage errors, lines on standard error, numbers, and progress."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LINE_INTERVAL_S, _BAR_INTERVAL_S = 5.0, 0.1
 
 
 class UsageError(ValueError):
-    """The arguments are wrong; the message says what to do."""
+    """Raised for wrong arguments; the message says what to do."""
 
 
 def say(line: str) -> None:
-    """Print a line on standard error, with control characters escaped."""
+    """Print a line to standard error, with control characters escaped."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
@@ -45,7 +45,7 @@ def shown_time(seconds: float) -> str:
 
 
 class Progress:
-    """Reports progress on standard error; a context manager, which restores the terminal."""
+    """Report progress on standard error; as a context manager, it restores the terminal."""
 
     def __init__(self, label: str, total: int, unit: str) -> None:
         self._label, self._total, self._unit = label, total, unit

@@ -1,4 +1,4 @@
-"""`pack` and `map_shards`: make a dataset by a user's function, from inputs or another dataset's samples."""
+"""`pack` and `map_shards`: write a dataset from a user's function of inputs, or of another dataset's samples."""
 
 from __future__ import annotations
 
@@ -53,30 +53,31 @@ def pack(
 ) -> None:
     """Pack the samples that a function makes of each input into shards with an index, in the order of the inputs.
 
-    Every reader refuses the destination until everything is packed. Equal samples give equal bytes for any number of
-    workers. After a kill, the same call with `resume=True` goes on to the same bytes: shards are kept if their inputs
-    and the function's own source are unchanged; anything else that the function uses is not compared.
+    Readers refuse the destination until it is complete. Equal samples give equal bytes for any number of workers. After
+    a kill, the same call with `resume=True` continues to the same bytes: shards are kept if their inputs and the
+    function's own source are unchanged; other code that the function uses is not compared.
 
     Some inputs (one in sixteen, at most 128) are packed twice, to estimate how many fill a shard.
 
     Args:
         function: takes an input; returns a sample as for `ShardWriter.write`, yields samples, or returns None. It is
-            pickled for the workers, also from `__main__`.
+            pickled for the workers, even from `__main__`.
         inputs: anything that can be pickled: paths, rows of a table, numbers. They are listed in memory.
         destination: a folder or a url.
         workers: number of processes; None is one per core.
         max_bytes: maximum size of a shard; a number of bytes, or "256MB".
         max_count: maximum number of samples in a shard.
-        resume: go on with an interrupted run.
+        resume: continue an interrupted run.
         overwrite: first remove existing shards, or an interrupted run.
         storage_options: as for `StreamLoader`.
         filesystem: an fsspec filesystem to write with, as for `StreamLoader`.
-        ray: the address of a Ray cluster to pack on, or "auto" for that of this machine. Inputs, and a local
-            destination, must be on a file system that all nodes share. `workers` is the number of tasks in flight.
+        ray: the address of a Ray cluster to pack on, or "auto" for this machine's. Inputs, and a local destination,
+            must be on a file system that all nodes share. `workers` is the number of tasks in flight.
 
     Raises:
-        StreamloadError: the function fails or returns a wrong sample, with the number of the input; or a process died.
-        ClusterError: there is no such cluster, or a node differs from this machine.
+        StreamloadError: the function fails or returns an invalid sample (the message has the input's number), or a
+            process died.
+        ClusterError: the cluster does not exist, or a node differs from this machine.
         ValueError: there is no sample, two have the same key, one is too large, or the destination cannot be used.
         OSError: something cannot be written.
     """
@@ -103,7 +104,7 @@ def _pack_calls(
     cut: Sequence[tuple[Span, str]] | None = None,
     may_be_empty: bool = False,
 ) -> None:
-    """Pack the samples of each input. Refuse keys that repeat, unless shards keep their names.
+    """Pack the samples of each input. Raise an error for repeated keys, unless shards keep their names.
 
     `code` identifies the function and its options; `cut` names the new shard of each span of inputs, or is None to
     estimate the spans.
@@ -157,32 +158,32 @@ def map_shards(
     filesystem: Any = None,
     ray: str | None = None,
 ) -> None:
-    """Write a dataset of the results of a function for another dataset's samples, in their order and with their keys.
+    """Write a dataset of a function's results for another dataset's samples, in their order and with their keys.
 
     Each shard becomes one of the same name (numbered, if shards of different folders share a name), unless `max_bytes`
-    or `max_count` cuts them anew: consecutive shards are merged as far as they fit, and a larger one is cut. The bytes,
+    or `max_count` is given: then consecutive shards are merged as far as they fit, and larger ones are split. Bytes,
     resuming, and incomplete destinations are as for `pack`.
 
     Args:
         function: takes a sample, a dict of its fields' bytes with "__key__" and "__url__"; returns the new sample (with
-            the same key unless it has one), yields several, which need keys of their own, or returns None to leave it
-            out. With `batch_size` it takes a list of samples, and returns or yields the new ones; as many samples have
-            the same keys unless they have others.
+            the same key unless it has one), yields several, which need their own keys, or returns None to drop it. With
+            `batch_size` it takes a list of samples, and returns or yields the new ones; if as many, they keep the keys
+            unless they have their own.
         urls: the shards, as for `StreamLoader`.
         destination: a folder or a url; not that of the shards.
-        sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: a shard for each shard, and for
-            each sample one or None.
+        sidecar: write only the new fields, for `StreamLoader(..., join=destination)`: one shard per shard, and one
+            sample or None per sample.
         batch_size: maximum number of samples of one shard that the function gets at once.
-        decode: as for `TarDataset`; values other than bytes are encoded by their extension when they are written.
+        decode: as for `TarDataset`; values other than bytes are encoded by their extension for writing.
         where: the samples to read; as for `StreamLoader`.
-        workers: as for `pack`, like all that follow.
-        max_bytes: maximum size of a new shard; if `max_count` is given, by default 256 MB.
+        workers: as for `pack`.
+        max_bytes: maximum size of a new shard; by default 256 MB if `max_count` is given.
         max_count: maximum number of samples in a new shard.
-        resume: go on with an interrupted run.
+        resume: continue an interrupted run.
         overwrite: first remove existing shards, or an interrupted run.
         storage_options: for the shards and the destination.
         filesystem: an fsspec filesystem to read and write with.
-        ray: as for `pack`: a task on the nodes of a Ray cluster for each shard.
+        ray: as for `pack`, with a task for each shard.
 
     Raises:
         ValueError, StreamloadError, OSError: as for `pack`, and as for `StreamLoader` for the shards.
@@ -231,14 +232,14 @@ def map_shards(
 
 def _refuse_source(destination: str, listing: Listing, storages: Storages) -> None:
     urls = [destination, *{shard.folder for shard in listing.shards}]
-    # Of a url, realpath keeps what tells it from others.
+    # For a url, realpath keeps the distinguishing part.
     target, *sources = [os.path.realpath(storages.for_url(url).absolute(url)) for url in urls]
     if target in sources:
         raise ValueError(f"the destination {destination!r} is the folder of the shards; give another one")
 
 
 def _file_of(value: object) -> tuple[str, int, int] | None:
-    """Return path, size and modification time if an input is the path of a file."""
+    """Return path, size and modification time if an input is a file's path."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
         return None
@@ -255,6 +256,6 @@ def _code_of(function: Callable[..., Any]) -> str:
     plain: Any = function if inspect.isroutine(function) else type(function)
     try:
         source = inspect.getsource(plain)
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last two of a file edited since
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # the last two if the file was edited since
         source = ""
     return digest_of(plain.__qualname__, bound, source)

@@ -1,4 +1,4 @@
-"""Assign samples to shards: pure functions of the samples, their sizes and the options."""
+"""Assign samples to shards, by pure functions of the samples, their sizes and the options."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def planned_parts(
 
 
 def sample_bytes(sample: SourceSample) -> int:
-    """Return the bytes of a sample in a shard, with its label, headers and padding."""
+    """Return a sample's bytes in a shard, with its label, headers and padding."""
     key, total = sample.key, 0
     fields = [(member.field or "", max(0, member.size)) for member in sample.members]
     fields += [(field, len(value)) for field, value in sample.values]
@@ -57,7 +57,7 @@ def sample_bytes(sample: SourceSample) -> int:
 
 
 def shard_spans(sizes: Iterable[tuple[int, int]], max_bytes: int, max_count: int | None) -> list[Span]:
-    """Cut consecutive items of given (bytes, samples) into shards as full as allowed; a larger item is alone."""
+    """Split consecutive items, given as (bytes, samples), into shards as full as allowed; a larger item is alone."""
     spans: list[Span] = []
     start = end = filled = samples = 0
     for size, count in sizes:
@@ -75,10 +75,10 @@ def numbered(spans: Iterable[Span]) -> list[tuple[Span, str]]:
 
 
 def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, max_count: int | None) -> list[Span]:
-    """Cut items, with the work of packing each, into equal spans that fill a shard to about nine tenths.
+    """Split items, given the work of packing each, into equal spans that fill a shard to about nine tenths.
 
-    One item in sixteen is packed on trial, at most 128, evenly spaced. There are at least sixteen spans, for as many
-    processes, unless these would be shorter than sixteen items.
+    One item in sixteen, at most 128, evenly spaced, is packed on trial. There are at least sixteen spans, to keep many
+    processes busy, unless spans would be shorter than sixteen items.
     """
     count = len(works)
     number = min(_MOST_MEASURED, count // _SHARDS_AT_LEAST)
@@ -95,7 +95,7 @@ def estimated_spans(pool: Pool, works: Sequence[Work], max_bytes: int | None, ma
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """Parse splits such as `train=0.9,val=0.1`. Raises UsageError, also if the fractions do not add up to 1."""
+    """Parse splits such as `train=0.9,val=0.1`. Raises UsageError, also if the fractions do not sum to 1."""
     fractions: dict[str, float] = {}
     for part in map(str.strip, text.split(",")):
         name, _, number = part.partition("=")
@@ -116,9 +116,9 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def permutation(count: int, seed: int, label: int = 0, purpose: int = _ORDER) -> NDArray[np.int64]:
-    """Return int64[count], a permutation that depends only on the arguments; by default that of the shuffle.
+    """Return a permutation, int64[count], that depends only on the arguments; by default the shuffle's.
 
-    Philox's raw output stays the same between versions of NumPy.
+    Philox's raw output is stable between versions of NumPy.
     """
     key = np.array([seed, 0x5348415244494659], np.uint64)
     raw = np.random.Philox(key=key, counter=np.array([0, 0, label, purpose], np.uint64)).random_raw(count)
@@ -126,7 +126,7 @@ def permutation(count: int, seed: int, label: int = 0, purpose: int = _ORDER) ->
 
 
 def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float], seed: int) -> dict[str, list[int]]:
-    """Return ascending positions in `labels` for each split, at random within each class.
+    """Return ascending positions in `labels` for each split, chosen at random within each class.
 
     Each split with a nonzero fraction gets a sample of each class that has enough.
     """
@@ -146,7 +146,7 @@ def split_by_class(labels: Sequence[int | None], fractions: Mapping[str, float],
 
 
 def _shares(count: int, fractions: list[float]) -> list[int]:
-    """Return integers near `count * fraction` that add up to `count`, without a 0 if possible."""
+    """Return integers near `count * fraction` that sum to `count`, without a 0 if possible."""
     quotas = [count * fraction for fraction in fractions]
     least = [1 if fraction > 0 and count >= sum(f > 0 for f in fractions) else 0 for fraction in fractions]
     shares = [max(low, math.floor(quota + 1e-9)) for low, quota in zip(least, quotas, strict=True)]

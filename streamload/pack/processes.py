@@ -1,4 +1,4 @@
-"""Run calls in processes of this machine, which end with this one, even if it is killed."""
+"""Run calls in processes of this machine, which end with this process even if it is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @contextmanager
 def processes(count: int) -> Iterator[Pool]:
-    """Start a pool of processes; with a count of 1, calls run in this process.
+    """Start a pool of processes; with a count of 1, run calls in this process.
 
     The pool raises WorkerError if a process died.
     """
@@ -47,7 +47,7 @@ def processes(count: int) -> Iterator[Pool]:
     try:
         yield results
     finally:
-        life.close()  # ends the workers, whatever they are doing
+        life.close()  # ends the workers, even busy ones
         executor.shutdown(wait=True, cancel_futures=True)
         inherited.close()
 

@@ -1,6 +1,6 @@
-"""The `--ray` option of commands: each call is one `ray.remote` task.
+"""Run the calls of commands with `--ray`, each as one `ray.remote` task.
 
-Ray runs a task again if its process or node is lost.
+Ray repeats a task if its process or node is lost.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _LOST = ("WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryE
 
 @contextlib.contextmanager
 def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]:
-    """Open a pool on the cluster at an address, or None without an address. Raises ClusterError.
+    """Open a pool on the cluster at an address; None without an address. Raises ClusterError.
 
-    Results are in order. Each task has one processor; by default four tasks for each processor are in flight. On
-    leaving, tasks are cancelled.
+    Results are in order. Each task uses one CPU; by default four tasks per CPU are in flight. On exit, tasks are
+    cancelled.
     """
     if address is None:
         yield None
@@ -62,7 +62,7 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]
 
 
 def _result(cluster: RayCluster, task: Any) -> Any:
-    """Return the result of a task; raise its exception, with a note that names the node."""
+    """Return a task's result, or raise its exception with a note that names the node."""
     ray = cluster.ray
     lost = [getattr(ray.exceptions, name) for name in _LOST]
     try:
@@ -90,7 +90,7 @@ def _cancel(ray: Any, tasks: list[Any]) -> None:
 
 
 def pickled_by_value(function: Callable[..., Any]) -> bytes:
-    """Pickle a function with all loaded modules of the user, whose files nodes may not have."""
+    """Pickle a function with all loaded modules of the user, which nodes may lack."""
     chosen = cloudpickle.list_registry_pickle_by_value()
     modules = [module for name, module in users_modules().items() if name not in chosen]
     for module in modules:
@@ -103,7 +103,7 @@ def pickled_by_value(function: Callable[..., Any]) -> bytes:
 
 
 def run_call(version: str, folder: str, pickled: bytes) -> bytes:
-    """Run a call in a task; return its pickled result. Raises ClusterError for another version."""
+    """Run a call in a task, and return its pickled result. Raises ClusterError for another version."""
     node = str(import_module("ray").util.get_node_ip_address())
     check_version(own_version(), node, version)
     try:

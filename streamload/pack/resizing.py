@@ -1,4 +1,4 @@
-"""Resizing of images before they are packed: shorter side N, as JPEG."""
+"""Resize images before packing: shorter side N, as JPEG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIRRORED = frozenset({2, 4, 5, 7})
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """Resizes larger images so that the shorter side has `size` pixels, and encodes them as JPEG (4:2:0 or grey).
+    """Resize larger images to a shorter side of `size` pixels, and encode them as JPEG (4:2:0 or grey).
 
     The EXIF orientation is applied; transparency, metadata, colour profiles and all but the first frame are dropped.
     """
@@ -30,7 +30,7 @@ class Resizing:
     quality: int
 
     def __call__(self, field: str, data: bytes) -> tuple[str, bytes]:
-        """Return the field and bytes to store, unchanged for a small image. Raises ValueError if it is damaged."""
+        """Return the field and bytes to store, unchanged for a small image. Raises ValueError for a damaged one."""
         prefix, dot, _ = field.rpartition(".")
         view = memoryview(data)
         if min(image_size(view)) <= self.size:
@@ -61,7 +61,7 @@ def _orientation(data: bytes) -> int:
         return 1
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of malformed metadata; the pixels were decoded without a warning
+            warnings.simplefilter("ignore")  # about malformed metadata; the pixels were decoded without a warning
             with io.BytesIO(data) as file, Image.open(file, formats=("JPEG", "PNG", "WEBP", "TIFF")) as image:
                 return int(image.getexif().get(_ORIENTATION, 1))
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error, Image.DecompressionBombError):

@@ -1,6 +1,6 @@
-"""Run tasks into a destination: mark it, do what is not done yet, and write the index last.
+"""Run tasks into a destination: mark it, run unfinished tasks, and write the index last.
 
-Until then readers refuse it, `run.json` names all shards that may be there, and each finished task has a record.
+Until then readers refuse it, `run.json` names all shards that may exist, and each finished task has a record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamload.limits import SMALL_REQUESTS
 from streamload.pack.output import Progress, UsageError, say
 from streamload.pack.processes import Pool, processes
 from streamload.pack.ray_pool import open_pool
-from streamload.pack.tasks import Record, Target, Task, do, read_record
+from streamload.pack.tasks import Record, Target, Task, read_record, run_task
 from streamload.storage.protocol import ShardInfo, escaped, same_etag
 from streamload.text import counted
 from streamload.workers.launchers import available_processors
@@ -47,13 +47,13 @@ def pack_into(
     splits: Sequence[str] = ("",),
     classes: Sequence[str] | None = None,
 ) -> list[Record] | None:
-    """Do the tasks of a plan that are not done yet, and complete the destination; return the records in order.
+    """Run the unfinished tasks of a plan, and complete the destination; return the records in order.
 
-    Returns None if the destination is complete already.
+    Returns None if the destination is already complete.
 
     Args:
-        target: where and how shards are written.
-        plan: returns the tasks in the order of their shards, whatever the number of workers.
+        target: where and how to write shards.
+        plan: returns the tasks in the order of their shards, for any number of workers.
         check: called with all records before the index is written; may raise to end the run.
         label: the activity, for the progress.
         unit: the tasks' items, in the plural.
@@ -61,7 +61,7 @@ def pack_into(
         classes: the names of the classes, or None.
 
     Raises:
-        UsageError: there are shards, an unfinished run or another running one.
+        UsageError: there are shards already, or an unfinished or concurrent run.
         StreamloadError, OSError, ValueError: a task failed; finished shards are kept for `resume`.
     """
     run = _Run(target, splits)
@@ -83,7 +83,7 @@ def pack_into(
                 todo = [task for task in tasks if task.digest not in run.records]
                 with Progress(label, sum(items.values()), unit) as progress:
                     progress.advance(sum(map(items.__getitem__, run.records)), 0)
-                    for record in pool(partial(do, target, task) for task in todo):
+                    for record in pool(partial(run_task, target, task) for task in todo):
                         run.add(record)
                         progress.advance(items[record.digest], sum(shard.info.bytes for shard in record.shards))
             records = [run.records[task.digest] for task in tasks]
@@ -107,14 +107,14 @@ class _Run:
         self._root = target.folder("")
         self._storage, self._path = self._root.storage, self._root.path
         self._packing = f"{self._root.folder}/{PACKING_FOLDER}"
-        self._folders = {split: target.folder(split) for split in ("", *splits)}  # and those of an unfinished run
-        self._names: dict[str, set[str]] = {}  # of all shards that may be in the way, by split
+        self._folders = {split: target.folder(split) for split in ("", *splits)}  # including those of an unfinished run
+        self._names: dict[str, set[str]] = {}  # of all shards that may exist, by split
         self._is_begun = False
         self.records: dict[str, Record] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other runs from a local destination, which is created. A bucket has no locks."""
+        """Exclude other runs from a local destination, which is created. Buckets have no locks."""
         if self._path is None:
             yield
             return
@@ -138,11 +138,11 @@ class _Run:
                     os.rmdir(folder)
 
     def may_begin(self) -> bool:
-        """Return False if a run to resume is complete already. Raise UsageError for what may not be replaced."""
+        """Return False if a run to resume is already complete. Raises UsageError for shards that must stay."""
         target = self._target
         unfinished = self._read_run_file()
         if unfinished is None:
-            self._remove_records()  # of a complete run that was killed before it removed them
+            self._remove_records()  # left by a complete run that was killed before removing them
         elif not (target.resume or target.overwrite):
             raise UsageError(
                 f"{target.dest!r} holds a run that was not finished; go on with {_RESUME}, or discard it with "
@@ -190,7 +190,7 @@ class _Run:
             )
 
     def begin(self, tasks: Sequence[Task]) -> None:
-        """Mark the destination, and remove everything but the shards of finished tasks."""
+        """Mark the destination, and remove everything except the shards of finished tasks."""
         naming = self._target.naming
         self.records = self._finished(tasks)
         replaced = set(self._names)
@@ -199,7 +199,7 @@ class _Run:
         self._is_begun = True
         content = {split: sorted(names) for split, names in self._names.items()}
         self._storage.write(f"{self._packing}/{_RUN_FILE}", json.dumps(content, indent=0).encode("ascii"))
-        for folder in self._folders.values():  # all before a shard is removed, or a glob takes the rest for all
+        for folder in self._folders.values():  # all before any shard is removed, or a glob could list the rest
             write_mark(self._storage, folder.folder, naming, SHARDIFY)
             folder.remove(naming, ())
         self._remove_half_written()
@@ -211,7 +211,7 @@ class _Run:
             say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are done already")
 
     def _remove_half_written(self) -> None:
-        """Remove the hidden files of killed processes; a bucket has none."""
+        """Remove the hidden files of killed processes; buckets have none."""
         for each in self._folders.values() if self._path is not None else ():
             each.remove_abandoned(self._target.naming)
             for folder in map(Path, (each.folder, f"{each.folder}/{INDEX_FOLDER}", self._packing)):
@@ -220,7 +220,7 @@ class _Run:
                         path.unlink()
 
     def _remove_shards(self, kept: Collection[tuple[str, str]]) -> None:
-        """Remove index entries and shards of this or an earlier run, except those that are kept."""
+        """Remove index entries and shards of this or an earlier run, except kept ones."""
         naming = self._target.naming
         for split, folder in self._folders.items():
             existing = folder.existing(naming) if self._names.get(split) else []
@@ -246,7 +246,6 @@ class _Run:
             return {record.digest: record for record in records if record is not None}
 
     def _record_urls(self) -> dict[str, str]:
-        """Return the url of each stored record by its digest."""
         urls = [info.url for info in self._storage.list(f"{escaped(self._packing)}/*.record")]
         return {url.rpartition("/")[2].removesuffix(".record"): url for url in urls}
 
@@ -256,7 +255,7 @@ class _Run:
             self._storage.delete(urls[digest])
 
     def add(self, record: Record) -> None:
-        """Add the record of a task. Raise StorageError if its shards cannot be seen from here."""
+        """Add a task's record. Raises StorageError if its shards are not visible here."""
         paths = [os.path.join(self._path, record.split, shard.name) for shard in record.shards] if self._path else []
         for path in paths:
             if not os.path.exists(path):
@@ -265,7 +264,7 @@ class _Run:
         self.records[record.digest] = record
 
     def finish(self, records: Sequence[Record], classes: Sequence[str] | None) -> None:
-        """Write the indexes and the names of the classes; then remove the marks and the state."""
+        """Write the indexes and the names of the classes; then remove marks and state."""
         for split in self._splits:
             shards = [shard for record in records if record.split == split for shard in record.shards]
             if not shards:
@@ -281,11 +280,11 @@ class _Run:
     def _unmark(self) -> None:
         for folder in self._folders.values():
             write_mark(self._storage, folder.folder, self._target.naming, None)
-        self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from here on nothing is unfinished
+        self._storage.delete(f"{self._packing}/{_RUN_FILE}")  # from now on, nothing is unfinished
         self._remove_records()
 
     def leave(self, exc: BaseException) -> None:
-        """Keep finished shards, and add a note how to go on; without any, leave no trace."""
+        """Keep finished shards, with a note on how to resume; without any, leave no trace."""
         if not self._is_begun:
             return
         with suppress(OSError, StreamloadError):

@@ -1,4 +1,4 @@
-"""One run of `shardify`: from a local source to shards."""
+"""Run `shardify`: pack a local source into shards."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def source_to_shards(
     fractions: Mapping[str, float] | None,
     resizing: Resizing | None,
 ) -> dict[str, Any] | None:
-    """Pack a source with the options of `shardify`; return a JSON report, or None if an earlier run was complete.
+    """Pack a source with the options of `shardify`; return a JSON report, or None if already complete.
 
     Raises:
         UsageError: source, destination and options do not fit together, or there are shards already.
-        ValueError: files are bad, which were printed, or no sample is left.
+        ValueError: files are bad (and were printed), or no sample is left.
         StreamloadError, OSError: something cannot be read or written.
     """
     began = time.monotonic()
@@ -105,7 +105,7 @@ def source_to_shards(
 
 
 def open_source(source: str, options: SourceOptions) -> Source:
-    """List a source of any kind. Raises OSError; and UsageError also for an option that has no effect on it."""
+    """List a source of any kind. Raises OSError, and UsageError also for options without effect on it."""
     for path in filter(None, (source, options.labels)):
         if not os.path.exists(path):
             folder, name = os.path.split(path.rstrip("/"))
@@ -179,7 +179,7 @@ def _plan(
 
 
 def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
-    """Print the faulty files. Raise ValueError if they may not be left out, or nothing is left."""
+    """Print the faulty files. Raises ValueError if they may not be skipped, or no sample is left."""
     faults = [fault for record in records for fault in record.faults]
     for fault in faults[:_FAULTS_SHOWN]:
         say(f"{fault.path}: {fault.reason}")
@@ -196,7 +196,7 @@ def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PackFiles:
-    """The work of packing files, or rows of arrays."""
+    """Pack files, or rows of arrays."""
 
     samples: tuple[SourceSample, ...]
     resizing: Resizing | None
@@ -247,7 +247,7 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
             f"{shown_bytes(content)} of content became {shown_bytes(stored)}: in a tar each field takes 512 bytes more "
             "and is filled up to 512; store small values together, as one json or npy"
         )
-    # Columns of a table in json may be null or of different types, which do not make a batch.
+    # A table's columns in json may be null or of mixed types, which cannot be batched.
     odd = COLUMNS_FIELD if fields.keys() - {COLUMNS_FIELD, LABEL_FIELD} else None
     chosen = [name for name, count in fields.items() if count == samples and name != odd]
     where = ""
@@ -268,7 +268,7 @@ def as_lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _stored_fields(records: Sequence[Record], samples: int) -> dict[str, int]:
-    """Return how many samples have each field, with alternatives as one (`jpg;png`); the label last."""
+    """Count the samples that have each field, with alternatives as one (`jpg;png`); the label last."""
     stored: Counter[str] = Counter()
     for table in (shard.table for record in records for shard in record.shards):
         counts = np.bincount(table.member_field, minlength=len(table.fields))

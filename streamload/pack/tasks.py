@@ -1,6 +1,6 @@
-"""A task of packing makes one shard (further ones if it does not fit) and a record of them.
+"""Define packing tasks: each makes one shard (more if it does not fit) and a record of them.
 
-Tasks may run on other machines, and more than once; they depend on their inputs and options alone.
+Tasks may run on other machines, and repeatedly; they depend only on their inputs and options.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from streamload.storage.storages import Storages
 from streamload.write.destination import ConsecutiveShards, Destination, PublishedShard
 from streamload.write.shard_file import Member, size_of
 
-NUMBERED = ShardNaming("shard-", None, ".tar")  # as `planning.numbered` names them
-ANY_NAMES = ShardNaming("", None, ".tar")  # as those of other shards: all of a folder belong to the set
+NUMBERED = ShardNaming("shard-", None, ".tar")  # the names of `planning.numbered`
+ANY_NAMES = ShardNaming("", None, ".tar")  # names of other shards: all in a folder belong to the set
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how shards are written, and by which workers. Picklable.
+    """Where and how to write shards. Picklable.
 
     Attributes:
-        dest: a folder or a url without a slash at the end.
+        dest: a folder or a url, without a trailing slash.
         max_bytes: maximum size of a shard, or None.
         max_count: maximum number of samples in a shard, or None.
-        skip_bad: leave out faulty samples.
-        workers: processes, or Ray tasks in flight; None chooses.
+        skip_bad: skip faulty samples.
+        workers: processes, or Ray tasks in flight; None for the default.
         ray: the address of a Ray cluster, or None.
     """
 
@@ -48,7 +48,7 @@ class Target:
     ray: str | None = None
 
     def folder(self, split: str) -> Destination:
-        """Return the folder of a split; "" is the destination itself."""
+        """Return the folder of a split; "" is the destination."""
         return Destination(f"{self.dest}/{split}" if split else self.dest, self.storages, durable=False)
 
 
@@ -59,7 +59,7 @@ class Fault(NamedTuple):
     reason: str
 
 
-# Takes a sample: its key, its members and its label.
+# Appends a sample: its key, its members and its label.
 Append = Callable[[str, Sequence[Member], int | None], None]
 # Appends all samples of a task, and returns the files that cannot be packed. Picklable.
 Work = Callable[[Append], Sequence[Fault]]
@@ -70,8 +70,8 @@ class Task:
     """One shard to make.
 
     Attributes:
-        split: the folder of its shard in the destination, or "".
-        digest: a digest of all that determines its bytes.
+        split: the shard's folder in the destination, or "".
+        digest: of everything that determines its bytes.
         items: number of items, for the progress.
         may_be_empty: make a shard even without samples.
     """
@@ -85,7 +85,7 @@ class Task:
 
 
 class Record(NamedTuple):
-    """The shards of a task in order, and the files that are left out of them."""
+    """The shards of a task in order, and the files that were skipped."""
 
     digest: str
     split: str
@@ -98,10 +98,10 @@ def digest_of(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-def do(target: Target, task: Task) -> Record:
-    """Write the shards of a task, then its record; with faults that may not be skipped, store nothing.
+def run_task(target: Target, task: Task) -> Record:
+    """Write the shards of a task, then its record; store nothing if faults may not be skipped.
 
-    Names of further shards sort before the next task's. Raises StreamloadError, ValueError, OSError.
+    Names of additional shards sort before the next task's. Raises StreamloadError, ValueError, OSError.
     """
     stem = task.name.removesuffix(".tar")
     shards = ConsecutiveShards(
@@ -124,7 +124,7 @@ def do(target: Target, task: Task) -> Record:
 
 
 def read_record(content: bytes, task: Task) -> Record:
-    """Parse a record. Raises ValueError, LookupError, TypeError or StreamloadError if it is damaged."""
+    """Parse a record. Raises ValueError, LookupError, TypeError or StreamloadError if damaged."""
     head, _, tables = content.partition(b"\n")
     saved, shards, start = json.loads(head), [], 0
     for name, info, size in saved["shards"]:

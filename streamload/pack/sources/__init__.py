@@ -1,1 +1,1 @@
-"""What `shardify` packs: ImageFolders, tables, files by ID; listed, and checked file by file."""
+"""List the sources of `shardify`: ImageFolders, tables, files by ID; checked file by file."""

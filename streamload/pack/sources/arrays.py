@@ -1,6 +1,6 @@
-"""Arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with a field `.npy` for each array.
+"""Read arrays in `.npy`, `.npz` and `.pt` files: each row is a sample, with a field `.npy` for each array.
 
-Arrays are mapped; each process holds those of a compressed `.npz` in memory. Nothing in a file is executed.
+Arrays are mapped; those of a compressed `.npz` are loaded in each process. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _version(path: str) -> tuple[int, int]:
 
 @lru_cache
 def _row_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header of a row's npy file, which takes NumPy far longer to write than the row."""
+    """Return the header of a row's npy file, cached because NumPy is slow to write it."""
     row = np.empty(shape, dtype)
     return encode_field("npy", row)[: -row.nbytes or None]
 

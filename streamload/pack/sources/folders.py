@@ -1,4 +1,4 @@
-"""A folder of files: class folders as for torchvision, files or folders that pair by stem, and splits of these."""
+"""List a folder of files: class folders as in torchvision, files or folders paired by stem, and splits of these."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Tree:
 
     Attributes:
         files: the files that may be samples, sorted.
-        folders: all folders, also empty ones.
-        notes: what was skipped.
+        folders: all folders, including empty ones.
+        notes: on skipped files.
     """
 
     root: str
@@ -100,7 +100,7 @@ Roots = list[tuple[str, str]]  # folders in which files that share a stem are a 
 
 
 def samples_of_folder(tree: Tree, classes: tuple[str, ...] | None, *, by_stem: bool | None) -> Source:
-    """Return the samples of a folder, by splits if it has these; only files of labels are opened.
+    """Return the samples of a folder, by split if it has splits; only files of labels are opened.
 
     With `by_stem`, files that share a stem are a sample, and `.cls` is the label; with False, folders are classes; None
     decides by the files. Raises UsageError for ambiguous files, and OSError.
@@ -178,9 +178,9 @@ def _usual_kind(paths: Sequence[str]) -> str:
 
 
 def _pairs(tree: Tree, folder: str, names: list[str]) -> list[str]:
-    """Return folders with parts of the same samples, such as `images` and `masks`; none for classes.
+    """Return folders with parts of the same samples, such as `images` and `masks`; empty for classes.
 
-    Equal stems do not suffice: cat/1.jpg and dog/1.jpg are two images. It takes usual names, or different kinds.
+    Equal stems are not enough: cat/1.jpg and dog/1.jpg are two images. Usual names or different kinds are required.
     """
     paths: dict[str, list[str]] = {name: [] for name in names}
     for path in tree.below(folder):
@@ -210,7 +210,7 @@ def _stem(path: str) -> str:
 
 
 def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]) -> list[SourceSample]:
-    """Return the files of the class folders of a split; files of another kind than most have no field."""
+    """Return the files of a split's class folders; files of a minority kind have no field."""
     names, loose = tree.inside(split)
     where = f"{tree.root!r}, {split!r}" if split else repr(tree.root)
     if data := [path for path in loose if is_data(path)]:

@@ -1,4 +1,4 @@
-"""The samples of a source: their keys, members and labels."""
+"""Describe the samples of a source: their keys, members and labels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_NAME = re.compile(r"[^a-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """How to read a source, by the names of the command's options; None chooses by the source."""
+    """How to read a source, named as the command's options; None decides by the source."""
 
     labels: str | None = None
     stems: bool | None = None
@@ -66,7 +66,7 @@ class SourceFile(NamedTuple):
 
 
 def file_at(path: str, field: str | None, *, decodable: bool = False) -> SourceFile:
-    """Stat a file; one that cannot be read is reported when it is packed."""
+    """Stat a file; an unreadable one is reported when packed."""
     try:
         status = os.stat(path)
     except OSError:
@@ -140,7 +140,7 @@ def field_named(extension: str) -> str | None:
 
 
 def field_prefix(name: str) -> str:
-    """Return a prefix for the fields of a column or folder, to tell them from others."""
+    """Return a prefix that distinguishes the fields of a column or folder."""
     return (_NO_NAME.sub("_", name.lower()).strip("_") or "column") + "."
 
 
@@ -161,7 +161,7 @@ def is_data(path: str) -> bool:
 
 
 def unique_key(stem: str, used: set[str]) -> str:
-    """Return a valid key for a path without its extension, and add it to the keys that are `used`."""
+    """Return a valid key for a path without its extension, and add it to `used`."""
     names = [name for name in _UNSAFE.sub("_", stem).split("/") if name not in ("", ".", "..")] or ["_"]
     names[-1] = names[-1].replace(".", "_")
     for place in (0, -1):
@@ -197,8 +197,8 @@ def numbered_labels(
 ) -> tuple[list[int], tuple[str, ...] | None]:
     """Return labels as numbers, and the names of the classes if labels are names.
 
-    Whole numbers, also `1.0`, stay. Anything else, such as `01`, is a name, numbered in sorted order; with `classes` or
-    `as_names` all labels are names. Raises UsageError, with the place of a label by `where`.
+    Whole numbers, including `1.0`, stay. Anything else, such as `01`, is a name, numbered in sorted order; with
+    `classes` or `as_names` all labels are names. Raises UsageError, with the place of a label by `where`.
     """
     numbers = [whole_number(label) for label in labels]
     for position, label in enumerate(labels):

@@ -1,4 +1,4 @@
-"""Tables: a row is a sample of files (by path, or stored), a label, texts and other columns."""
+"""Read tables: a row is a sample of files (by path, or stored), a label, texts and other columns."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Table(NamedTuple):
 def samples_of_table(table: Table, options: SourceOptions, root: str | None = None) -> Source:
     """Return a sample for each row of a table; no file is opened. Raises UsageError, OSError.
 
-    Files have their extension as field, texts `txt`, other columns `json`; a field that an earlier column has gets the
-    column's name as a prefix (`mask.png`). Relative paths begin at `root`, or at the table.
+    Files have their extension as field, texts `txt`, other columns `json`; if an earlier column has the field, the
+    column's name is prefixed (`mask.png`). Relative paths start at `root`, or at the table.
     """
     root = os.path.dirname(table.path) if root is None else root
     notes: list[str] = []
@@ -153,7 +153,7 @@ def _labels(
 def _choose(
     table: Table, options: SourceOptions, notes: list[str]
 ) -> tuple[list[str], str | None, list[str], list[str]]:
-    """Return the columns of files, of labels, of texts, and of the json; add notes of them."""
+    """Choose the columns of files, labels, texts, and json; add notes on them."""
     single = (options.label_column, options.split_column)
     named = [*options.path_column, *options.text_column, *(name for name in single if name is not None)]
     for name in named:
@@ -230,7 +230,7 @@ def _is_stored(value: Any) -> bool:
 
 
 def _file(value: Any, root: str, where: Callable[[], str], *, may_lack: bool) -> SourceFile | ArrayRow | None:
-    """Return the file that a value of a table holds or names; None if it `may_lack` one. Raises UsageError."""
+    """Return the file that a table's value holds or names; None if it `may_lack` one. Raises UsageError."""
     if isinstance(value, ArrayRow):
         return value
     stored = {"bytes": value} if isinstance(value, bytes) else value if _is_stored(value) else {"path": value}
@@ -265,7 +265,7 @@ def _texts(table: Table, name: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _numbers(table: Table, name: str, notes: list[str]) -> list[Any]:
-    """Convert a column of texts to numbers or None (empty, nan) if it holds nothing else; note a single odd value."""
+    """Convert a column of texts to numbers or None (empty, nan) if it has nothing else; note a single odd value."""
     values = table.columns[name]
     known = [row for row, value in enumerate(values) if value.strip().lower() not in ("", "nan")]
     odd = [row for row in known if not is_number(values[row]) or "inf" in values[row].lower()]
