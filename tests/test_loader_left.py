@@ -213,18 +213,15 @@ def test_a_bad_sample_of_an_epoch_that_was_left_is_not_the_next_ones(source: str
 
 
 def test_a_hanging_transform_holds_up_neither_leaving_nor_the_next_pass(source: str, tmp_path: Path) -> None:
-    class HangsOnce:
-        def __init__(self, flag: Path) -> None:
-            self.flag = flag
-
-        def __call__(self, value: int) -> int:
-            if value >= 10 and not self.flag.exists():
-                self.flag.touch()
-                time.sleep(1000)
-            return value
-
     flag = tmp_path / "hung"
-    with make(source, shuffle=False, transform={"cls": HangsOnce(flag)}) as loader:
+
+    def hang_once(value: int) -> int:
+        if value >= 10 and not flag.exists():
+            flag.touch()
+            time.sleep(1000)
+        return value
+
+    with make(source, shuffle=False, transform={"cls": hang_once}) as loader:
         for _ in loader:
             assert wait_until(flag.exists)
             break
@@ -234,24 +231,17 @@ def test_a_hanging_transform_holds_up_neither_leaving_nor_the_next_pass(source: 
         assert loader.statistics().restarted_workers == 0, "none has died"
 
 
-class HeldUp:
-    """A function of a value that waits for a file."""
-
-    def __init__(self, flag: Path) -> None:
-        self.flag = flag
-
-    def __call__(self, value: int) -> int:
-        while not self.flag.exists():
-            time.sleep(0.005)
-        return value
-
-
 @pytest.mark.parametrize("workers", [0, exhaustive((1,))])
 def test_one_thread_at_a_time_uses_a_loader(tmp_path: Path, workers: int) -> None:
     """A second one is refused, and the first goes on."""
     unindexed, flag, got = write_numbers(tmp_path / "shards", [25, 35], index=False), tmp_path / "go on", list[int]()
 
-    with make(unindexed, workers, transform={"cls": HeldUp(flag)}) as loader:
+    def wait_for_flag(value: int) -> int:
+        while not flag.exists():
+            time.sleep(0.005)
+        return value
+
+    with make(unindexed, workers, transform={"cls": wait_for_flag}) as loader:
         batches = iter(loader)
         waiting = threading.Thread(target=lambda: got.extend(numbers(batches)))
         waiting.start()

@@ -214,16 +214,19 @@ def test_a_loader_that_is_used_in_a_worker_says_that_it_cannot_be(source: str) -
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_another_transform_is_used_from_the_next_pass_on(source: str, workers: int) -> None:
-    with loader_of(source, Scaled(1), num_workers=workers) as loader:
+    given = {"cls": Scaled(1)}
+    with loader_of(source, None, transform=given, num_workers=workers) as loader:
         batches = iter(loader)
         next(batches)
         loader.transform = {"cls": Scaled(2)}
         assert next(batches)[0].tolist() == [3, 4, 5], "a pass that is in flight is not changed"
         assert list(batches) == []
         assert values(loader) == [0, 2, 4, 6, 8, 10]
-        assert isinstance(loader.transform, dict)
-        loader.transform["cls"].factor = 3
+        loader.transform = given
+        given["cls"].factor = 3
         assert values(loader) == [0, 3, 6, 9, 12, 15]
+        given["cls"] = Scaled(4)
+        assert values(loader) == [0, 4, 8, 12, 16, 20]
 
 
 def test_a_wrong_transform_is_refused_and_changes_nothing(source: str) -> None:
@@ -332,27 +335,6 @@ def test_functions_imported_from_generators_draw_the_samples_own_numbers(
     assert "restarted" not in caplog.text
 
 
-PARSES = """
-import sys
-from fsspec.implementations.local import LocalFileSystem
-SIZE = int(sys.argv[2])
-class Mounted(LocalFileSystem):
-    cachable = False
-def size(value): return SIZE
-"""
-
-
-@pytest.mark.exhaustive
-def test_modules_find_the_arguments_of_the_program(
-    source: str, make_module: MakeModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that the feeder imports, as here for the file system, and those that the workers do."""
-    monkeypatch.setattr(sys, "argv", ["train.py", "--size", "48"])
-    parses = make_module("user_parses", PARSES)
-    with loader_of(source, parses.size, filesystem=parses.Mounted()) as loader:
-        assert values(loader) == [48] * 6
-
-
 def test_modules_of_the_current_folder_are_not_run(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,14 +427,3 @@ def test_a_module_that_exits_when_it_is_imported_is_named(source: str, make_modu
     with pytest.raises(WorkerError, match=r"user_exits\.py exits in line 5 \(SystemExit: start train\.py\)"):
         with loader_of(source, function, **others) as loader:
             next(iter(loader))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_replaced_in_its_mapping_is_used_by_the_next_pass(tmp_path: Path, workers: int) -> None:
-    transform = {"cls": lambda label: label + 1}
-    with StreamLoader(
-        write_numbers(tmp_path, [4]), 4, fields=("cls",), transform=transform, num_workers=workers
-    ) as loader:
-        assert [labels.tolist() for (labels,) in loader] == [[1, 2, 3, 4]]
-        transform["cls"] = lambda label: label + 2
-        assert [labels.tolist() for (labels,) in loader] == [[2, 3, 4, 5]]

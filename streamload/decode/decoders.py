@@ -58,18 +58,12 @@ def decoder_for(
         limit_bytes: maximum excess of a decoded field over its stored bytes, for `gz`, `npz` and `pt`.
 
     Raises:
-        TypeError: `decode` is something else, or holds something that is not callable.
         ValueError: two of its keys name the same field.
     """
     if decode is False:
         return bytes
     users: Mapping[str, Decoder] = {}
     if decode is not True:
-        if not isinstance(decode, Mapping):
-            raise TypeError(f"decode must be True, False or a mapping from extension to function, not {decode!r}")
-        for name, function in decode.items():
-            if not isinstance(name, str) or not callable(function):
-                raise TypeError(f"decode[{name!r}] must be a function of bytes under a field's name, not {function!r}")
         users = by_field("decode", decode)
     field = normal_name(field)
     extension = last_extension(field)

@@ -23,21 +23,16 @@ def grow(root: Path, files: dict[str, str]) -> str:
 
 
 def memory_v2(folder: str, limit: str, used: int = 0, **stat: int) -> dict[str, str]:
-    lines = [f"{name} {value}" for name, value in {"anon": 7, "slab_reclaimable": 9, **stat}.items()]
-    return {
-        f"{folder}memory.max": limit,
-        f"{folder}memory.current": str(used),
-        f"{folder}memory.stat": "\n".join(lines),
-    }
+    return memory("max current stat", folder, limit, used, {"anon": 7, "slab_reclaimable": 9, **stat})
 
 
 def memory_v1(folder: str, limit: str, used: int = 0, **stat: int) -> dict[str, str]:
-    lines = [f"{name} {value}" for name, value in stat.items()]
-    return {
-        f"{folder}memory.limit_in_bytes": limit,
-        f"{folder}memory.usage_in_bytes": str(used),
-        f"{folder}memory.stat": "\n".join(lines),
-    }
+    return memory("limit_in_bytes usage_in_bytes stat", folder, limit, used, stat)
+
+
+def memory(names: str, folder: str, limit: str, used: int, stat: dict[str, int]) -> dict[str, str]:
+    texts = limit, str(used), "\n".join(f"{name} {value}" for name, value in stat.items())
+    return {f"{folder}memory.{name}": text for name, text in zip(names.split(), texts, strict=True)}
 
 
 def cpu_v1(folder: str, quota_us: int, period_us: int = 100_000) -> dict[str, str]:
@@ -45,18 +40,6 @@ def cpu_v1(folder: str, quota_us: int, period_us: int = 100_000) -> dict[str, st
 
 
 # -- which cgroups -------------------------------------------------------------------------------------------------
-
-
-def test_version_2_in_a_namespace_is_the_mount_itself(tmp_path: Path) -> None:
-    root = grow(tmp_path, {"proc/self/cgroup": "0::/", "cpu.max": "300000 100000", **memory_v2("", "1000", 400)})
-    assert (processor_quota(root), free_memory_bytes(root)) == (3, 600)
-
-
-def test_version_2_without_a_namespace_is_found_by_its_path(tmp_path: Path) -> None:
-    own = "system.slice/slurm/job_1/step_0/"
-    files = {"proc/self/cgroup": f"0::/{own.rstrip('/')}", f"{own}cpu.max": "200000 100000"}
-    root = grow(tmp_path, {**files, **memory_v2(own, "1000", 300), **memory_v2("other/", "1", 0)})
-    assert (processor_quota(root), free_memory_bytes(root)) == (2, 700)
 
 
 def test_the_least_of_a_cgroup_and_all_above_it_counts(tmp_path: Path) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tarfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,26 +133,6 @@ def test_zeros_up_to_the_end_of_the_default_record_end_an_archive(members: int) 
 def test_a_file_of_zeros_is_no_archive_unless_it_is_one_record(length: int) -> None:
     error = error_of(bytes(length))
     assert (error.offset, f"{length:,} bytes" in error.message) == (0, True)
-
-
-@pytest.mark.parametrize("program", ["tar", "bsdtar", "tarfile"])
-@pytest.mark.parametrize("zeros", [5_000, 200_000])
-@pytest.mark.parametrize("members", [0, 1, 30])
-def test_archives_of_usual_programs_are_read(tmp_path: Path, members: int, zeros: int, program: str) -> None:
-    names = [f"{number:02d}.bin" for number in range(members)]
-    for name in names:
-        (tmp_path / name).write_bytes(bytes(zeros))  # payloads of zeros are no end
-    for blocks in (20,) if program == "tarfile" else (1, 20):
-        if program == "tarfile":
-            with tarfile.open(tmp_path / "shard.tar", "w") as file:
-                for name in names:
-                    file.add(tmp_path / name, name)
-        elif shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed")
-        else:
-            command = [program, "-b", str(blocks), "-cf", "shard.tar", *(names or ["-T", "/dev/null"])]
-            subprocess.run(command, cwd=tmp_path, check=True)
-        assert len(scan((tmp_path / "shard.tar").read_bytes())) == members
 
 
 @EVERY

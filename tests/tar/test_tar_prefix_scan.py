@@ -6,7 +6,6 @@ import random
 import re
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from crafted_tar import GNU, Archive, dialects, header, long_name, pax_mtime, pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrix import EVERY
-from written_shards import SAMPLES, write
 
 from streamload.errors import ShardFormatError
 from streamload.tar.scan import ScannedPiece, Scanner, scan_piece, scan_shard
@@ -158,15 +156,6 @@ def test_a_piece_may_end_anywhere(name: str, every: int) -> None:
     places = {*range(0, len(content), 173 * every), *range(0, len(content), 512), *range(1536, 2049, every), 2047}
     for cut in sorted(places & set(range(len(content)))):
         check_same_outcome(content, [cut], known=cut % 2 == 0)
-
-
-def test_shards_of_the_writer(tmp_path: Path) -> None:
-    many = [{**sample, "__key__": f"{number}/{sample['__key__']}"} for number in range(20) for sample in SAMPLES]
-    writer = write(tmp_path / "a-%06d.tar", many)
-    content = Path(writer.shards[0]).read_bytes()
-    for seed in range(20):
-        chance = random.Random(seed)
-        check_same_outcome(content, [chance.randrange(len(content)) for _ in range(seed)])
 
 
 @settings(deadline=None)

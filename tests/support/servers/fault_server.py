@@ -11,23 +11,15 @@ import dataclasses
 import hashlib
 import json
 import mmap
-import os
 import random
 import socket
 import struct
 import sys
-from typing import Any
+from http import HTTPStatus
+from typing import Any, BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-_REASONS = {
-    200: "OK",
-    206: "Partial Content",
-    404: "Not Found",
-    412: "Precondition Failed",
-    416: "Range Not Satisfiable",
-}
-_REASONS |= {429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable", 403: "Forbidden"}
 _CODES = {403: "AccessDenied", 404: "NoSuchKey", 429: "TooManyRequests", 503: "SlowDown"}
 _MOST_HEADER_BYTES = 64 << 10
 _SEND_BYTES = 4 << 20
@@ -147,7 +139,7 @@ class Answer:
     size: int = 0
 
     def head(self) -> bytes:
-        lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, 'Other')}"]
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
@@ -155,7 +147,7 @@ class Answer:
 class Server:
     """All connections, the objects, the script, and the record of what was asked."""
 
-    def __init__(self, memory: int, objects: dict[str, Stored]) -> None:
+    def __init__(self, memory: BinaryIO, objects: dict[str, Stored]) -> None:
         self.memory = memory
         self.objects = objects
         self.script = Script()
@@ -235,7 +227,7 @@ class Server:
         began_s = loop.time()
         for start in range(0, size, step):
             count = min(step, size - start)
-            await _sendfile(connection, self.memory, offset + start, count)
+            await loop.sock_sendfile(connection, self.memory, offset + start, count, fallback=False)
             self.sent_bytes += count
             if rate is not None:
                 await asyncio.sleep(began_s + (start + count) / rate - loop.time())
@@ -268,13 +260,10 @@ class Server:
     def listing(self, request: Request) -> Answer:
         """S3's ListObjectsV2, in pages of `max-keys`, with `prefix`, `delimiter` and `start-after`."""
         bucket = request.path.strip("/")
-        requested = {name: values[0] for name, values in request.query.items()}
-        prefix, delimiter, most = (
-            requested.get("prefix", ""),
-            requested.get("delimiter"),
-            int(requested.get("max-keys", "1000")),
-        )
-        after = requested.get("continuation-token", requested.get("start-after", ""))
+        requested = {"prefix": "", "max-keys": "1000", "start-after": ""}
+        requested |= {name: values[0] for name, values in request.query.items()}
+        prefix, delimiter, most = requested["prefix"], requested.get("delimiter"), int(requested["max-keys"])
+        after = requested.get("continuation-token", requested["start-after"])
         keys = (name.removeprefix(f"{bucket}/") for name in sorted(self.objects) if name.startswith(f"{bucket}/"))
         found: dict[str, Stored | None] = {}
         for key in keys:
@@ -336,31 +325,6 @@ def _range(requested: str, size: int) -> tuple[int, int]:
     return int(first), min(size, int(last) + 1) if last else size
 
 
-async def _sendfile(connection: socket.socket, memory: int, offset: int, count: int) -> None:
-    """Straight from the memory to the socket, without a copy in this process."""
-    loop = asyncio.get_running_loop()
-    end = offset + count
-    while offset < end:
-        try:
-            sent = os.sendfile(connection.fileno(), memory, offset, end - offset)
-        except BlockingIOError:
-            await _writable(loop, connection)
-            continue
-        if not sent:
-            raise BrokenPipeError
-        offset += sent
-        await asyncio.sleep(0)
-
-
-async def _writable(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> None:
-    ready = loop.create_future()
-    loop.add_writer(connection.fileno(), lambda: ready.done() or ready.set_result(None))
-    try:
-        await ready
-    finally:
-        loop.remove_writer(connection.fileno())
-
-
 async def _until_closed(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     while await loop.sock_recv(connection, 1 << 16):
@@ -371,7 +335,7 @@ def _etag(view: memoryview) -> str:
     return f'"{hashlib.md5(view, usedforsecurity=False).hexdigest()}"'
 
 
-def stored_objects(memory: int, sizes: dict[str, int], aliases: dict[str, str]) -> dict[str, Stored]:
+def stored_objects(memory: BinaryIO, sizes: dict[str, int], aliases: dict[str, str]) -> dict[str, Stored]:
     """The objects lie one after the other in the memory, and behind them all swapped ones (each byte inverted).
 
     An alias is one more name of an object.
@@ -379,7 +343,7 @@ def stored_objects(memory: int, sizes: dict[str, int], aliases: dict[str, str]) 
     total = sum(sizes.values())
     objects: dict[str, Stored] = {}
     offset = 0
-    with mmap.mmap(memory, 2 * total or 1) as mapped, memoryview(mapped) as view:
+    with mmap.mmap(memory.fileno(), 2 * total or 1) as mapped, memoryview(mapped) as view:
         for name, size in sizes.items():
             with view[offset : offset + size] as content:
                 etag = _etag(content)
@@ -389,7 +353,7 @@ def stored_objects(memory: int, sizes: dict[str, int], aliases: dict[str, str]) 
     return objects | {alias: objects[name] for alias, name in aliases.items()}
 
 
-async def main(control: socket.socket, memory: int, port: int) -> None:
+async def main(control: socket.socket, memory: BinaryIO, port: int) -> None:
     """Serve until the control socket ends. Each line there is a command; each is answered by a line."""
     reader, writer = await asyncio.open_connection(sock=control, limit=_MOST_COMMAND_BYTES)
     names = json.loads(await reader.readline())
@@ -420,4 +384,5 @@ async def main(control: socket.socket, memory: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])))
+    with open(int(sys.argv[2]), "rb") as unnamed:
+        asyncio.run(main(socket.socket(fileno=int(sys.argv[1])), unnamed, int(sys.argv[3])))
