@@ -261,9 +261,9 @@ class Feeder:
         with self._failing():
             match message:
                 case EpochStart():
-                    self.scans.try_again()  # what has failed: the storage may have come back
+                    self.scans.retry_failed()  # what has failed: the storage may have come back
                     if self.fetcher is not None:
-                        self.fetcher.try_again()
+                        self.fetcher.retry_failed()
                     self._stream.request(message)
                     self.pool.abandon_unwanted()
                 case messages.Tracing():

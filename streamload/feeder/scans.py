@@ -236,12 +236,12 @@ class Scans:
             self._fetcher.notify()
 
     def fail(self, shard: int, error: Exception) -> None:
-        """Mark a shard as failed; it is not scanned again before `try_again`."""
+        """Mark a shard as failed; it is not scanned again before `retry_failed`."""
         self._forget(shard)
         self.requested.add(shard)
         self.errors[shard] = error
 
-    def try_again(self) -> None:
+    def retry_failed(self) -> None:
         """Forget failures, so that their shards are scanned when they are requested again."""
         self.requested -= self.errors.keys()
         self.errors.clear()

@@ -1,1 +1,1 @@
-"""Fetching bytes: storage, listing, and the shards that workers can map."""
+"""Fetch the parts of remote and compressed shards into memory that workers map, within a byte budget."""

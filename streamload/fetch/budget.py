@@ -1,4 +1,4 @@
-"""The byte budget: how much there is by default, and whether an order can be read within it."""
+"""Compute the byte budget: its default, its shares, and the budget that an order needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamload.limits import (
     free_memory_bytes,
 )
 
-# Samples differ in size.
+# For samples larger than the mean.
 _MARGIN = 1.05
 
 
@@ -27,7 +27,7 @@ def available_bytes(root: str = "/") -> int:
     """Return the free memory of this machine, or of this process's cgroup (its container or job).
 
     Args:
-        root: the folder below which `proc` and `sys` are.
+        root: the folder that contains `proc` and `sys`.
     """
     found = []
     meminfo = os.path.join(root, "proc/meminfo")
@@ -39,27 +39,27 @@ def available_bytes(root: str = "/") -> int:
 
 
 def default_budget(local_ranks: int) -> int:
-    """Return a quarter of the memory that is free now, divided among the ranks of this machine."""
+    """Return a quarter of the currently free memory, divided among the ranks of this machine."""
     return max(LEAST_BUDGET_BYTES, available_bytes() // (FREE_MEMORY_SHARE * local_ranks))
 
 
 def expansion_bytes(budget_bytes: int) -> int:
-    """Return the share of a budget for the values that fields expand to, in all workers together."""
+    """Return the share of a budget for expanded fields, over all workers."""
     return budget_bytes // EXPANSION_SHARE
 
 
 def bytes_for_parts(budget_bytes: int, *, expands: bool = False) -> int:
-    """Return the share of a budget for parts; the rest is for the buffers of requests, and for expansion.
+    """Return the share of a budget for parts; the rest is for request buffers, and for expansion.
 
     Args:
-        budget_bytes: for everything.
-        expands: fields are read that may expand (`expansion_bytes`).
+        budget_bytes: the whole budget.
+        expands: fields may expand (`expansion_bytes`).
     """
     return budget_bytes - requests_bytes(budget_bytes) - (expansion_bytes(budget_bytes) if expands else 0)
 
 
 def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
-    """Return the least budget with this share for parts: the inverse of `bytes_for_parts`."""
+    """Return the smallest budget with this share for parts: the inverse of `bytes_for_parts`."""
     shares = PARTS_PROPORTION + REQUESTS_PROPORTION
     expansion = shares // EXPANSION_SHARE if expands else 0
     small_bytes = -(-parts_bytes * shares // (PARTS_PROPORTION - expansion))
@@ -67,20 +67,20 @@ def budget_for(parts_bytes: int, *, expands: bool = False) -> int:
 
 
 def requests_at_once(budget_bytes: int) -> int:
-    """Return how many requests a budget has room for, at least one."""
+    """Return the number of concurrent requests that a budget allows, at least one."""
     share_bytes = requests_bytes(budget_bytes)
     return MOST_REQUESTS if share_bytes == REQUESTS_BYTES else max(1, share_bytes // REQUEST_BYTES)
 
 
 def requests_bytes(budget_bytes: int) -> int:
-    """Return the share of a budget for the buffers of requests."""
+    """Return the share of a budget for request buffers."""
     return min(REQUESTS_BYTES, budget_bytes * REQUESTS_PROPORTION // (PARTS_PROPORTION + REQUESTS_PROPORTION))
 
 
 def budget_for_window(
     window: int, *, samples: int, data_bytes: int, shards: int, lanes: int, lanes_read: int, expands: bool
 ) -> int:
-    """Return a budget that holds a shuffle's window: the samples that wait, and a part at each end of every lane.
+    """Return a budget that holds a shuffle's window: the waiting samples, and a part at each end of every lane.
 
     Args:
         window: in samples.
@@ -89,7 +89,7 @@ def budget_for_window(
         shards: of the dataset.
         lanes: of the order.
         lanes_read: by this rank.
-        expands: fields are read that may expand.
+        expands: fields may expand.
     """
     waiting = min(window, -(-samples // lanes)) * lanes_read
     edges_bytes = 2 * lanes_read * min(PART_BYTES, data_bytes // shards)
@@ -98,7 +98,7 @@ def budget_for_window(
 
 
 def shown_bytes(size_bytes: float, rounded: Callable[[float], int] = round) -> str:
-    """Return a size with two digits or more: `999 kB`, `1.3 MB`, `24 MB`."""
+    """Format a size with at least two digits: `999 kB`, `1.3 MB`, `24 MB`."""
     if 0 < size_bytes < 1e6:
         return f"{rounded(size_bytes / 1e3)} kB"
     parts = 10 if size_bytes < 10e6 else 1

@@ -1,14 +1,14 @@
-"""The disk cache of a node: whole shards under their final names, and temporary files that are being filled.
+"""Cache whole shards on a node's disk, under their final names; temporary files are being filled.
 
-Processes may die at any instant. It is still true that:
+Processes may die at any instant. These invariants hold:
 
-- A file under a final name is whole: it gets the name by one rename. Each process compares it with its checksums once.
+- A file under a final name is whole: a single rename names it. Each process verifies it against its checksums once.
 - All files together take at most `size_bytes`; a temporary file has its full size from the start.
-- A shard of the dataset is never evicted for another of it, so what fits comes from the disk in every epoch. Files of
-  other datasets and older versions are evicted, unless they are in use.
-- Temporary files that no process has locked are removed by the next process that opens the cache.
+- A shard is never evicted for another one of the same dataset, so shards that fit come from the disk in every epoch.
+  Files of other datasets and older versions are evicted, unless in use.
+- The next process that opens the cache removes temporary files that no process has locked.
 
-Files are made and removed under the folder's lock.
+Files are created and removed under the folder's lock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TAIL_LETTERS = 48
 _FILE_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}-.*")
 _CRC32 = struct.Struct("<I")
 _PIECE_BYTES = 1 << 20
-# How long to wait for the folder's lock before a shard is read without the cache.
+# Maximum wait for the folder's lock; then a shard is read without the cache.
 _LOCK_WAIT_S = 1.0
 _RETRY_S = 0.002
 _OPEN_WHOLE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -55,7 +55,7 @@ _log = logging.getLogger("streamload")
 
 
 def url_key(url: str) -> str:
-    """Return a digest of a URL, 16 hexadecimal digits, which is the same for all versions and signatures."""
+    """Return a digest of a URL, 16 hexadecimal digits, equal for all versions and signatures."""
     place = without_secrets(url).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(place, digest_size=_KEY_BYTES).hexdigest()
 
@@ -65,7 +65,7 @@ class ShardIdentity:
     """One version of one shard.
 
     Attributes:
-        url: where it is.
+        url: of the shard.
         etag: the storage's name for this version.
         bytes: its size.
     """
@@ -76,7 +76,7 @@ class ShardIdentity:
 
     @cached_property
     def file_name(self) -> str:
-        """The name of its file: the URL's key, a digest of all three without signatures, and the shard's name.
+        """Return the file's name: the URL's key, a digest of all attributes without signatures, and the shard's name.
 
         The rest of the URL is not readable, because queries may hold secrets.
         """
@@ -88,21 +88,21 @@ class ShardIdentity:
 
 
 class CacheFile:
-    """A shard's file, whole or being filled by this process; for one thread at a time.
+    """A shard's file, whole or being filled by this process. Not thread-safe.
 
-    It holds the shard's bytes, and after them the crc32 of each part, four bytes each, little-endian. Parts are written
-    in any order, each from its first byte to its last. Its lock, which the kernel releases with the last copy of the
-    descriptor, protects it from eviction.
+    It holds the shard's bytes, followed by the crc32 of each part, four bytes each, little-endian. Parts are written in
+    any order, each from its first byte to its last. Its lock, which the kernel releases with the last copy of the
+    descriptor, prevents eviction.
 
     Args:
-        descriptor: for reading, and for writing unless it is whole; this object closes it.
+        descriptor: for reading, and for writing unless it is whole; owned by this object.
         shard_bytes: the shard's size.
-        part_bytes: that of all parts but the last.
-        temporary: the path of a file that is being filled; None for a whole one.
+        part_bytes: the size of all parts but the last.
+        temporary: the path of a file being filled; None for a whole one.
 
     Attributes:
         n_parts: the number of the shard's parts.
-        missing: the parts that have not been written.
+        missing: the parts not yet written.
         temporary: as given; None once the file has its final name.
     """
 
@@ -116,7 +116,7 @@ class CacheFile:
         self._crc32s: dict[int, int] = {}
 
     def edges(self, part: int) -> tuple[int, int]:
-        """Return the first byte of a part, and its end."""
+        """Return the start and end of a part."""
         start = part * self._part_bytes
         return start, min(start + self._part_bytes, self._shard_bytes)
 
@@ -133,7 +133,7 @@ class CacheFile:
             self.missing.discard(part)
 
     def is_sound(self) -> bool:
-        """Return True if each part has its checksum. Raises OSError if it cannot be read."""
+        """Return True if each part matches its checksum. Raises OSError if the file cannot be read."""
         stored = os.pread(self.descriptor, self.n_parts * _CRC32.size, self._shard_bytes)
         for part, (expected,) in enumerate(_CRC32.iter_unpack(stored)):
             crc32 = 0
@@ -145,7 +145,7 @@ class CacheFile:
         return len(stored) == self.n_parts * _CRC32.size
 
     def close(self) -> None:
-        """Close it, and remove it unless it is whole. Idempotent."""
+        """Close the file, and remove it unless it is whole. Idempotent."""
         if self.descriptor < 0:
             return
         if self.temporary is not None:
@@ -156,15 +156,15 @@ class CacheFile:
 
 
 class DiskCache:
-    """A folder of shards that all processes of a node share.
+    """A folder of shards, shared by all processes of a node. Thread-safe.
 
-    If the disk refuses something, this process warns once and writes nothing more, but still reads whole files as long
-    as the disk can be read. Safe for several threads.
+    If the disk refuses an operation, this process warns once and stops writing, but still reads whole files while the
+    disk can be read.
 
     Args:
-        folder: made if it is not there; the files are in `streamload-shards` in it.
-        size_bytes: how much final and temporary files together may take.
-        part_bytes: the size of the parts that have a checksum each, the same for every process.
+        folder: created if missing; files go to its folder `streamload-shards`.
+        size_bytes: maximum size of final and temporary files together.
+        part_bytes: the size of the parts with a checksum each, equal in every process.
         urls: the shards of the dataset, which are not evicted.
     """
 
@@ -185,14 +185,14 @@ class DiskCache:
             with locked_file(self._lock_file, _LOCK_WAIT_S):
                 self._remove_abandoned()
         except LockBusyError:
-            pass  # they are removed when room is made
+            pass  # removed when room is made
         except OSError as exc:
             self.turn_off(exc)
 
     def open(self, identity: ShardIdentity) -> CacheFile | None:
-        """Open a shard's file, to read it or to fill it; the caller closes it.
+        """Open a shard's file, to read or fill it; the caller closes it.
 
-        None if another process is filling it, the cache is full of shards that stay, or it is off.
+        None if another process is filling it, the cache is full of shards that must stay, or it is off.
         """
         path = os.path.join(self._folder, identity.file_name)
         try:
@@ -200,7 +200,7 @@ class DiskCache:
             if file is None and self._writable and self._fits(identity):
                 with locked_file(self._lock_file, _LOCK_WAIT_S):
                     self._remove_abandoned()
-                    # Temporary files first: the other way round one renamed meanwhile would be missed.
+                    # Temporary files first, or one that is renamed meanwhile would be missed.
                     files = [*_listed(self._partial_folder), *_listed(self._folder)]
                     came = os.path.exists(path)  # another process has filled it meanwhile
                     fills = any(name.startswith(f"{identity.file_name}.") for name, _, _ in files)
@@ -225,13 +225,13 @@ class DiskCache:
             self._compared.add(_inode(os.fstat(file.descriptor)))
 
     def turn_off(self, exc: OSError) -> None:
-        """Write nothing more, since the disk refused something; warn the first time."""
+        """Stop writing, since the disk refused an operation; warn the first time."""
         self._writable = False
         self._readable = self._readable and exc.errno not in _UNREADABLE
         self._warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)
 
     def _fits(self, identity: ShardIdentity) -> bool:
-        """Return True if the whole cache may be as large as a shard; warn of the first that is larger."""
+        """Return True if a shard fits into the whole cache; warn of the first one that does not."""
         needed_bytes = cached_bytes(identity.bytes, self._part_bytes)
         if needed_bytes > self._size_bytes:
             self._warn_once(
@@ -257,10 +257,10 @@ class DiskCache:
         file = CacheFile(descriptor, identity.bytes, self._part_bytes)
         try:
             found = os.fstat(descriptor)
-            # Else the cache has not made it, or a release has whose files have no checksums.
+            # Otherwise not from the cache, or from a release without checksums.
             is_ours = stat.S_ISREG(found.st_mode) and found.st_size == cached_bytes(identity.bytes, self._part_bytes)
             if is_ours:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)  # `_is_in_use` of another process holds it for a moment
+                fcntl.flock(descriptor, fcntl.LOCK_SH)  # `_is_in_use` of another process briefly holds it
                 if _inode(found) in self._compared or file.is_sound():
                     self._compared.add(_inode(found))
                     return file
@@ -274,7 +274,7 @@ class DiskCache:
         return None
 
     def _begin(self, identity: ShardIdentity, files: list[tuple[str, str, os.stat_result]]) -> CacheFile | None:
-        """Make a file to be filled, if there is room beside the others. The folder's lock is held."""
+        """Create a file to fill, if there is room for it. The folder's lock must be held."""
         key, size_bytes = url_key(identity.url), cached_bytes(identity.bytes, self._part_bytes)
         lacking_bytes = sum(found.st_size for _, _, found in files) + size_bytes - self._size_bytes
         if lacking_bytes > 0:
@@ -308,14 +308,14 @@ class DiskCache:
         return frozenset(map(url_key, self._urls))
 
     def _remove_abandoned(self) -> None:
-        """Remove the temporary files that no process is filling. The folder's lock is held."""
+        """Remove temporary files that no process is filling. The folder's lock must be held."""
         for _, path, _ in _listed(self._partial_folder):
             if not _is_in_use(path):
                 Path(path).unlink(missing_ok=True)
 
 
 def cached_bytes(shard_bytes: int, part_bytes: int) -> int:
-    """Return the size of the file that holds a shard and the checksums of its parts."""
+    """Return the size of a shard's file, including the checksums of its parts."""
     return shard_bytes + -(-shard_bytes // part_bytes) * _CRC32.size
 
 
@@ -325,23 +325,23 @@ def shards_folder(cache_dir: str) -> str:
 
 
 def bytes_in_cache(cache_dir: str) -> int:
-    """Return what the whole files of a cache take; 0 if there is none, or if it cannot be read."""
+    """Return the bytes of whole files in a cache; 0 if there is none, or it cannot be read."""
     with suppress(OSError):
         return sum(found.st_size for _, _, found in _listed(shards_folder(cache_dir)))
     return 0
 
 
 class LockBusyError(Exception):
-    """Another process keeps a lock for longer than is worth waiting for."""
+    """Raised if another process keeps a lock for too long."""
 
 
 @contextmanager
 def locked_file(path: str, wait_s: float) -> Iterator[None]:
-    """Hold the lock of a file for the body; the file is made if it is missing.
+    """Hold a file's lock for the body; the file is created if missing.
 
     Raises:
-        LockBusyError: another process has kept it all the time.
-        OSError: the file cannot be made, or the file system has no locks.
+        LockBusyError: another process kept the lock for the whole wait.
+        OSError: the file cannot be created, or the file system has no locks.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -353,14 +353,14 @@ def locked_file(path: str, wait_s: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Not left to `close`: a process that is just being started has a copy of the descriptor for a moment.
+            # Not left to `close`: a process that is just starting may briefly hold a copy of the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock a file for this descriptor and its copies; False if another has it. Raises OSError without locks."""
+    """Lock a file for this descriptor and its copies; return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -369,7 +369,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_in_use(path: str) -> bool:
-    """Return True if a file exists, and a process reads or fills it. The folder's lock is held."""
+    """Return True if the file exists, and a process reads or fills it. The folder's lock must be held."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -383,12 +383,12 @@ def _is_in_use(path: str) -> bool:
 
 
 def _inode(found: os.stat_result) -> tuple[int, int, int]:
-    """Return a value that differs for every file, and for one file after every change."""
+    """Return a value unique to a file and its last change."""
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Yield name, path and status of a cache's files in a folder; skip what is removed meanwhile."""
+    """Yield name, path and status of a cache's files in a folder; skip files that are removed meanwhile."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""One shard that has to be fetched: the memory or file in which its parts arrive."""
+"""Hold the memory or file into which a shard's parts are fetched."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PAGE_BYTES = mmap.PAGESIZE
 
 
 class SparseMemory:
-    """Memory of which only what has been written is allocated; other processes read it through a copied descriptor.
+    """Memory that is allocated only where written; other processes read it through a copied descriptor.
 
     Args:
-        size_bytes: its size; None if that is not known: then it grows ahead of what is written.
+        size_bytes: its size; None if unknown: it then grows ahead of writes.
 
     Attributes:
-        descriptor: this object's own.
-        size_bytes: its size now; it never shrinks.
+        descriptor: owned by this object.
+        size_bytes: the current size, which never shrinks.
     """
 
     def __init__(self, size_bytes: int | None) -> None:
@@ -36,20 +36,20 @@ class SparseMemory:
         self._closing = Lock()
 
     def allocate(self, start: int, end: int) -> None:
-        """Allocate pages ahead, so that `write` only copies; on any thread. Errors are left to `write`."""
+        """Allocate pages, so that `write` only copies; thread-safe. Errors are left to `write`."""
         if hasattr(os, "posix_fallocate"):
-            with suppress(OSError), self._closing:  # the number might be another file's by now
+            with suppress(OSError), self._closing:  # the number may be reused after a close
                 os.posix_fallocate(self.descriptor, start, end - start)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write bytes at their place. Raises OSError if there is no memory left."""
+        """Write bytes at an offset. Raises OSError if memory is exhausted."""
         if offset + len(data) > self.size_bytes:
             self.size_bytes = max(offset + len(data), 2 * self.size_bytes)
             os.ftruncate(self.descriptor, self.size_bytes)
         write_fully(self.descriptor, data, offset)
 
     def free(self, start: int, end: int) -> None:
-        """Free the pages that lie wholly between two places, on Linux; the last page of all counts as whole."""
+        """Free the pages that lie wholly within a range, on Linux; the last page of all counts as whole."""
         first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
         behind = self.size_bytes if end >= self.size_bytes else end // _PAGE_BYTES * _PAGE_BYTES
         if behind > first and hasattr(mmap, "MADV_REMOVE"):
@@ -57,7 +57,7 @@ class SparseMemory:
                 mapped.madvise(mmap.MADV_REMOVE, first, behind - first)
 
     def close(self) -> None:
-        """Release it, but for copies of the descriptor. Idempotent."""
+        """Close the descriptor; copies keep the memory. Idempotent."""
         if self.descriptor < 0:
             return
         with self._closing:
@@ -67,16 +67,16 @@ class SparseMemory:
 
 @dataclass(slots=True, eq=False)
 class FetchedShard:
-    """A shard that is, was, or will be fetched.
+    """A shard to fetch, and its state.
 
     Attributes:
         number: in the listing.
-        pin: the version that is read.
-        compression: a compressed shard is decompressed whole, and has the single part 0.
-        total_bytes: its decompressed size; None until it is known.
-        generation: counts its memories and files.
-        memory: where its parts arrive.
-        file: its file in the disk cache, in place of memory.
+        pin: the version to read.
+        compression: a compressed shard is decompressed as a whole, into the single part 0.
+        total_bytes: its decompressed size, once known.
+        generation: the number of released memories and files.
+        memory: receives its parts.
+        file: its file in the disk cache, instead of memory.
         lookup: the task that opens that file.
     """
 
@@ -92,17 +92,17 @@ class FetchedShard:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The generation, and how many bytes workers may map: if one changes, they need a new descriptor."""
+        """Return generation and mappable bytes: workers need a new descriptor if one changes."""
         return self.generation, self.total_bytes or self.ensure_memory().size_bytes
 
     def ensure_memory(self) -> SparseMemory:
-        """Return the memory; make it if there is none."""
+        """Return the memory, creating it if needed."""
         if self.memory is None:
             self.memory = SparseMemory(self.total_bytes)
         return self.memory
 
     def free(self, part: int) -> None:
-        """Free a part, if it lies in memory."""
+        """Free a part that lies in memory."""
         if self.memory is None:
             return
         if self.compression is not None:

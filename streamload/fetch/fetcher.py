@@ -1,4 +1,4 @@
-"""The fetcher: fetches the parts of remote and compressed shards in the order of need, within the byte budget."""
+"""Fetch the parts of remote and compressed shards in the order of need, within the byte budget."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from streamload.tar.decompression import Decompressor, compression_of, decompres
 
 _log = logging.getLogger("streamload")
 
-# Cached files that are compared with their checksums at the same time.
+# Cached files verified at the same time.
 _COMPARED_AT_ONCE = 2
-# About how much memory a shard takes besides its part while it is decompressed.
+# Approximate memory of a decompression besides its part.
 _BESIDE_BYTES = (PIECES_AHEAD + 2) * PIECE_BYTES
 
 
 class TableLoader:
-    """Loads the tables of remote indexes before they are needed, and calls `wake` when one has come or failed."""
+    """Load the tables of remote indexes ahead of need; call `wake` when one arrives or fails."""
 
     def __init__(self, tables: Dataset, wake: Callable[[], None]) -> None:
         self.loading: dict[int, asyncio.Task[None]] = {}
@@ -47,12 +47,12 @@ class TableLoader:
         self._at_once = asyncio.Semaphore(SMALL_REQUESTS)
 
     def has(self, shards: Collection[int]) -> bool:
-        """Return True if the tables of some shards are at hand; if not, load them, in this order.
+        """Return True if the tables of some shards are loaded; otherwise load them, in this order.
 
-        None of them is dropped before this is called for others.
+        They are kept until the next call.
 
         Raises:
-            DatasetIndexError, StorageError: one of them cannot be loaded.
+            DatasetIndexError, StorageError: a table cannot be loaded.
         """
         missing = self._tables.hold(self._tables.with_sidecars(shards))
         raise_first(self.errors, missing)
@@ -68,11 +68,11 @@ class TableLoader:
 
     async def _load(self, shard: int) -> None:
         async with self._at_once:
-            if self._tables.needs_read(shard):  # else it came with another
+            if self._tables.needs_read(shard):  # it may have come with another one
                 await self._tables.fetch(shard)
 
     def _ended(self, shard: int, task: asyncio.Task[None]) -> None:
-        """Record what was raised, our own mistakes too, for `has`."""
+        """Record any error, including our own bugs, for `has`."""
         del self.loading[shard]
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self.errors[shard] = error
@@ -81,14 +81,14 @@ class TableLoader:
 
 @dataclass(slots=True, eq=False)
 class _Decompression:
-    """A shard that is being decompressed to its memory.
+    """A decompression in progress, to a shard's memory.
 
     Attributes:
         state: the shard.
         key: of its part.
         decompressor: counts its bytes.
-        room_bytes: how much of the decompressed shard there is room for.
-        growing: set as soon as there is more room; None if it does not wait for that.
+        room_bytes: bytes of the decompressed shard that have been admitted.
+        growing: set as soon as there is more room; None unless it waits for that.
     """
 
     state: FetchedShard
@@ -99,25 +99,25 @@ class _Decompression:
 
 
 class Fetcher:
-    """Fetches parts of the shards that workers cannot open by themselves.
+    """Fetch parts of the shards that workers cannot open by themselves.
 
-    Parts are requested in its window. `pump` alone starts work, in one running loop.
+    Parts are requested in its window; only `pump` starts work, in one running loop.
 
     Args:
         tables: of the shards.
-        fetched: the numbers of those that are fetched.
-        storages: where they lie.
+        fetched: the numbers of the shards to fetch.
+        storages: of the shards.
         budget_bytes: for parts.
-        wake: called when something has come or failed, or there is something to pump.
-        cache: shards on the disk.
-        most_requests: how many uncompressed parts may be in flight.
+        wake: called when a part arrives or fails, or `pump` has work.
+        cache: the disk cache.
+        most_requests: maximum number of uncompressed parts in flight.
 
     Attributes:
-        compressed: the fetched shards that are compressed: each has a single part.
-        window: which parts are present or in flight.
+        compressed: the fetched shards that are compressed, each with a single part.
+        window: the parts that are present, in flight or needed.
         transfers: the requests for parts.
         index_tables: the tables of remote indexes.
-        lacking: the part that waits for room, and the bytes that it needs; None if none does.
+        lacking: a part that waits for room, and the bytes it needs; None if none waits.
     """
 
     def __init__(
@@ -144,14 +144,14 @@ class Fetcher:
         self.most_requests = most_requests
         self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
         self._shards: dict[int, FetchedShard] = {}
-        # A finished shard is closed with its last part: until then the next epoch may use that.
+        # A finished shard is closed with its last part: until then the next epoch may use its parts.
         self._open: dict[int, bool] = {}  # is it finished?
         self._closed: set[int] = set()
         self._tasks: dict[asyncio.Task[int], FetchedShard] = {}
         self._decompressions: dict[int, _Decompression] = {}
         self._largest_bytes = 0
         self._without_version: set[str] = set()
-        # One thread each: the kernel clears pages no faster for several, and a file's parts are written in order.
+        # One thread each: the kernel does not clear pages faster for several, and a file's parts are written in order.
         self._allocator = ThreadPoolExecutor(1, "streamload-allocate")
         self._writer = ThreadPoolExecutor(1, "streamload-cache")
         self._opener = ThreadPoolExecutor(_COMPARED_AT_ONCE, "streamload-compare")
@@ -159,15 +159,15 @@ class Fetcher:
     # -- what is needed --------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Act on a change of the window: something may have to be fetched, or to be freed."""
+        """Wake the loop after a change of the window, if parts must be fetched or freed."""
         self.lacking = None
         if self.window.missing.ranks or self.window.free or self._decompressions:
             self._wake()
 
-    def try_again(self) -> None:
-        """Retry what has failed, if it is still needed."""
+    def retry_failed(self) -> None:
+        """Retry failed parts and tables that are still needed."""
         self.index_tables.errors.clear()
-        self.window.try_again()
+        self.window.retry_failed()
         self.notify()
 
     def finish(self, shards: Iterable[int]) -> None:
@@ -188,7 +188,7 @@ class Fetcher:
     # -- what is there ---------------------------------------------------------------------------------------------
 
     def state_of(self, shard: int) -> FetchedShard:
-        """Return a shard."""
+        """Return a shard's state."""
         state = self._shards.get(shard)
         if state is None:
             url, pin = self._tables.url(shard), self._tables.listing.pin(shard)
@@ -197,7 +197,7 @@ class Fetcher:
         return state
 
     def arrived_from(self, shard: int, start: int) -> tuple[int, int | None]:
-        """Return the end of the bytes that are present from a place on, and the shard's size if it is known."""
+        """Return the end of the contiguous bytes present from `start` on, and the shard's size if known."""
         number, total_bytes = start // PART_BYTES, self.state_of(shard).total_bytes
         if shard in self.compressed:
             is_present = total_bytes is not None and part_key(shard, 0) in self.window.present
@@ -208,13 +208,13 @@ class Fetcher:
         return end if total_bytes is None else min(end, total_bytes), total_bytes
 
     def keys_between(self, shard: int, start: int, end: int) -> list[int]:
-        """Return the keys of the parts that hold some bytes of a shard."""
+        """Return the keys of the parts that overlap a range of a shard."""
         if shard in self.compressed:
             return [part_key(shard, 0)]
         return [part_key(shard, number) for number in range(start // PART_BYTES, -(-end // PART_BYTES))]
 
     def take_closed(self) -> list[int]:
-        """Return the shards that were closed since the last call, and are not open again."""
+        """Return the shards closed since the last call and not reopened."""
         closed = sorted(self._closed - self._open.keys())
         self._closed.clear()
         return closed
@@ -222,12 +222,12 @@ class Fetcher:
     # -- work ------------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Start all that there is room for."""
+        """Start all work that there is room for."""
         for free in list(self.window.free):
             self._drop(free)
         self.lacking = None
         for job in sorted(self._decompressions.values(), key=lambda each: self.window.turn_of(each.key)):
-            # One that is needed sooner may have stopped it just now.
+            # A more urgent one may just have stopped it.
             if job.growing and job.state.number in self._decompressions and self._grow(job):
                 job.growing.set_result(None)
                 job.growing = None
@@ -235,11 +235,11 @@ class Fetcher:
             pass
 
     def _begin(self, key: int) -> bool:
-        """Begin to fetch the part that is needed next; return False if it has to wait."""
+        """Begin to fetch the next needed part; return False if it must wait."""
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
         if state.compression is not None:
-            # Beside others there is room for one like the largest, so that one does not stop another.
+            # Beside others, require room for the largest so far, so that they do not stop each other.
             room_bytes = PART_BYTES + (_BESIDE_BYTES + self._largest_bytes if self._decompressions else 0)
             is_busy = len(self._decompressions) >= DECOMPRESSED_AT_ONCE
             if is_busy or not self._admit(key, PART_BYTES + _BESIDE_BYTES, room_bytes):
@@ -257,7 +257,7 @@ class Fetcher:
         return True
 
     def _admit(self, key: int, size_bytes: int, room_bytes: int) -> bool:
-        """Count a part that is in flight from now on; return False if there is not that much room."""
+        """Count a part as in flight; return False if there is no room for it."""
         if not self._make_room(key, room_bytes):
             self.lacking = self.lacking or (key, room_bytes)
             return False
@@ -267,17 +267,17 @@ class Fetcher:
         return True
 
     def stalled(self) -> bool:
-        """Return True if a part does not fit, and nothing is in flight whose arrival could change that."""
+        """Return True if a part does not fit, and no arrival can change that."""
         waiting = {job.key for job in self._decompressions.values() if job.growing}
         return self.lacking is not None and self.window.sizes.keys() - self.window.present <= waiting
 
     def too_small(self, enough_bytes: int, *, counting: bool, expands: bool = False) -> StorageError:
-        """Make the error for a budget within which nothing goes on.
+        """Return the error for a budget within which the epoch cannot proceed.
 
         Args:
             enough_bytes: a budget that holds the shuffle's window, as far as shards are known.
             counting: `len()` waits.
-            expands: fields are read that may expand.
+            expands: fields may expand.
         """
         key, missing_bytes = self.lacking or (0, 0)
         shard = shard_and_number(key)[0]
@@ -305,7 +305,7 @@ class Fetcher:
         )
 
     async def close(self) -> None:
-        """Stop everything, write what has come, and release all memory. Idempotent."""
+        """Cancel all work, finish writes, and release all memory. Idempotent."""
         lookups = [state.lookup for state in self._shards.values() if state.lookup is not None]
         tasks = [*self._tasks, *lookups, *self.index_tables.loading.values()]
         for task in tasks:
@@ -321,7 +321,7 @@ class Fetcher:
         await self._storages.aclose()
 
     def _start(self, state: FetchedShard, number: int, work: Coroutine[None, None, int]) -> None:
-        """Start to fetch a part; `work` returns the bytes that it takes."""
+        """Start to fetch a part; `work` returns its bytes in memory."""
         key, generation = part_key(state.number, number), state.generation
 
         def on_end(task: asyncio.Task[int]) -> None:
@@ -349,7 +349,7 @@ class Fetcher:
     # -- room ------------------------------------------------------------------------------------------------------
 
     def _to_close(self, key: int) -> list[int] | None:
-        """Return the shards to close so that the shard of a part may be open; None if none can be closed."""
+        """Return the shards to close before a part's shard is opened; None if none can be closed."""
         if shard_and_number(key)[0] in self._open or len(self._open) < self._most_open:
             return []
         parts = self.window.of_shard
@@ -364,13 +364,13 @@ class Fetcher:
         return None
 
     def _make_room(self, key: int, size_bytes: int) -> bool:
-        """Make room for bytes of a part, and for its shard to be open; return False if there cannot be."""
+        """Make room for a part, and for its shard to be open; return False if impossible."""
         turn = self.window.turn_of(key)
         while (others := self._to_close(key)) is None or self.window.room_for(key, size_bytes) is None:
             last = max((job.key for job in self._decompressions.values()), key=self.window.turn_of, default=key)
             if self.window.turn_of(last) <= turn:
                 return False
-            self._release(shard_and_number(last)[0])  # begins again when its turn comes
+            self._release(shard_and_number(last)[0])  # restarts when its turn comes
         for other in others:
             self._release(other)
         for each in self.window.room_for(key, size_bytes) or ():
@@ -390,7 +390,7 @@ class Fetcher:
             self._release(shard)
 
     def _release(self, shard: int) -> None:
-        """Close a shard; what is needed of it is fetched again."""
+        """Close a shard; parts that are still needed are fetched again."""
         state = self._shards[shard]
         self._decompressions.pop(shard, None)
         for task in [task for task, fetched in self._tasks.items() if fetched is state]:
@@ -401,7 +401,7 @@ class Fetcher:
             for key in [part_key(shard, number) for number in tuple(state.file.missing)]:
                 if self.window.turn_of(key) == LAST:
                     self.window.withdraw(key)
-            self._writer.submit(state.file.close)  # after what is being written
+            self._writer.submit(state.file.close)  # after pending writes
             state.file = None
         state.release()
         self._open.pop(shard, None)
@@ -410,7 +410,7 @@ class Fetcher:
     # -- one part --------------------------------------------------------------------------------------------------
 
     async def _fetch(self, state: FetchedShard, number: int) -> int:
-        """Fetch a part to the memory of its shard, or to its file in the disk cache; return its bytes in memory."""
+        """Fetch a part to its shard's memory, or to its file in the disk cache; return its bytes in memory."""
         if self._cache is not None:
             lookup = state.lookup = state.lookup or asyncio.create_task(self._look_up(state))
             await asyncio.wait((lookup,))
@@ -424,7 +424,7 @@ class Fetcher:
         memory = state.ensure_memory()
 
         def write(offset: int, data: bytes) -> None:
-            if state.total_bytes is None:  # the first answer of all has begun
+            if state.total_bytes is None:  # the first response has begun
                 state.total_bytes = state.pin.total_bytes
                 self._wake()
             memory.write(offset, data)
@@ -437,7 +437,7 @@ class Fetcher:
             return await download - start
         finally:
             if allocation is not None and not allocation.cancel():
-                await asyncio.wrap_future(allocation)  # the pages may be freed from now on
+                await asyncio.wrap_future(allocation)  # afterwards the pages may be freed
 
     async def _fetch_to_file(self, state: FetchedShard, file: CacheFile, number: int) -> None:
         start, end = part_edges(number, state.total_bytes)
@@ -447,10 +447,10 @@ class Fetcher:
         pieces: list[bytes] = []
         await self.transfers.begin(self._source(state), start, end, lambda _, piece: pieces.append(piece))
         if not await self._write(file, start, pieces):
-            self._release(state.number)  # what was to be written is fetched to memory
+            self._release(state.number)  # fetched to memory instead
 
     async def _write(self, file: CacheFile, offset: int, pieces: Iterable[bytes]) -> bool:
-        """Write the next bytes of a part; turn the disk cache off and return False if the disk refuses them."""
+        """Write the next bytes of a part; if the disk refuses them, turn the cache off and return False."""
         assert self._cache is not None
         try:
             await asyncio.wrap_future(self._writer.submit(self._cache.write, file, offset, pieces))
@@ -465,25 +465,25 @@ class Fetcher:
     # -- the disk cache --------------------------------------------------------------------------------------------
 
     async def _look_up(self, state: FetchedShard) -> None:
-        """Take the file of a shard in the disk cache, if it has one or begins one."""
+        """Set a shard's file in the disk cache, existing or new, if any."""
         try:
             state.file = await self._open_cached(state)
         except BaseException:
-            state.lookup = None  # the next part asks again
+            state.lookup = None  # the next part tries again
             raise
         state.total_bytes = state.pin.total_bytes
 
     async def _open_cached(self, state: FetchedShard) -> CacheFile | None:
-        """Open a shard's file in the disk cache, as `DiskCache.open`; None also if there is no cache.
+        """Open a shard's file in the disk cache; None if there is no cache, or as for `DiskCache.open`.
 
-        A shard of which the storage states neither an ETag nor a date is not cached: a later run could not tell that it
-        was rewritten.
+        A shard for which the storage states neither ETag nor date is not cached: a later run could not detect a
+        rewrite.
         """
         cache, url, pin = self._cache, state.url, state.pin
         if cache is None or url in self._without_version:
             return None
         if pin.total_bytes is None or pin.etag is None:
-            # By the first byte, since some urls are signed for reading only.
+            # By reading the first byte, since some urls are signed for reading only.
             await self.transfers.read(self._source(state), 0, 1)
         if pin.etag is None or pin.total_bytes is None:
             if not self._without_version:
@@ -504,10 +504,10 @@ class Fetcher:
     # -- compressed shards -----------------------------------------------------------------------------------------
 
     def _grow(self, job: _Decompression) -> bool:
-        """Make room for PART_BYTES more of a shard that is being decompressed; return False if there is none."""
+        """Make room for PART_BYTES more of a shard being decompressed; return False if there is none."""
         key, done = job.key, job.decompressor
         if not self._make_room(key, PART_BYTES):
-            # If the rest is like what has come.
+            # If the rest compresses equally well.
             expected_bytes = done.decompressed_bytes * (job.state.pin.total_bytes or 0) // max(1, done.compressed_bytes)
             self.lacking = self.lacking or (key, max(PART_BYTES, expected_bytes - job.room_bytes))
             return False
@@ -516,14 +516,14 @@ class Fetcher:
         return True
 
     async def _decompress(self, job: _Decompression) -> int:
-        """Fetch a compressed shard, decompress it to its memory as it comes, and return its decompressed size."""
+        """Fetch a compressed shard, decompress it to its memory on arrival, and return its decompressed size."""
         memory = job.state.ensure_memory()
 
         async def write(offset: int, piece: bytes) -> None:
             while offset + len(piece) > job.room_bytes:
                 if not self._grow(job):
                     job.growing = asyncio.get_running_loop().create_future()
-                    self._wake()  # nothing may be left that makes room
+                    self._wake()  # possibly nothing else can make room
                     await job.growing
             memory.write(offset, piece)
 
@@ -531,7 +531,7 @@ class Fetcher:
             return await decompress(body, job.decompressor, write)
 
     async def _compressed(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """Yield the bytes of a compressed shard: of a remote one from the disk cache, or into it."""
+        """Yield a compressed shard's bytes; a remote one is read from the disk cache, or written to it."""
         if self._storages.is_local(state.url):
             with open(open_listed(self._tables.listing.shard(state.number)), "rb") as local:
                 async for piece in _read_file(local.fileno()):
@@ -559,11 +559,11 @@ class Fetcher:
             raise StorageError(what, url=state.url, offset=offset) from exc
         finally:
             if file is not None:
-                self._writer.submit(file.close)  # after what is being written
+                self._writer.submit(file.close)  # after pending writes
 
 
 async def _read_file(descriptor: int, end: int = sys.maxsize) -> AsyncGenerator[bytes]:
-    """Yield the bytes of a file, which stays the caller's, up to a place or to its end."""
+    """Yield a file's bytes up to an offset or its end; the caller keeps the descriptor."""
     offset = 0
     while data := await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, end - offset), offset):
         yield data

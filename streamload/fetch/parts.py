@@ -1,4 +1,4 @@
-"""Parts: the aligned ranges in which shards are fetched, and which of them rows need."""
+"""Divide shards into parts, the aligned ranges to fetch, and find the parts that rows need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 PART_BYTES = 8 << 20
-"""The size of a part, but for the last of a shard: large, since each request has a latency, and small, since a part is
-held as long as one of its samples is waited for."""
+"""Size of a part, except for a shard's last: large, because of each request's latency, and small, because a part is
+held as long as one of its samples is needed."""
 
 _NUMBER_BITS = 32
 
@@ -18,24 +18,24 @@ Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def part_key(shard: int, number: int) -> int:
-    """Return one integer for a shard's part."""
+    """Return an integer that identifies a shard's part."""
     return shard << _NUMBER_BITS | number
 
 
 def shard_and_number(key: int) -> tuple[int, int]:
-    """Return the shard and the number of the part of a key."""
+    """Return a key's shard, and the part's number."""
     return key >> _NUMBER_BITS, key & (1 << _NUMBER_BITS) - 1
 
 
 def part_edges(number: int, shard_bytes: int | None) -> tuple[int, int]:
-    """Return the first byte of a part and its end, at most the shard's end if that is known."""
+    """Return a part's start and end, clipped to the shard if its size is known."""
     start = number * PART_BYTES
     end = start + PART_BYTES
     return start, end if shard_bytes is None else min(end, shard_bytes)
 
 
 def parts_of_batches(places: Sequence[Places], edges: NDArray[np.int64]) -> tuple[list[int], ...]:
-    """Return the keys of the parts that the rows of each batch need, each once, in the order of the rows.
+    """Return the distinct keys of the parts that each batch needs, in the order of its rows.
 
     Args:
         places: shards, offsets and sizes of each field, int64[rows]; a negative offset stands for a missing field.

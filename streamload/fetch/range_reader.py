@@ -1,4 +1,4 @@
-"""Read a few ranges of remote shards, and the tables that locate their samples: for random access."""
+"""Read a few ranges of remote shards, and their tables, for random access."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ByteRange(NamedTuple):
 
 
 class RangeReader:
-    """Reads from the shards of a listing, and from their indexes, many requests at once."""
+    """Read from a listing's shards and their indexes, with many concurrent requests."""
 
     def __init__(self, listing: Listing, storages: Storages) -> None:
         self._listing = listing
@@ -37,14 +37,14 @@ class RangeReader:
         self._pins: dict[int, Pin] = {}
 
     async def table(self, shard: int) -> ShardTable | None:
-        """Return the table of a shard, None if it is in no index. Raises what `Dataset.load` raises."""
+        """Return a shard's table; None if it is in no index. Raises what `Dataset.load` raises."""
         async with self._at_once:
             return await self._tables.load(shard)
 
     async def read(self, wanted: ByteRange) -> bytes:
-        """Return the bytes of a range, cut at the shard's end. Raises what `download` raises.
+        """Return the bytes of a range, clipped to the shard. Raises what `download` raises.
 
-        The version of a shard must be the one that was listed, or read first.
+        The shard's version must be the listed one, or else the first one read.
         """
         shard, start, end = wanted
         url = self._listing.shard(shard).url
@@ -55,7 +55,7 @@ class RangeReader:
 
 
 def joined_ranges(places: Sequence[tuple[int, int, int]]) -> list[ByteRange]:
-    """Return few ranges, of a part at most, that cover many places.
+    """Return few ranges, each at most a part long, that cover many places.
 
     Args:
         places: shard, start and end of each, in any order; empty ones are skipped.

@@ -1,4 +1,4 @@
-"""Which shards are fetched, and descriptors of resident shards that workers map."""
+"""Choose the shards to fetch, and open descriptors of shards for workers to map."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Fetching(NamedTuple):
     """How a feeder fetches shards.
 
     Attributes:
-        storages: where shards lie.
+        storages: of the shards.
         budget_bytes: for fetched bytes.
-        cache_folder: for a disk cache; None for none.
-        cache_bytes: how large that may get.
-        expands: a share of the budget is kept for the values that fields expand to.
+        cache_folder: of the disk cache; None for none.
+        cache_bytes: maximum size of the disk cache.
+        expands: reserve a share of the budget for expanded fields.
     """
 
     storages: Storages
@@ -37,18 +37,18 @@ class Fetching(NamedTuple):
 
 
 def is_all_local(urls: Iterable[str], storages: Storages) -> bool:
-    """Return True if urls can be read without waiting for a server."""
+    """Return True if urls can be read without a server."""
     return all(map(storages.is_local, urls))
 
 
 def waits_for_index(listing: Listing, storages: Storages) -> bool:
-    """Return True if reading some index of a listing waits for a server."""
+    """Return True if reading an index of the listing needs a server."""
     folders = {shard.index_folder for shard in listing.numbered if shard.index_folder is not None}
     return not is_all_local(folders, storages)
 
 
 def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
-    """Return the numbers of shards and sidecars that workers cannot open: remote ones, and compressed ones."""
+    """Return the shards and sidecars that workers cannot open: remote and compressed ones."""
     here = {folder: storages.is_local(f"{folder}/") for folder in {shard.folder for shard in listing.numbered}}
     return frozenset(
         number
@@ -58,7 +58,7 @@ def fetched_shards(listing: Listing, storages: Storages) -> frozenset[int]:
 
 
 class OpenShard(NamedTuple):
-    """A shard that can be mapped; its receiver closes the descriptor, which is read-only."""
+    """A shard that can be mapped; the receiver closes the descriptor, which is read-only."""
 
     url: str
     size_bytes: int
@@ -66,15 +66,15 @@ class OpenShard(NamedTuple):
 
 
 class ResidentShards:
-    """Opens the shards of a listing, and checks that they are unchanged.
+    """Open the shards of a listing, and check that they are unchanged.
 
-    Small local shards that an epoch has finished with stay mapped for the next one: mapping anew costs a page fault for
-    every 64 KiB, which is more than copying small samples.
+    Small local shards stay mapped between epochs: a new mapping costs a page fault for every 64 KiB, more than copying
+    small samples.
 
     Args:
         shards: the listing's, by number.
-        fetcher: has the shards that cannot be opened here; None if there are none.
-        kept_bytes: how much of what is finished with stays mapped.
+        fetcher: for the shards that cannot be opened here; None if there are none.
+        kept_bytes: maximum bytes of finished shards that stay mapped.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class ResidentShards:
         """Open one shard.
 
         Raises:
-            ShardNotFoundError: it is gone.
-            ShardChangedError: its size or its time of modification differs from what was listed.
+            ShardNotFoundError: the shard is gone.
+            ShardChangedError: its size or modification time differs from the listing.
             StorageError: it cannot be read.
         """
         if self._fetcher is not None and shard in self._fetcher.fetched:
@@ -100,7 +100,7 @@ class ResidentShards:
         return OpenShard(listed.url, listed.bytes, open_listed(listed))
 
     def versions(self, shards: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Return for each shard a value that changes whenever it must be opened once more."""
+        """Return for each shard a value that changes whenever it must be opened again."""
         versions = dict.fromkeys(shards, (0, 0))
         if self._fetcher is not None:
             fetched = versions.keys() & self._fetcher.fetched
@@ -108,7 +108,7 @@ class ResidentShards:
         return versions
 
     def need(self, shards: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Record that rows of shards are needed; check those again that were kept. Return `versions`.
+        """Record that rows of shards are needed; recheck kept ones. Return `versions`.
 
         Raises what `open` raises.
         """
@@ -119,7 +119,7 @@ class ResidentShards:
         return self.versions(shards)
 
     def finish(self, shards: Iterable[int]) -> list[int]:
-        """Keep shards that are not needed for now; returns which shards to unmap, those longest finished with."""
+        """Keep shards that are not needed for now; return those to unmap, least recently finished."""
         fetched = () if self._fetcher is None else self._fetcher.fetched
         for shard in shards:
             if shard not in self._kept and shard not in fetched:
@@ -134,7 +134,7 @@ class ResidentShards:
 
 
 def open_listed(listed: Shard) -> int:
-    """Open a local shard, which must be what was listed, and return its read-only descriptor.
+    """Open a local shard that is still as listed, and return its read-only descriptor.
 
     Raises:
         ShardNotFoundError, ShardChangedError, StorageError: as for `ResidentShards.open`.

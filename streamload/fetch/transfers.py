@@ -1,4 +1,4 @@
-"""Downloads in flight, beside each other."""
+"""Run concurrent downloads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from streamload.totals import TimeIntegral
 from streamload.trace import Event
 
 PIECE_BYTES = 2 << 20
-"""What `Transfers.read_all` requests at once."""
+"""Bytes of each request of `Transfers.read_all`."""
 
 PIECES_AHEAD = 3
-"""How many pieces `Transfers.read_all` requests before they are read."""
+"""Number of pieces that `Transfers.read_all` requests ahead."""
 
 
 class Source(NamedTuple):
-    """Where the bytes of a shard come from; all its downloads share one pin."""
+    """The source of a shard's bytes; all its downloads share one pin."""
 
     storage: Storage
     url: str
@@ -31,11 +31,11 @@ class Source(NamedTuple):
 
 @dataclass(slots=True)
 class TransferCounts(RequestCounts):
-    """What has happened since the start.
+    """Totals since the start.
 
     Attributes:
-        received_bytes: all bytes, also those that arrived twice.
-        cached_bytes: of parts that were in the disk cache when they were needed.
+        received_bytes: all bytes, including those that arrived twice.
+        cached_bytes: of parts that were in the disk cache when needed.
     """
 
     received_bytes: int = 0
@@ -53,13 +53,13 @@ class Download:
 
 
 class Transfers:
-    """Downloads ranges beside each other, in a running loop, until `close`; `retries` says how requests are repeated.
+    """Run concurrent downloads in a running loop until `close`, with `retries`.
 
     Attributes:
-        running: the downloads in flight, the oldest first.
-        counts: what has happened to requests.
+        running: the downloads in flight, oldest first.
+        counts: of requests.
         in_flight: the number of downloads in flight, over time.
-        events: takes an event for each download that ends, for a trace; None for no trace.
+        events: receives an event for each ended download, for a trace; None for no trace.
     """
 
     def __init__(self, retries: Retries) -> None:
@@ -97,13 +97,13 @@ class Transfers:
             self.events.append(Event("fetch", "connection", ended.started_s, seconds, details))
 
     async def read(self, source: Source, start: int, end: int) -> bytes:
-        """Fetch some bytes, fewer if the shard ends before. Raises what `download` raises."""
+        """Fetch a range, clipped to the shard. Raises what `download` raises."""
         content = bytearray()
         await self.begin(source, start, end, lambda _, piece: content.extend(piece))
         return bytes(content)
 
     async def read_all(self, source: Source) -> AsyncGenerator[bytes]:
-        """Fetch a shard from its start to its end, a few requests ahead. Raises what `download` raises."""
+        """Fetch a whole shard, a few requests ahead. Raises what `download` raises."""
         ahead: deque[asyncio.Task[bytes]] = deque()
         start = 0
         try:
@@ -121,7 +121,7 @@ class Transfers:
             await asyncio.gather(*ahead, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel what is in flight, and wait until it has ended. Idempotent."""
+        """Cancel downloads in flight, and wait for them. Idempotent."""
         for task in self.running:
             task.cancel()
         await asyncio.gather(*self.running, return_exceptions=True)

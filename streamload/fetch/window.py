@@ -1,4 +1,4 @@
-"""The window: which parts are present or in flight, when each is needed next, and which are evicted."""
+"""Track the parts that are present, in flight or needed, the next use of each, and evictions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PARTS_OF_BATCH = 1 << 20
 
 
 def raise_first(errors: Mapping[int, Exception], numbers: Iterable[int]) -> None:
-    """Raise the error of the first of some numbers that has one."""
+    """Raise the error of the first number that has one."""
     for number in numbers if errors else ():
         if number in errors:
-            raise errors[number].with_traceback(None)  # it would grow each time
+            raise errors[number].with_traceback(None)  # a traceback would grow each time
 
 
 class _Queue:
-    """Parts by rank, the least first: a heap that may hold outdated entries too.
+    """Parts by rank, least first: a heap that may also hold outdated entries.
 
     Attributes:
-        ranks: the present rank of each part.
+        ranks: the current rank of each part.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _Queue:
         try:
             while self._heap:
                 rank, key = entry = heapq.heappop(self._heap)
-                # An entry comes twice if the rank has changed and changed back.
+                # An entry occurs twice if the rank was changed and changed back.
                 if self.ranks.get(key) == rank and entry not in popped[-1:]:
                     popped.append(entry)
                     yield key
@@ -67,22 +67,22 @@ class _Queue:
 class PartWindow:
     """The parts, by their keys, that are present, in flight or needed.
 
-    A part's *turn* is when it is needed next: now, if it is *held*; else for the first planned batch that needs it;
-    else, after all of these, for its shard's scan or rows; else never. The missing part with the first turn is fetched
-    next. Only parts of later turns are evicted for it, the last turn first; of the unneeded ones, the longest unneeded.
-    While there is room everything stays.
+    A part's *turn* is its next use: now, if it is *held*; else the first planned batch that needs it; else, after all
+    batches, its shard's scan or rows; else never. The missing part with the first turn is fetched next. Only parts of
+    later turns are evicted for it, the last turn first; among unneeded parts, the longest unneeded first. As long as
+    there is room, parts stay.
 
     Args:
-        budget_bytes: the most that these parts may take together.
+        budget_bytes: maximum bytes of present and in-flight parts.
 
     Attributes:
-        used_bytes: the bytes that they take.
-        sizes: the bytes that each takes.
+        used_bytes: their bytes.
+        sizes: the bytes of each.
         present: the parts in memory, or in a file.
-        of_shard: the parts of each shard that are present or in flight.
-        kept: the present parts that are kept for rows of a scan, with their turns.
-        missing: the parts that are needed and not in flight, by turn: the first is to be fetched next.
-        free: the present parts that are never needed and take no memory; to be dropped.
+        of_shard: the present and in-flight parts of each shard.
+        kept: the present parts kept for rows of a scan, with their turns.
+        missing: needed parts that are not in flight, by turn: the first is fetched next.
+        free: unneeded present parts that take no memory; to be dropped.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -92,25 +92,25 @@ class PartWindow:
         self.present: set[int] = set()
         self.of_shard: dict[int, set[int]] = {}
         self._errors: dict[int, Exception] = {}
-        # Why a part is needed: each of these is a turn, or several.
+        # Needs of parts: each gives one or more turns.
         self._holds: Counter[int] = Counter()
         self._turns = itertools.count(_AT_ONCE, _PARTS_OF_BATCH)
         self._planned: dict[int, deque[int]] = {}  # ascending
         self._requested: dict[int, int] = {}
         self.kept: dict[int, int] = {}
-        # What follows from these, by `_update` alone.
+        # Derived from these, by `_update` alone.
         self.missing = _Queue()
         self.free: set[int] = set()
         self._evictable = _Queue()
         self._clock = itertools.count()
 
     def are_present(self, keys: Iterable[int]) -> bool:
-        """Return True if all of some parts are; raise the error of one that has failed."""
+        """Return True if all given parts are present; raise the error of a failed one."""
         raise_first(self._errors, keys)
         return self.present.issuperset(keys)
 
     def turn_of(self, key: int) -> int:
-        """Return when a part is needed next, to compare it with others."""
+        """Return a part's turn, for comparison with others."""
         if key in self._holds:
             return _HELD
         planned = self._planned.get(key)
@@ -119,14 +119,14 @@ class PartWindow:
     # -- needs -----------------------------------------------------------------------------------------------------
 
     def plan(self, keys: Iterable[int]) -> None:
-        """Plan a batch, after all those before; it needs parts in this order."""
+        """Append a batch to the plan; it needs parts in this order."""
         turn = next(self._turns)
         for number, key in enumerate(keys):
             self._planned.setdefault(key, deque()).append(turn + min(number, _PARTS_OF_BATCH - 1))
             self._update(key)
 
     def unplan(self, keys: Iterable[int], which: int = 0) -> None:
-        """Undo the first `plan` of parts, whose batch holds them now; or with -1 the last, which is cancelled."""
+        """Undo the first `plan` of parts, whose batch now holds them; or with -1 the last, whose batch is cancelled."""
         for key in keys:
             turns = self._planned[key]
             del turns[which]
@@ -135,7 +135,7 @@ class PartWindow:
             self._update(key)
 
     def hold(self, keys: Iterable[int]) -> None:
-        """Hold parts, until they are released as often."""
+        """Hold parts until `release` is called as often."""
         for key in keys:
             self._holds[key] += 1
             self._update(key)
@@ -149,27 +149,27 @@ class PartWindow:
             self._update(key)
 
     def request(self, key: int, scan: int | None) -> None:
-        """Fetch a part for a scan (later scans have larger numbers); for None once, after all others. Idempotent."""
+        """Fetch a part for a scan (later scans have larger numbers); for None, once and last. Idempotent."""
         self._requested[key] = LAST if scan is None else _SCANS + scan
         self._update(key)
 
     def withdraw(self, key: int) -> None:
-        """Undo `request`, or do nothing."""
+        """Undo `request`, if any."""
         self._requested.pop(key, None)
         self._update(key)
 
     def keep(self, key: int, scan: int) -> None:
-        """Keep a present part for the rows that a scan will find, until something sooner needs its room."""
+        """Keep a present part for a scan's rows, until a part of an earlier turn needs its room."""
         self.kept[key] = _SCANS + scan
         self._update(key)
 
     def unkeep(self, key: int) -> None:
-        """Undo `keep`, or do nothing."""
+        """Undo `keep`, if any."""
         self.kept.pop(key, None)
         self._update(key)
 
     def unkeep_all(self) -> bool:
-        """Undo every `keep`; return True if there was one."""
+        """Undo every `keep`; return True if there was any."""
         kept = list(self.kept)
         for key in kept:
             self.unkeep(key)
@@ -178,7 +178,7 @@ class PartWindow:
     # -- what comes and goes ---------------------------------------------------------------------------------------
 
     def evictable(self, key: int) -> Iterator[int]:
-        """Yield the parts that may be evicted for one: those needed later, the last first."""
+        """Yield the parts that may be evicted for a part: those of later turns, last first."""
         turn = self.turn_of(key)
         for other in self._evictable:
             if -self._evictable.ranks[other][0] <= turn:
@@ -186,7 +186,7 @@ class PartWindow:
             yield other
 
     def room_for(self, key: int, size_bytes: int) -> list[int] | None:
-        """Return what to evict to make room for bytes of a part; None if there cannot be."""
+        """Return the parts to evict for a part of a given size; None if it cannot fit."""
         lacking_bytes = self.used_bytes + size_bytes - self.budget_bytes
         evicted: list[int] = []
         if lacking_bytes <= 0 or not size_bytes:
@@ -199,14 +199,14 @@ class PartWindow:
         return None
 
     def admit(self, key: int, size_bytes: int) -> None:
-        """Count a part that is in flight from now on, or more bytes of one that is."""
+        """Count a part as in flight, or more bytes of one in flight."""
         self.sizes[key] = self.sizes.get(key, 0) + size_bytes
         self.of_shard.setdefault(shard_and_number(key)[0], set()).add(key)
         self.used_bytes += size_bytes
         self._update(key)
 
     def arrive(self, key: int, size_bytes: int) -> None:
-        """Mark a part in flight as present; it takes that many bytes."""
+        """Mark a part in flight as present, with its actual size."""
         self.used_bytes += size_bytes - self.sizes[key]
         self.sizes[key] = size_bytes
         self.present.add(key)
@@ -215,7 +215,7 @@ class PartWindow:
         self._update(key)
 
     def drop(self, key: int) -> None:
-        """Remove a part that is present or in flight; if it is needed, it is fetched again in its turn."""
+        """Remove a part that is present or in flight; if needed, it is fetched again in its turn."""
         shard = shard_and_number(key)[0]
         self.kept.pop(key, None)
         self.present.discard(key)
@@ -227,19 +227,19 @@ class PartWindow:
         self._update(key)
 
     def fail(self, key: int, error: Exception) -> None:
-        """Mark a part as failed; it is not retried until `try_again`."""
+        """Mark a part as failed; it is not retried until `retry_failed`."""
         self._errors[key] = error
         self.drop(key)
 
-    def try_again(self) -> None:
-        """Forget errors, so that parts that failed are fetched if they are needed."""
+    def retry_failed(self) -> None:
+        """Clear errors, so that failed parts are fetched again if needed."""
         failed = list(self._errors)
         self._errors.clear()
         for key in failed:
             self._update(key)
 
     def _update(self, key: int) -> None:
-        """Queue a part by its needs and its place; called whenever one of these has changed."""
+        """Requeue a part after a change of its needs or its place."""
         turn = self.turn_of(key)
         self.free.discard(key)
         if turn == _NEVER or key in self.sizes or key in self._errors:
@@ -255,5 +255,5 @@ class PartWindow:
             return
         if not self.sizes[key]:
             self.free.add(key)
-        if self._evictable.ranks.get(key, (0, 0))[0] != -_NEVER:  # else it keeps its place among the unneeded
+        if self._evictable.ranks.get(key, (0, 0))[0] != -_NEVER:  # otherwise it keeps its place among the unneeded
             self._evictable.put(key, (-_NEVER, next(self._clock)))
