@@ -1,1 +1,1 @@
-"""Which shards there are, and what each of them holds."""
+"""List the shards of a dataset, and read, write and join the tables that locate their samples."""

@@ -1,7 +1,7 @@
-"""Columns of a dataset, by which samples are selected or weighted, and the names of classes.
+"""Read columns of a dataset, for selecting or weighting samples, and the names of classes.
 
-Keys, labels, sizes and presence of fields follow from the shards' tables. Metadata lies in the index (`columns.npz`),
-the names of classes in `classes.json` beside the shards.
+Keys, labels, sizes and presence of fields are derived from the shards' tables. Metadata is stored in the index
+(`columns.npz`), the names of classes in `classes.json` beside the shards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEY, KEY_HASH, LABEL, SIZE, PRESENT = "key", "key hash", "label", "size.", "has.
 
 _NOT_OF_FIELDS = (KEY, KEY_HASH, LABEL)
 _HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
-# Names in conditions that need no columns of metadata, besides `size.<field>` and `"<field>"`.
+# Names in conditions that need no metadata columns, besides `size.<field>` and `"<field>"`.
 _BUILT_IN = ("key", "label", "class_name", "fraction")
 
 _SHARDS, _CRC32, _STARTS = "shards", "table_crc32", "starts"
@@ -57,15 +57,15 @@ class Labels:
     """The labels of a dataset.
 
     Attributes:
-        values: the labels that exist, ascending.
-        number: unsigned[N], each sample's label as a number in `values`, in the order of the listing.
+        values: the distinct labels, ascending.
+        number: unsigned[N], each sample's label as an index into `values`, in the order of the listing.
     """
 
     values: tuple[int, ...]
     number: NDArray[np.unsignedinteger]
 
     def numbers_in(self, other: Labels) -> NDArray[np.unsignedinteger]:
-        """Return each sample's label, unsigned[N], as a number in the values of `other`."""
+        """Return each sample's label, unsigned[N], as an index into the values of `other`."""
         if other is self:
             return self.number
         dtype = np.min_scalar_type(len(other.values))
@@ -85,7 +85,7 @@ def read_labels(listing: Listing, storages: Storages) -> Labels:
     """Read the labels of all samples from the index. Blocks.
 
     Raises:
-        DatasetIndexError: the index of a shard is missing, damaged, without labels, or of other shards.
+        DatasetIndexError: a shard's index is missing, damaged, without labels, or of other shards.
         StorageError: an index cannot be read.
     """
     for shard in listing.shards:
@@ -106,15 +106,15 @@ def _no_labels(why: str, url: str) -> DatasetIndexError:
 
 
 def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> tuple[Columns, NDArray[np.int64]]:
-    """Read some columns of all samples. Blocks; shards that no index knows are scanned.
+    """Read some columns of all samples. Blocks; shards without an index are scanned.
 
     Returns:
         The columns, in the order of the listing, and the samples of each shard, int64[shards].
 
     Raises:
-        DatasetIndexError: there is no such column, an index is damaged, or some sample has no label.
+        DatasetIndexError: a column does not exist, an index is damaged, or a sample has no label.
         ShardFormatError: a shard is damaged.
-        StorageError: a shard or an index cannot be read, or a local shard was changed since it was listed.
+        StorageError: a shard or an index cannot be read, or a local shard has changed since it was listed.
     """
     stored = [name for name in names if name not in _NOT_OF_FIELDS and not name.startswith((SIZE, PRESENT))]
     others = [name for name in names if name not in stored]
@@ -145,7 +145,7 @@ def read_columns(listing: Listing, storages: Storages, names: Sequence[str]) -> 
         finally:
             await dataset.storages.aclose()
 
-    with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+    with ThreadPoolExecutor(1) as thread:  # the caller may be in a running loop
         counts, *values = zip(*thread.submit(asyncio.run, read_all()).result(), strict=True)
     for field in (name.removeprefix(SIZE).removeprefix(PRESENT) for name in others if name not in _NOT_OF_FIELDS):
         if field not in fields:
@@ -176,7 +176,7 @@ def _values(table: ShardTable, name: str, url: str) -> NDArray[Any]:
 
 
 def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
-    """Return for each key the polynomial of its bytes at an odd number, modulo 2**64."""
+    """Hash each key: the polynomial of its bytes at an odd number, modulo 2**64."""
     lengths = np.diff(table.key_start)
     if not len(lengths):
         return np.empty(0, np.uint64)
@@ -190,7 +190,7 @@ def _key_hashes(table: ShardTable) -> NDArray[np.uint64]:
 
 
 def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Add columns of all samples of an index to its file of columns, an archive of NumPy arrays, or replace them.
+    """Add or replace columns of all samples of an index in its file of columns, an archive of NumPy arrays.
 
     Columns in a file that is damaged or of other shards are dropped.
 
@@ -216,7 +216,7 @@ def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, 
 
 
 def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, dict[str, slice]]:
-    """Return the columns in a file, and the rows of each shard whose table is still the one of the columns."""
+    """Return the columns in a file, and the rows of each shard whose table has not changed since."""
     if not content or is_page(content):
         return {}, {}
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
@@ -231,7 +231,7 @@ def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, di
 
 
 def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
-    """Return columns of metadata; refuse shards that have been written since."""
+    """Return metadata columns; raise an error for shards written since."""
     folders = dict.fromkeys(shard.index_folder for shard in listing.shards)
     files = {folder: _read_columns(folder, storages) for folder in folders if folder is not None}
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
@@ -251,7 +251,7 @@ def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Colum
 
 
 def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Columns, dict[str, slice]]:
-    """Read the fields of an index, and its columns as `_columns_in` returns them."""
+    """Read an index's fields, and its columns as `_columns_in` returns them."""
     storage = storages.for_url(folder)
     content = read_if_there(storage, f"{folder}/{INDEX_FILE}", MOST_INDEX_BYTES)
     index = DatasetIndex.from_json(content or b"", folder)
@@ -266,7 +266,7 @@ def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Col
 
 
 def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) -> str:
-    """Say that a column is missing, and name similar ones; `fields` is None for a shard in no index."""
+    """Describe a missing column, with similar ones; `fields` is None for a shard in no index."""
     sizes = [f"{SIZE}{field}" for field in fields or ()]
     alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1)
     meant = f"{SIZE}{name.removesuffix('.size')}"
@@ -322,7 +322,7 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
 
 
 def parse_class_names(content: bytes, url: str) -> tuple[str, ...]:
-    """Return the names of classes in the content of a `classes.json`; DatasetIndexError if it is damaged."""
+    """Parse the content of a `classes.json`; DatasetIndexError if it is damaged."""
     try:
         names = json.loads(content)["classes"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -333,7 +333,7 @@ def parse_class_names(content: bytes, url: str) -> tuple[str, ...]:
 
 
 def unknown_class(name: str, names: Sequence[str]) -> str:
-    """Return the end of a message on an unknown class: similar names, or the existing ones."""
+    """Describe an unknown class, with similar names or the existing ones, as the end of a message."""
     missing = f"{name!r}, which classes.json does not have;"
     alike = difflib.get_close_matches(name, names, _NEAR)
     if not alike:

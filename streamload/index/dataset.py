@@ -1,4 +1,4 @@
-"""The tables of a dataset's shards: from an index, from a scan, or not known yet."""
+"""Provide the tables of a dataset's shards, from an index or a scan."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Joined(NamedTuple):
     Attributes:
         tables: of the shard and its sidecars.
         table: the joined one.
-        matched: for each sidecar the number of each sample's sample there, or MISSING.
+        matched: for each sidecar, the number of each of the shard's samples there, or MISSING.
     """
 
     tables: list[ShardTable]
@@ -64,13 +64,13 @@ class _Joined(NamedTuple):
 class Dataset:
     """The shards of a listing, the counts of their samples, and the tables that locate samples.
 
-    Tables of an index are read on demand, many neighbours at once, and dropped when they take too much memory. Tables
-    from scans are held.
+    Tables of an index are read on demand, many neighbours at once, and dropped if they take too much memory. Tables
+    from scans are kept.
 
     Args:
         listing: the shards.
-        storages: how indexes are read.
-        indexes: indexes that have been read already, by folder.
+        storages: of the indexes.
+        indexes: indexes that have already been read, by folder.
         budget_bytes: tables of indexes take a sixteenth of it, within 32 and 256 MiB, unless more are needed.
 
     Attributes:
@@ -96,8 +96,8 @@ class Dataset:
         self._locks: dict[str | TableGroup, asyncio.Lock] = {}
         self._runs: dict[TableGroup, list[tuple[TableRun, int] | DatasetIndexError]] = {}
         self._cut: dict[TableGroup, dict[int, ShardTable]] = {}  # shards' own tables, cut from runs
-        self._tables: dict[int, ShardTable] = {}  # those that were added
-        self._sizes_bytes: OrderedDict[TableGroup | int, int] = OrderedDict()  # of what may be dropped, latest last
+        self._tables: dict[int, ShardTable] = {}  # from `add` and `add_piece`
+        self._sizes_bytes: OrderedDict[TableGroup | int, int] = OrderedDict()  # least recently used first
         self._most_bytes = max(LEAST_TABLES_BYTES, min(share_bytes, MOST_TABLES_BYTES))
         self._needed: frozenset[TableGroup | int] = frozenset()
         self._joined: dict[int, _Joined] = {}
@@ -118,16 +118,16 @@ class Dataset:
         return [number for shard in shards for number in (shard, *self._sidecars.get(shard, ()))]
 
     def is_growing(self, shard: int) -> bool:
-        """Return True until a shard has been scanned; a sidecar has an index."""
+        """Return True until a shard has been scanned; sidecars have an index."""
         return shard < len(self.counts) and bool(self.counts.values[shard] < 0)
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def find(self, shard: int) -> ShardTable | None:
-        """Return a shard's table, and learn its count; None if the shard has to be scanned. Blocks unless fetched.
+        """Return a shard's table, and record its count; None if it must be scanned. Blocks unless fetched.
 
         Raises:
-            DatasetIndexError: the index is damaged or does not belong to the shard.
+            DatasetIndexError: the index is damaged or of another shard.
             StorageError: the index cannot be read.
         """
         if shard in self._tables:
@@ -144,10 +144,11 @@ class Dataset:
         return cut[shard]
 
     def find_joined(self, shard: int) -> ShardTable | None:
-        """Return the table of `find`, with the fields that sidecars have of the shard's samples.
+        """Return a shard's table, with its sidecars' fields.
 
         Raises:
-            DatasetIndexError: as `find`; or a sidecar has its samples in another order, or a field of the shard's.
+            DatasetIndexError: as for `find`; or a sidecar's samples are in another order, or it has a field of the
+                shard.
         """
         table = self.find(shard)
         return table if table is None or shard not in self._sidecars else self._join(shard, table).table
@@ -155,7 +156,7 @@ class Dataset:
     def locate(self, shard: int) -> tuple[ShardTable, int]:
         """Return a table with a shard's samples, and the number of its first one; raise as `find_joined`.
 
-        Shards of one index may share a table, with offsets in each sample's shard.
+        Shards of one index may share a table; its offsets are relative to each sample's shard.
         """
         if shard not in self._sidecars and shard not in self._tables and (found := self._run(shard)) is not None:
             run, number = found
@@ -165,7 +166,7 @@ class Dataset:
         return table, 0
 
     def _run(self, shard: int) -> tuple[TableRun, int] | None:
-        """Return the run of tables with that of a shard, and its number there; None for a shard in no index."""
+        """Return the run with a shard's table, and the table's number in it; None for a shard in no index."""
         folder = self.listing.shard(shard).index_folder
         if folder is None:
             return None
@@ -180,27 +181,27 @@ class Dataset:
         return found
 
     def at_hand(self, shard: int) -> ShardTable | None:
-        """Return a shard's table if nothing has to be read for it."""
+        """Return a shard's table, unless it must be read first."""
         return None if self.needs_read(shard) else self.find(shard)
 
     def hold(self, shards: Collection[int]) -> list[int]:
-        """Keep the tables of these shards, in place of the last call's; return the shards that must be read first."""
+        """Keep these shards' tables instead of the last call's; return the shards to read first."""
         indexed = (shard for shard in shards if self.listing.shard(shard).index_folder in self._indexes)
         self._needed = frozenset([*shards, *(self._place(shard)[0] for shard in indexed)])
         return [shard for shard in shards if self.needs_read(shard)]
 
     def needs_read(self, shard: int) -> bool:
-        """Return True if a shard's table must be read from an index first."""
+        """Return True if a shard's table must first be read from an index."""
         folder = self.listing.shard(shard).index_folder
         if folder is None or shard in self._tables:
             return False
         return folder not in self._indexes or self._place(shard)[0] not in self._runs
 
     async def fetch(self, shard: int) -> None:
-        """Read the bytes that `find` needs, on the running loop: one request for neighbouring tables.
+        """Read the bytes for `find` on the running loop: one request for neighbouring tables.
 
         Raises:
-            DatasetIndexError: the index is damaged or does not belong to the shard.
+            DatasetIndexError: the index is damaged or of another shard.
             StorageError: the index cannot be read.
         """
         folder = self.listing.shard(shard).index_folder
@@ -214,15 +215,15 @@ class Dataset:
                 self._unpack(group, await _download(self.storages, group.url, group.start, group.end))
 
     async def load(self, shard: int) -> ShardTable | None:
-        """Fetch, and return the table of `find`. Raises what `fetch` raises."""
+        """Fetch and return a shard's table as `find` does. Raises what `fetch` raises."""
         await self.fetch(shard)
         return self.find(shard)
 
     def add(self, shard: int, table: ShardTable) -> None:
-        """Hold the table of a whole shard."""
+        """Keep the table of a whole shard."""
         self._count(shard, table)
         self._tables[shard] = table
-        if self.listing.shard(shard).index_folder is not None:  # it was read elsewhere, and can be read again
+        if self.listing.shard(shard).index_folder is not None:  # read elsewhere; it can be read again
             self._drop_others(shard, 36 * len(table.member_offset) + 16 * len(table) + 2 * len(table.key_bytes))
 
     def _count(self, shard: int, table: ShardTable) -> None:
@@ -232,7 +233,7 @@ class Dataset:
             self.counts.set(shard, len(table))
 
     def add_piece(self, shard: int, piece: ScannedPiece) -> None:
-        """Add the next piece of a shard that is scanned as it arrives; raise as `Scanner.add`."""
+        """Add the next piece of a shard that is scanned on arrival; raise as `Scanner.add`."""
         growing = self._growing.setdefault(shard, Scanner(self.url(shard)))
         growing.add(piece)
         table = growing.table()
@@ -244,14 +245,14 @@ class Dataset:
             self.counts.at_least(shard, len(table))
 
     def next_scan(self, shard: int) -> tuple[int, int]:
-        """Return the start of the next scan of a shard, and the end of the bytes that it needs."""
+        """Return the start of a shard's next scan, and the end of the bytes it needs."""
         growing = self._growing.get(shard)
         if growing is None or growing.needs is None:
             return 0, BLOCK_BYTES
         return growing.resume, growing.needs
 
     def stretches(self, number: int, samples: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Convert stretches `[start, end)` of a shard's samples to samples of its sidecar `number`, if known."""
+        """Convert ranges `[start, end)` of a shard's samples to ranges of its sidecar `number`, if known."""
         owner = self.listing.owner(number)
         table = self.at_hand(owner)
         if owner == number or table is None or any(map(self.needs_read, self._sidecars[owner])):
@@ -261,7 +262,7 @@ class Dataset:
         return [(int(rows[0]), int(rows[-1]) + 1) for rows in present if len(rows)]
 
     def _join(self, shard: int, table: ShardTable) -> _Joined:
-        """Join a shard's table with those of its sidecars, once for the same tables; raise as `find_joined`."""
+        """Join a shard's table with its sidecars', cached for the same tables; raise as `find_joined`."""
         others = {number: other for number in self._sidecars[shard] if (other := self.find(number)) is not None}
         tables = [table, *others.values()]
         known = self._joined.get(shard)
@@ -293,12 +294,12 @@ class Dataset:
     # -- reading an index ------------------------------------------------------------------------------------------
 
     def _place(self, shard: int) -> tuple[TableGroup, int]:
-        """Return the neighbouring tables with that of a shard, whose index has been read, and its number there."""
+        """Return the group with a shard's table, and its number there; the index must have been read."""
         listed = self.listing.shard(shard)
         return self._indexes[listed.index_folder or ""].place(listed.name)
 
     def _read_now(self, shard: int, folder: str) -> None:
-        """Read the table of a shard and its neighbours, and wait."""
+        """Read the table of a shard and its neighbours. Blocks."""
 
         async def read_alone() -> None:
             storages = self.storages.copy()  # connections belong to the loop that opened them
@@ -309,11 +310,11 @@ class Dataset:
             finally:
                 await storages.aclose()
 
-        if folder in self._indexes and not self.storages.costs_requests(folder):  # a loop costs more than reading
+        if folder in self._indexes and not self.storages.costs_requests(folder):  # a loop would cost more than the read
             group, _ = self._place(shard)
             self._unpack(group, _read_range(group))
             return
-        with ThreadPoolExecutor(1) as thread:  # the caller may be in a loop of its own
+        with ThreadPoolExecutor(1) as thread:  # the caller may be in a running loop
             thread.submit(asyncio.run, read_alone()).result()
 
     async def _read_index(self, folder: str, storages: Storages) -> None:
@@ -323,10 +324,10 @@ class Dataset:
 
     def _unpack(self, group: TableGroup, content: bytes) -> None:
         self._runs[group] = group.unpack(content)
-        self._drop_others(group, 2 * len(content))  # the shards' own tables and columns take about as much again
+        self._drop_others(group, 2 * len(content))  # plus about as much for the shards' own tables
 
     def _drop_others(self, held: TableGroup | int, size_bytes: int) -> None:
-        """Record the size of new tables, and drop those that were used longest ago."""
+        """Record the size of new tables, and drop the least recently used ones."""
         self._sizes_bytes[held] = size_bytes
         excess_bytes = sum(self._sizes_bytes.values()) - self._most_bytes
         for oldest in [each for each in self._sizes_bytes if each not in self._needed and each != held]:
@@ -344,7 +345,7 @@ class Dataset:
 
 
 def _read_range(group: TableGroup) -> bytes:
-    """Read the tables of a group from a local file. Raises DatasetIndexError if it is gone."""
+    """Read a group's tables from a local file. Raises DatasetIndexError if the file is gone."""
     try:
         descriptor, status = open_regular(group.url)
         with open(descriptor, "rb", buffering=0):
@@ -356,7 +357,7 @@ def _read_range(group: TableGroup) -> bytes:
 
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes:
-    """Download a range of a file, retried like a shard's. Raises DatasetIndexError if it is gone or cut."""
+    """Download a range of a file, with retries. Raises DatasetIndexError if the file is gone or truncated."""
     try:
         return await read_range(storages.for_url(url), url, start, end, pin=Pin(), retries=storages.retries)
     except ShardNotFoundError as exc:
@@ -366,10 +367,10 @@ async def _download(storages: Storages, url: str, start: int, end: int) -> bytes
 
 
 def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArray[np.int64]:
-    """Return for each sample of a table, int64[S], the sample with its key in a sidecar, or MISSING.
+    """Return the sample with the same key in a sidecar for each sample of a table, int64[S], or MISSING.
 
     Raises:
-        DatasetIndexError: the samples of the sidecar are in another order.
+        DatasetIndexError: the sidecar's samples are in another order.
     """
     starts = table.key_start
     same_lengths = np.array_equal(sidecar.key_start[: len(starts)], starts)
@@ -390,7 +391,7 @@ def _matched_samples(table: ShardTable, sidecar: ShardTable, url: str) -> NDArra
 def _joined_table(
     numbers: Sequence[int], tables: Sequence[ShardTable], matched: Sequence[NDArray[np.int64]]
 ) -> ShardTable:
-    """Return a shard's table with the fields of its sidecars, given first, each with a `_matched_samples`."""
+    """Return a shard's table with its sidecars' fields; the shard comes first in each argument."""
     fields = tuple(dict.fromkeys(name for table in tables for name in table.fields))
     members, samples, of_field = [], [], []
     for table, theirs in zip(tables, matched, strict=True):

@@ -1,7 +1,7 @@
-"""The files of an index as docs/index-format.md describes them: read, checked and written.
+"""Read, check and write the files of an index (docs/index-format.md).
 
 A writer writes table files, then `index.json`, then deletes old table files. `index.json` is replaced atomically and
-names its table files by their content, so a reader sees the old index or the new one, never a mixture.
+names its table files by their content, so a reader sees either the old or the new index, never a mixture.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from streamload.text import counted
 _log = logging.getLogger("streamload")
 
 INDEX_FOLDER = ".streamload"
-"""The name of the folder beside the shards."""
+"""Name of the index's folder beside the shards."""
 
 INDEX_FILE = "index.json"
-"""The list of shards in that folder."""
+"""Name of the list of shards in that folder."""
 
 MOST_INDEX_BYTES = 4 << 30
 """Maximum size of a file of an index."""
 
 GROUP_BYTES = 128 << 10
-"""Maximum size of neighbouring tables that are read at once: a request costs as much as reading these bytes."""
+"""Maximum size of neighbouring tables read at once: a request costs as much as reading these bytes."""
 
 _FORMAT = 2
 _KIND = "streamload-index"
@@ -55,7 +55,7 @@ _IN_NO_NAME = re.compile(r"[/\\\0]")
 
 # Maximum bytes and samples of a shard, so the sums over all shards of a dataset fit into 63 bits.
 _MAX_COUNT = 1 << 48
-# The columns of numbers in `index.json` with their greatest values.
+# The columns of numbers in `index.json`, with their maxima.
 _NUMBERS = {
     "bytes": _MAX_COUNT,
     "samples": _MAX_COUNT,
@@ -70,7 +70,7 @@ _OPTIONAL = ("mtime_ns", "etag")
 _FILE_TABLES, _FILE_BYTES = 1000, 64 << 20
 
 _MAGIC = b"slt\n"
-# Magic, format, flags, the shard's bytes; the numbers of members, samples, bytes of keys, bytes of JSON.
+# Magic, format, flags, the shard's bytes; numbers of members, samples, bytes of keys, bytes of JSON.
 _HEADER = struct.Struct("<4sHHQQQQQ")
 _HEADERS = np.dtype([("magic", "S4"), ("format", "<u2"), ("flags", "<u2"), ("counts", "<u8", 5)])
 _CRC32, _LABELS = 1, 2
@@ -87,7 +87,7 @@ def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexEr
 
 
 def pack_table(table: ShardTable) -> bytes:
-    """Return the bytes of a table, always the same for the same table."""
+    """Pack a table, deterministically."""
     about = json.dumps({"fields": table.fields, "skipped": dict(sorted(table.skipped.items()))}).encode("ascii")
     flags = (_CRC32 if table.member_crc32 is not None else 0) | (_LABELS if table.labels is not None else 0)
     counts = (len(table.member_offset), len(table), len(table.key_bytes), len(about))
@@ -107,7 +107,7 @@ def pack_table(table: ShardTable) -> bytes:
 
 
 def unpack_table(content: bytes, url: str) -> ShardTable:
-    """Return a table that `pack_table` packed, with views of the bytes.
+    """Unpack a table of `pack_table`, with views of the bytes.
 
     Raises:
         DatasetIndexError: the table is damaged, of another version, or inconsistent; the error names `url`.
@@ -119,19 +119,19 @@ def unpack_table(content: bytes, url: str) -> ShardTable:
 
 
 class _TableError(Exception):
-    """Bytes of an index are no table; the text says why."""
+    """Raised for bytes of an index that are not a valid table."""
 
 
 class _UnlikeTablesError(_TableError):
-    """Tables have different fields or flags; the argument has the numbers at which they change."""
+    """Raised for tables of different fields or flags; the argument lists the numbers at which they change."""
 
 
 class TableRun(NamedTuple):
     """The tables of neighbouring shards, joined.
 
     Attributes:
-        table: the samples of all shards in order, with offsets in each sample's shard.
-        firsts: the number of each shard's first sample, and of all samples.
+        table: the samples of all shards in order, with offsets relative to each sample's shard.
+        firsts: the number of each shard's first sample, then of all samples.
         shard_bytes: the size of each shard.
         about: the JSON of each table.
     """
@@ -164,10 +164,10 @@ class TableRun(NamedTuple):
 
 
 def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> TableRun:
-    """Join packed tables with the same fields and flags; a single one has views of the bytes.
+    """Join packed tables of equal fields and flags; a single one has views of the bytes.
 
     Raises:
-        _TableError: a table is damaged, of another version, or points outside of its shard; or the fields differ.
+        _TableError: a table is damaged, of another version, or exceeds its shard; or the fields differ.
     """
     start, length = np.array(starts, np.int64), np.array(ends, np.int64) - np.array(starts, np.int64)
     if min(length) < _HEADER.size or max(ends) > len(content):
@@ -213,7 +213,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
         edges: NDArray[np.int64] = column(_INT64, at, samples + 1)
         # Edges are compared, not subtracted, since the difference of two large numbers may overflow.
         wrong = edges[1:] <= edges[:-1] if rising else edges[1:] < edges[:-1]
-        wrong[last_edge[:-1]] = False  # there the next table begins
+        wrong[last_edge[:-1]] = False  # the next table begins there
         if wrong.any() or edges[last_edge - samples].any() or (edges[last_edge] != ends).any():
             raise _TableError(f"its {name} does not run from 0 to {ends[0]}")
         before = np.cumsum(ends) - ends
@@ -243,7 +243,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
 
 @lru_cache(64)
 def _described(content: bytes) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Return the fields, and the skipped members by reason."""
+    """Parse the fields, and the skipped members by reason."""
     try:
         about = json.loads(content)
         fields, skipped = about["fields"], about["skipped"]
@@ -264,10 +264,10 @@ class IndexedShard(NamedTuple):
 
     Attributes:
         name: the file's name, without a folder.
-        bytes: the file's size; the table of a compressed shard has the size of the archive in it.
+        bytes: the file's size; a compressed shard's table records the archive's size.
         samples: the number of samples.
-        mtime_ns: the time of modification in nanoseconds since 1970, if it was recorded.
-        etag: the version in the storage, if it was recorded.
+        mtime_ns: the modification time in nanoseconds since 1970, if recorded.
+        etag: the version in the storage, if recorded.
         file: the table file in the index's folder; empty for a new entry.
         start: offset of the table in that file.
         table_bytes: its size.
@@ -287,7 +287,7 @@ class IndexedShard(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableGroup:
-    """Neighbouring tables, which are read at once: the bytes from `start` to `end` of the table file `url`."""
+    """Neighbouring tables, read at once: the bytes from `start` to `end` of the table file `url`."""
 
     url: str
     start: int
@@ -295,7 +295,7 @@ class TableGroup:
     shards: Sequence[IndexedShard]
 
     def unpack(self, content: bytes) -> list[tuple[TableRun, int] | DatasetIndexError]:
-        """Return for each shard a run of tables and its number there, or what is wrong with its table."""
+        """Return for each shard a run of tables and its number there, or the error of its table."""
         starts = [entry.start - self.start for entry in self.shards]
         ends = [start + entry.table_bytes for start, entry in zip(starts, self.shards, strict=True)]
         view = memoryview(content)
@@ -318,7 +318,7 @@ class TableGroup:
         except _TableError as exc:
             if len(self.shards) == 1:
                 return [index_error(str(exc), self.url, self.start)]
-            edges = [0, len(self.shards) // 2, len(self.shards)]  # to find the wrong one
+            edges = [0, len(self.shards) // 2, len(self.shards)]  # to find the damaged one
         found: list[tuple[TableRun, int] | DatasetIndexError] = []
         for first, after in pairwise(edges):
             group = _group(self.url, self.shards[first:after])
@@ -336,8 +336,8 @@ class DatasetIndex:
 
     Attributes:
         folder: the index's own folder (`.../.streamload`).
-        fields: every field of some shard, sorted.
-        shards: the entries, sorted by name, each with the place of its table.
+        fields: the fields of all shards, sorted.
+        shards: the entries, sorted by name.
     """
 
     folder: str
@@ -346,7 +346,7 @@ class DatasetIndex:
 
     @classmethod
     def from_json(cls, content: bytes, folder: str) -> DatasetIndex:
-        """Parse the content of an `index.json`.
+        """Parse an `index.json`.
 
         Raises:
             DatasetIndexError: the content is damaged or of another version.
@@ -370,7 +370,7 @@ class DatasetIndex:
         return cls(folder, tuple(fields), shards)
 
     def to_json(self) -> bytes:
-        """Return the content of `index.json`: the same bytes for the same entries."""
+        """Return the content of `index.json`, equal for equal entries."""
         names = ("name", "bytes", "samples", "mtime_ns", "etag", "table_bytes", "table_crc32")
         columns = {name: [getattr(entry, name) for entry in self.shards] for name in names}
         files = Counter(entry.file for entry in self.shards)
@@ -385,15 +385,15 @@ class DatasetIndex:
         return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
     def find(self, name: str) -> IndexedShard | None:
-        """Return the entry of one shard, or None."""
+        """Return a shard's entry, or None."""
         number = self._numbers.get(name)
         return None if number is None else self.shards[number]
 
     def shard(self, name: str) -> IndexedShard:
-        """Return the entry of one shard.
+        """Return a shard's entry.
 
         Raises:
-            DatasetIndexError: the index does not have it.
+            DatasetIndexError: the index does not have the shard.
         """
         if (entry := self.find(name)) is None:
             folder = without_secrets(self.folder)
@@ -403,7 +403,7 @@ class DatasetIndex:
         return entry
 
     def place(self, name: str) -> tuple[TableGroup, int]:
-        """Return the group with the table of one shard, and its number there; raise as `shard`."""
+        """Return the group with a shard's table, and its number there; raise as `shard`."""
         self.shard(name)
         number = self._numbers[name]
         firsts, groups = self._groups
@@ -411,7 +411,7 @@ class DatasetIndex:
         return groups[at], number - firsts[at]
 
     def table_of(self, entry: IndexedShard, content: bytes | None) -> ShardTable:
-        """Return the table of one shard from the content of its table file.
+        """Return a shard's table from the content of its table file.
 
         Raises:
             DatasetIndexError: its table is missing, damaged, or disagrees with its entry.
@@ -425,7 +425,7 @@ class DatasetIndex:
         return found[0].table
 
     def table_url(self, entry: IndexedShard) -> str:
-        """Return the url of the file with the table of a shard."""
+        """Return the url of the file with a shard's table."""
         return f"{self.folder}/{entry.file}"
 
     @cached_property
@@ -434,7 +434,7 @@ class DatasetIndex:
 
     @cached_property
     def _groups(self) -> tuple[list[int], list[TableGroup]]:
-        """The number of each group's first shard, and the groups."""
+        """Return the number of each group's first shard, and the groups."""
         firsts: list[int] = []
         file, start = "", 0
         for number, entry in enumerate(self.shards):
@@ -461,7 +461,7 @@ def check_shard(entry: IndexedShard, actual_bytes: int, url: str, actual_etag: s
 
 
 def is_plain_name(*names: object) -> bool:
-    """Return True for names of files without a folder, so that no path from an index leads elsewhere."""
+    """Return True for file names without a folder, so that no path from an index escapes its folder."""
     return (
         _are(names, {str})
         and not any(name in _NO_NAMES for name in names)
@@ -494,7 +494,7 @@ def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...] | None:
         return None
     lengths: list[int] = columns["table_bytes"]
     starts: list[int] = []
-    for file in files:  # whose tables lie one after another
+    for file in files:  # tables in a file are contiguous
         starts += [*accumulate(lengths[len(starts) : len(starts) + file["shards"]], initial=0)][:-1]
     in_file = chain.from_iterable([file["file"]] * file["shards"] for file in files)
     stored = (columns[name] for name in ("bytes", "samples", "mtime_ns", "etag"))
@@ -515,14 +515,14 @@ _Run = list[tuple[IndexedShard, bytes | None]]
 
 
 class IndexFolder:
-    """The folder of an index to write, made if need be. Every method may raise StorageError."""
+    """Write the folder of an index, created if needed. Every method may raise StorageError."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self.folder = storage.absolute(folder).rstrip("/")
         self._storage = storage
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file, or None if there is none."""
+        """Return a file's content; None if it does not exist."""
         return read_if_there(self._storage, f"{self.folder}/{name}", MOST_INDEX_BYTES)
 
     def update_with_tables(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
@@ -547,11 +547,11 @@ class IndexFolder:
         Args:
             entries: the shards.
             fields: of all their tables.
-            packed: returns the packed table of a shard.
-            gone: returns True for a name whose entry is dropped.
+            packed: returns a shard's packed table.
+            gone: returns True for names whose entries are dropped.
 
         Raises:
-            ValueError: a name has a folder in it or comes twice.
+            ValueError: a name contains a folder or occurs twice.
         """
         new = {entry.name: entry for entry in entries}
         if not new or len(new) != len(entries):
@@ -572,13 +572,13 @@ class IndexFolder:
             )
 
     def remove(self, matches: Callable[[str], bool]) -> None:
-        """Remove the entries with matching names, and an index without entries.
+        """Remove entries with matching names; delete an index without entries.
 
         Raises:
             DatasetIndexError: the index is broken.
         """
         if self._index() is None:
-            return  # without making a folder
+            return  # do not create a folder
         with locked_folder(os.path.dirname(self.folder)):
             old = self._index()
             kept = [entry for entry in old.shards if not matches(entry.name)] if old else []
@@ -592,7 +592,7 @@ class IndexFolder:
     def _replace(
         self, old: DatasetIndex | None, entries: Sequence[IndexedShard], fields: set[str], packed: _Packed
     ) -> DatasetIndex:
-        """Write the index of entries; `packed` returns new tables, and None for those in the old index."""
+        """Write the index of entries; `packed` returns new tables, and None for existing ones."""
         before: dict[str, list[IndexedShard]] = {}
         for entry in () if old is None else old.shards:
             before.setdefault(entry.file, []).append(entry)
@@ -629,7 +629,7 @@ class IndexFolder:
 
 
 def _runs(entries: Sequence[IndexedShard], packed: _Packed) -> Iterator[_Run]:
-    """Cut sorted entries into table files."""
+    """Split sorted entries into table files."""
     run: _Run = []
     run_bytes = 0
     for entry in entries:
@@ -657,9 +657,9 @@ def _kept(old: DatasetIndex | None, entry: IndexedShard, read: Callable[[str], b
 
 
 def _table_file(tables: Sequence[tuple[IndexedShard, bytes]]) -> tuple[list[IndexedShard], bytes]:
-    """Return the content of a table file, and the entries with their places there."""
+    """Return the entries with their places in a new table file, and its content."""
     content = b"".join(table for _, table in tables)
-    names = "\0".join(entry.name for entry, _ in tables)  # the tables of two files may be the same
+    names = "\0".join(entry.name for entry, _ in tables)  # two files may have equal tables
     digest = blake2b(names.encode("utf-8", "surrogatepass") + content, digest_size=8).hexdigest()
     starts = accumulate((len(table) for _, table in tables), initial=0)
     places = [

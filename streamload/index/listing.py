@@ -1,4 +1,4 @@
-"""List the shards that urls name, with their sizes and indexes."""
+"""List the shards of urls, with their sizes and indexes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from streamload.text import counted
 
 _log = logging.getLogger("streamload")
 
-# Maximum number of subfolders: in a bucket each costs a request, and an ImageFolder may have thousands.
+# Maximum number of subfolders to inspect: in a bucket each costs a request, and an ImageFolder may have thousands.
 _MOST_LOOKED_INTO = 16
 _BRACES = "name the shards, with braces: train-{000000..000099}.tar"
 
@@ -62,9 +62,9 @@ class Shard(NamedTuple):
     """One shard of a dataset; a tuple, because there may be hundreds of thousands.
 
     Attributes:
-        url: an absolute path if it is local.
+        url: an absolute path if local.
         name: the name in an index.
-        bytes: the size; `UNKNOWN_BYTES` if only reading shows it.
+        bytes: the size; `UNKNOWN_BYTES` if unknown until it is read.
         mtime_ns: nanoseconds since the epoch; 0 if unknown.
         folder: the url without its last component.
         etag: the version in the storage, if known.
@@ -82,12 +82,12 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """The shards of a dataset, in their order.
+    """The shards of a dataset, in order.
 
     Attributes:
         shards: at least one shard, each once.
         counts: samples in each shard; None unless every shard is in an index.
-        fields: the fields in all indexes, in the order of their first appearance.
+        fields: the fields in all indexes, in the order of first appearance.
         sidecars: indexed shards with more fields of the same keys, numbered after `shards`.
         owners: the shard of each sidecar.
         sidecar_fields: the fields of all sidecars.
@@ -101,18 +101,18 @@ class Listing:
     sidecar_fields: tuple[str, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By columns, which takes a fifth of the time of pickling each shard.
+        # By columns: five times as fast as pickling each shard.
         columns = [tuple(zip(*shards, strict=True)) for shards in (self.shards, self.sidecars)]
         return _from_columns, (columns, self.counts, self.fields, self.owners, self.sidecar_fields)
 
     @property
     def numbered(self) -> tuple[Shard, ...]:
-        """All shards and sidecars."""
+        """Return all shards and sidecars."""
         return self.shards + self.sidecars
 
     @property
     def folders(self) -> list[str]:
-        """The folders of all shards and of their indexes."""
+        """Return the folders of all shards and their indexes."""
         numbered = self.numbered
         indexes = [shard.index_folder for shard in numbered if shard.index_folder is not None]
         return list(dict.fromkeys([*(shard.folder for shard in numbered), *indexes]))
@@ -123,7 +123,7 @@ class Listing:
         return self.shards[number] if number < count else self.sidecars[number - count]
 
     def pin(self, number: int) -> Pin:
-        """Return the version of a shard that its storage must answer with."""
+        """Return the version of a shard that its storage must deliver."""
         shard = self.shard(number)
         total_bytes = None if shard.bytes == UNKNOWN_BYTES else shard.bytes
         return Pin(total_bytes, shard.etag, indexed=shard.index_folder is not None)
@@ -147,32 +147,32 @@ def list_shards(
     *,
     indexes_read: dict[str, DatasetIndex] | None = None,
 ) -> Listing:
-    """List the shards that `urls` names, and find the indexes beside them.
+    """List the shards of `urls`, and find the indexes beside them.
 
-    Braces and `::` are expanded in the order in which they are written; the matches of a glob and the shards of a
-    folder are sorted. A folder stands for the shards in its index, or for its tar files if it has none.
+    Braces and `::` are expanded in order; the matches of a glob and the shards of a folder are sorted. A folder stands
+    for the shards in its index, or for its tar files if it has none.
 
     A remote folder costs one request for its index, and without an index two more: for the mark of an interrupted
-    writer, and for a listing. Entries of remote shards are trusted until the shard is read. Web servers cannot list:
-    without an index the sizes of their shards are `UNKNOWN_BYTES`.
+    writer, and for a listing. Index entries of remote shards are trusted until the shard is read. Web servers cannot
+    list: without an index the sizes of their shards are `UNKNOWN_BYTES`.
 
     Args:
         urls: a string or path, or a list of them: shards, patterns, folders.
         index: the folder of an index elsewhere, `.streamload` or its parent; replaces those beside the shards.
-        storages: how remote storage is read; by default without options.
-        join: sidecars: datasets with an index and a shard for each shard, of the same name or in its place.
+        storages: for remote shards; by default without options.
+        join: sidecars: indexed datasets with a shard for each shard, of the same name or at the same position.
         indexes_read: receives the indexes that were read, by folder.
 
     Raises:
-        TypeError, ValueError: `urls` is of the wrong kind, has an unknown storage or compression, or a shard twice; or
-            a sidecar does not belong to the shards.
+        TypeError, ValueError: `urls` has the wrong type, an unknown storage or compression, or a repeated shard; or a
+            sidecar does not match the shards.
         ShardNotFoundError: a shard is missing, or a pattern or folder matches nothing.
         StorageError: a shard cannot be looked up.
         DatasetIndexError: an index is broken, missing for a sidecar, or of other shards; or the shards are unfinished.
     """
     storages = Storages() if storages is None else storages
     collects = gc.isenabled()
-    gc.disable()  # collections would take a third of the time of listing very many shards in a large program
+    gc.disable()  # in a large program, collections take a third of the time of a very long listing
     try:
         listing = _listed(urls, index, storages, indexes_read)
         for sidecar in join:
@@ -190,7 +190,7 @@ def _listed(
     indexes_read: dict[str, DatasetIndex] | None,
 ) -> Listing:
     finder = ShardFinder(index, storages)
-    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # one object each, which is held and sent once
+    folders: dict[str, tuple[str, DatasetIndex | None]] = {}  # one object each, stored and sent once
     shards: list[Shard] = []
     counts: list[int] = []
     for url, size, mtime_ns, etag in finder.find(urls):
@@ -218,7 +218,6 @@ def _listed(
 
 
 def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
-    """Return the listing, joined with one more sidecar."""
     shown = f"join={without_secrets(', '.join(expand_urls(named)))!r}"
     lacking = next((shard for shard in other.shards if shard.index_folder is None), None)
     if lacking is not None:
@@ -239,7 +238,7 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
 
 
 def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> list[int]:
-    """Return the number of each shard's sidecar: of the same name, else in the same place."""
+    """Return the number of each shard's sidecar: by name, else by position."""
     names = [without_compression(shard.name) for shard in shards]
     numbers = {without_compression(shard.name): number for number, shard in enumerate(others)}
     if len(set(names)) == len(names) and len(numbers) == len(others) and numbers.keys() >= set(names):
@@ -255,7 +254,7 @@ def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> li
 
 
 def joined_listing(listings: Sequence[Listing]) -> Listing:
-    """Concatenate listings. Raises ValueError if a shard is in two of them."""
+    """Concatenate listings. Raises ValueError if a shard occurs in two of them."""
     shards = tuple(shard for listing in listings for shard in listing.shards)
     twice = [url for url, number in Counter(shard.url for shard in shards).items() if number > 1]
     if twice:
@@ -275,7 +274,7 @@ def joined_listing(listings: Sequence[Listing]) -> Listing:
 
 
 def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
-    """Return the shards that `urls` names, without indexes: a folder stands for its tar files.
+    """Return the shards of `urls`, ignoring indexes: a folder stands for its tar files.
 
     Raises what `list_shards` raises; shards named without a pattern are not looked up.
     """
@@ -287,7 +286,7 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
 
 
 def shard_infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]:
-    """Look up shards by concurrent requests. Blocks. Raises the first StorageError in the order of `urls`."""
+    """Look up shards with concurrent requests. Blocks. Raises the first StorageError in the order of `urls`."""
     with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-look") as threads:
         try:
             return dict(zip(urls, threads.map(lambda url: storages.for_url(url).info(url), urls), strict=True))
@@ -296,19 +295,19 @@ def shard_infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]
 
 
 class _NotAnIndexError(DatasetIndexError):
-    """A file in place of an index is another tool's, or the page of a web server."""
+    """Raised if the file in place of an index is another tool's, or a web server's page."""
 
 
 class ShardFinder:
-    """Finds shards with few requests: the index, or a listing and the mark of an interrupted writer, for each folder.
+    """Find shards with few requests per folder: the index, or a listing and the mark of an interrupted writer.
 
     Args:
-        elsewhere: the folder of the one index that lies elsewhere; None to look beside the shards.
-        storages: how remote storage is read.
-        uses_indexes: whether indexes beside the shards are read.
+        elsewhere: the folder of a single index elsewhere; None to look beside the shards.
+        storages: for remote shards.
+        uses_indexes: read indexes beside the shards.
 
     Attributes:
-        unreadable: by folder, why its index could not be read.
+        unreadable: the errors of unreadable indexes, by folder.
 
     Raises:
         DatasetIndexError, StorageError: the index in `elsewhere` is missing, broken or unreadable.
@@ -342,8 +341,8 @@ class ShardFinder:
         """Return the index for the shards in a folder, or None. Errors name the url that the user `named`.
 
         Raises:
-            DatasetIndexError: it is broken.
-            StorageError: it cannot be read.
+            DatasetIndexError: the index is broken.
+            StorageError: the index cannot be read.
         """
         if self._elsewhere is not None or not self._uses_indexes:
             return self._elsewhere
@@ -355,13 +354,12 @@ class ShardFinder:
             except (_NotAnIndexError, StorageError) as exc:
                 if type(exc) not in (_NotAnIndexError, StorageError):
                     raise
-                self.unreadable[folder] = exc  # without the right to list, missing objects are refused, too
+                self.unreadable[folder] = exc  # without list permission, missing objects are refused too
                 index = None
             self._indexes[folder] = index
         return self._indexes[folder]
 
     def _read(self, folder: str) -> DatasetIndex | None:
-        """Return the index in its own folder, or None."""
         storage = self._storages.for_url(folder)
         folder = storage.absolute(folder)
         url = f"{folder}/{INDEX_FILE}"
@@ -373,7 +371,7 @@ class ShardFinder:
         return DatasetIndex.from_json(content, folder)
 
     def table_of(self, folder: str, name: str) -> ShardTable | None:
-        """Return the table of one shard, or None if its folder has no index; one table file is held.
+        """Return a shard's table; None if its folder has no index. One table file is held.
 
         Raises:
             DatasetIndexError: the index does not have the shard, or is broken.
@@ -384,18 +382,18 @@ class ShardFinder:
             return None
         entry = index.shard(name)
         url = index.table_url(entry)
-        if url not in self._table_file:  # else the next shards' tables are here too
+        if url not in self._table_file:  # the next shards' tables are in it too
             self._table_file = {url: read_if_there(self._storages.for_url(url), url, MOST_INDEX_BYTES)}
         return index.table_of(entry, self._table_file[url])
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
-        """Refuse a shard, or a whole folder, whose writer was interrupted or is still running.
+        """Raise an error if the writer of a shard, or of a whole folder, was interrupted or is running.
 
         Only for shards in no index beside them: an index is written after its shards, and its entries are removed
         before them.
 
         Raises:
-            DatasetIndexError: it is unfinished, or its mark is damaged.
+            DatasetIndexError: the shards are unfinished, or their mark is damaged.
             StorageError: the storage cannot be read.
         """
         if folder not in self._unfinished:
@@ -404,19 +402,19 @@ class ShardFinder:
             except StorageError as exc:
                 if type(exc) is not StorageError:
                     raise
-                self._unfinished[folder] = ()  # without the right to list, missing objects are refused
+                self._unfinished[folder] = ()  # without list permission, missing objects are refused
         for unfinished in self._unfinished[folder]:
             if name is None or unfinished.shards.matches(name):
                 raise unfinished_error(unfinished, folder)
 
     def find(self, urls: Urls) -> list[ShardInfo]:
-        """Return the shards that `urls` names, in order; raise as `list_shards`."""
+        """Return the shards of `urls`, in order; raise as `list_shards`."""
         matches = self.matches(urls)
         named = self._look_up([match for match in matches if isinstance(match, str)])
         return [named[match] if isinstance(match, str) else match for match in matches]
 
     def matches(self, urls: Urls) -> list[ShardInfo | str]:
-        """Return the shards; of those that have to be looked up one by one, only urls."""
+        """Return the shards of `urls`; only urls for those to look up one by one."""
         expanded = expand_urls(urls)
         matches = [match for url in expanded for match in self._resolve(url)]
         for number, match in enumerate(matches):  # a local match without a size may be a broken link
@@ -427,7 +425,6 @@ class ShardFinder:
         return matches
 
     def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
-        """Return the shards of one expanded url."""
         storage = self._storages.for_url(url)
         url = storage.absolute(url)
         refuse_unknown_compression(url)
@@ -454,7 +451,7 @@ class ShardFinder:
                 for name, size, _, mtime_ns, etag, *_ in sorted(index.shards)
             ]
         if index is None:
-            self.refuse_unfinished(folder)  # before listing: a writer may be running
+            self.refuse_unfinished(folder)  # before listing, since a writer may be running
         if web:
             unreadable = self.unreadable.get(folder)
             if unreadable is None or isinstance(unreadable, _NotAnIndexError):
@@ -482,7 +479,7 @@ class ShardFinder:
             ) from None
 
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo | str]:
-        """Return the shards in a local folder; raise if they are not those of its index."""
+        """Return the shards in a local folder; raise if they differ from its index."""
         listed = {info.url.rpartition("/")[2]: info for info in shards}
         names = sorted(entry.name for entry in index.shards)
         if forgotten := sorted(listed.keys() - set(names)):
@@ -501,10 +498,10 @@ class ShardFinder:
                 f"`streamload index {folder}`",
                 url=f"{folder}/{missing[0]}",
             )
-        return [listed.get(name, f"{folder}/{name}") for name in names]  # listings lack hidden ones
+        return [listed.get(name, f"{folder}/{name}") for name in names]  # listings omit hidden ones
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
-        """Look up shards that are named one by one."""
+        """Look up individually named shards."""
         infos: dict[str, ShardInfo] = {}
         by_folder: dict[str, list[str]] = {}
         for url in urls:
@@ -534,13 +531,13 @@ class ShardFinder:
         except StorageError as exc:
             if type(exc) is not StorageError:
                 raise
-            first = storage.info(urls[0])  # the right to read may exist without that to list; else this raises
+            first = storage.info(urls[0])  # read permission may exist without list permission; else this raises
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
             return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls} | {urls[0]: first}
         for url in urls:
             if url in listed:
                 continue
-            if not shard_name(url).startswith("."):  # which listings leave out
+            if not shard_name(url).startswith("."):  # which listings omit
                 advice = close_matches(shard_name(url), map(shard_name, listed), folder)
                 raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
             listed[url] = storage.info(url)
@@ -559,7 +556,7 @@ def shards_in(storage: Storage, folder: str) -> Sequence[ShardInfo]:
 
 
 def folder_advice(storage: Storage, folder: str) -> str:
-    """Return advice on a folder without shards, by what lies in it."""
+    """Return advice on a folder without shards, by its content."""
     inside = [info.url.rstrip("/") for info in storage.list(f"{escaped(folder)}/*", folders=True)]
     with_shards = next((each for each in inside[:_MOST_LOOKED_INTO] if shards_in(storage, each)), None)
     shown = without_secrets(folder)

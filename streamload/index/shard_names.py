@@ -1,7 +1,7 @@
-"""The names of shards, and the mark of a folder that lacks shards of a numbered set.
+"""Parse the names of shards, and mark folders with incomplete sets of shards.
 
-The mark is written before the first shard of a set and removed after the last: shards get their names one by one, so
-without it a folder whose writer was killed could be read as a whole dataset.
+The mark is written before the first shard of a set and removed after the last. Without it, a folder whose writer was
+killed could be read as a complete dataset.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _UNKNOWN_COMPRESSION = re.compile(r"\.(?:tar\.(?:z|lz|lz4|lzo|lzma|lrz|br|sz|7z|
 
 
 def folder_and_name(url: str) -> tuple[str, str]:
-    """Split a shard's url into its folder, and its name as an index knows it."""
+    """Split a shard's url into its folder and its name in an index."""
     web = ("%" in url or "?" in url) and protocol_of(url) in WEB
     folder, _, name = (url.split("?", 1)[0] if web else url).rpartition("/")
     return folder or "/", unquote(name) if web else name
 
 
 def shard_name(url: str) -> str:
-    """Return the name of a shard as an index knows it."""
+    """Return a shard's name in an index."""
     return folder_and_name(url)[1]
 
 
 def is_shard_name(name: str) -> bool:
-    """Return True for the name of a tar archive, compressed or not."""
+    """Return True for names of tar archives, compressed or not."""
     return name.endswith(".tar") or _SHARD.search(name) is not None
 
 
@@ -49,7 +49,7 @@ def refuse_unknown_compression(url: str) -> None:
         )
 
 
-# `normpath` changes an absolute path at these places only.
+# The only places at which `normpath` changes an absolute path.
 _UNTIDY = re.compile(r"//|/\.|/\Z")
 
 
@@ -71,14 +71,14 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class ShardNaming:
-    """A name such as `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
+    """A form such as `shard-%06d.tar`, with at least `digits` digits; None stands for any text, as in `*.tar`."""
 
     before: str
     digits: int | None
     after: str
 
     def name(self, number: int) -> str:
-        """Return the name of a numbered shard."""
+        """Return a shard's name by its number."""
         return f"{self.before}{number:0{self.digits}d}{self.after}"
 
     def matches(self, name: str) -> bool:
@@ -92,10 +92,11 @@ class ShardNaming:
 
 
 def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tuple[str, ShardNaming]:
-    """Return the folder and the names for a writer: of a path with one `%06d` and `.tar`, or of a folder and a prefix.
+    """Return a writer's folder and names: from a path with one `%06d` and `.tar`, or from a folder and a prefix.
 
     Raises:
-        TypeError, ValueError: the pattern has no number or two, is hidden, or the prefix is no visible name.
+        TypeError, ValueError: the pattern is hidden or does not have exactly one number, or the prefix is not a visible
+            name.
     """
     path = os.fspath(pattern_or_folder) if isinstance(pattern_or_folder, str | os.PathLike) else None
     if not isinstance(path, str) or not path:
@@ -118,7 +119,7 @@ def destination_of(pattern_or_folder: str | os.PathLike[str], prefix: str) -> tu
 SHARDIFY, SHARD_WRITER = "shardify", "ShardWriter"
 
 PACKING_FOLDER = ".streamload-packing"
-"""The folder in a destination with the records of an unfinished run of packing."""
+"""Folder in a destination for the records of an unfinished packing run."""
 
 _FILE = ".streamload-unfinished.json"
 _MOST_MARK_BYTES = 1 << 20
@@ -140,7 +141,7 @@ class UnfinishedSet:
 
 
 def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
-    """Return the unfinished sets in a folder, which may be a url.
+    """Return the unfinished sets in a folder or url.
 
     Raises:
         DatasetIndexError: the mark is damaged.
@@ -160,7 +161,7 @@ def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
 
 
 def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str | None) -> None:
-    """Mark a folder before `writer` changes a set in it; if that is None, the set is complete. Idempotent.
+    """Mark a set as incomplete before `writer` changes it, or as complete if `writer` is None. Idempotent.
 
     Raises:
         StorageError: the mark cannot be read or written.
@@ -178,7 +179,7 @@ def write_mark(storage: Storage, folder: str, shards: ShardNaming, writer: str |
 
 
 def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexError:
-    """Return the error for reading shards of an unfinished set."""
+    """Return the error for reading an unfinished set."""
     advice = _ADVICE.get(unfinished.writer, "its writer was interrupted, or is still at work; write them again")
     return DatasetIndexError(
         f"the shards in this folder are not complete: {advice}. (To read what is there all the same, remove "
@@ -188,7 +189,7 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
 
 
 def read_if_there(storage: Storage, url: str, most_bytes: int) -> bytes | None:
-    """Read a small file whole; None if there is none. Raises StorageError if it cannot be read."""
+    """Read a small file; None if it does not exist. Raises StorageError if it cannot be read."""
     try:
         return storage.read_bytes(url, most_bytes=most_bytes)
     except ShardNotFoundError:
@@ -196,7 +197,7 @@ def read_if_there(storage: Storage, url: str, most_bytes: int) -> bytes | None:
 
 
 def is_page(content: bytes) -> bool:
-    """Return True for a page that some web servers send, with status 200, in place of a missing file."""
+    """Return True for a page that some web servers send, with status 200, for a missing file."""
     return content.lstrip()[:1] == b"<"
 
 

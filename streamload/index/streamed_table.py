@@ -22,7 +22,14 @@ _TO_THE_END = 1 << 62
 
 
 class ReadShard(NamedTuple):
-    """A shard that was read to its end: its size, a local file's time, its version if known, and its table."""
+    """A shard that was read to its end.
+
+    Attributes:
+        bytes: its size.
+        mtime_ns: a local file's modification time.
+        etag: its version, if known.
+        table: its table.
+    """
 
     bytes: int
     mtime_ns: int | None
@@ -38,8 +45,8 @@ def scan_local(
     Only headers and labels are read, unless `every_byte` is set.
 
     Raises:
-        StorageError: it cannot be read.
-        ShardFormatError: it is damaged.
+        StorageError: the shard cannot be read.
+        ShardFormatError: the shard is damaged.
     """
     if not isinstance(storage, LocalStorage) or compression_of(url) is not None:
         return None
@@ -62,19 +69,19 @@ async def read_shard(
     record_bytes: int = RECORD_BYTES,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
-    """Read a shard strictly, and hold some megabytes of it, or the largest sample of a remote or compressed one.
+    """Read a shard strictly, holding a few megabytes of it, or the largest sample of a remote or compressed one.
 
     Args:
-        storage: the shard's.
-        url: the shard.
-        every_byte: compute the crc32 of each member and read the labels.
+        storage: of the shard.
+        url: of the shard.
+        every_byte: compute the crc32 of each member, and read the labels.
         labels: read the labels.
         record_bytes: as for `scan_shard`.
-        on_bytes: called with the number of bytes as they arrive; an exception ends the reading.
+        on_bytes: called with the number of bytes on arrival; an exception stops the reading.
 
     Raises:
-        StorageError: it cannot be read.
-        ShardFormatError: it is damaged.
+        StorageError: the shard cannot be read.
+        ShardFormatError: the shard is damaged.
     """
     compression, mtime_ns = compression_of(url), None
     if isinstance(storage, LocalStorage):
@@ -98,7 +105,7 @@ async def read_shard(
 
 
 def differences(url: str, table: ShardTable, known: ShardTable) -> Iterator[StreamloadError]:
-    """Yield the differences between a shard's own table and the one in its index."""
+    """Yield the differences between a shard's own table and its index's."""
     rebuild = "restore the shard, or rebuild the index with `streamload index` if the shard is right"
     columns = ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start")
     same = (np.array_equal(getattr(table, name), getattr(known, name)) for name in columns)
