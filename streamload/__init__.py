@@ -1,7 +1,7 @@
 """streamload feeds PyTorch training from sharded tar storage: fast, exact, resumable.
 
-The names below are imported when they are first used, so that the feeder and the workers, which import this package
-too, do not pay for what they don't need.
+The names below are imported on first use, so that the feeder and the workers, which import this package too, load only
+what they need.
 """
 
 from __future__ import annotations

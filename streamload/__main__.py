@@ -1,6 +1,6 @@
 """The entry points `shardify` and `streamload`; `python -m streamload` is `streamload`.
 
-Ctrl-C raises KeyboardInterrupt only while a command runs. Before and after, it ends the process without a traceback.
+Ctrl-C raises KeyboardInterrupt only while a command runs; before and after, it ends the process without a traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments as users give them: sizes such as "256MB", NumPy scalars, fields, and keywords that do not exist."""
+"""Parse and check users' arguments: sizes such as "256MB", NumPy scalars, fields, and unknown keywords."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def as_python(value: Any) -> Any:
-    """Return the Python number of a NumPy scalar, which JSON can hold; other values as they are."""
+    """Convert a NumPy scalar to a Python number, which JSON can hold; return other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -23,12 +23,12 @@ _WRITTEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([a-z]*)\s*\Z", r
 
 
 def parse_bytes(name: str, value: int | str) -> int:
-    """Return a number of bytes, given as such or as a string with a unit: "512MiB", "20 GB", "1.5TB".
+    """Parse a number of bytes, or a string with a unit: "512MiB", "20 GB", "1.5TB".
 
     K and KB, M and MB, ... are powers of 1000; KiB, MiB, ... of 1024.
 
     Raises:
-        TypeError, ValueError: it is neither, or less than one byte; the message has the argument's name.
+        TypeError, ValueError: neither of these, or less than one byte; the message has the argument's name.
     """
     advice = f'{name}={value!r} must be a positive number of bytes, or a string such as "512MiB" or "20GB"'
     if isinstance(value, bool) or not isinstance(value, int | str):
@@ -48,7 +48,7 @@ def parse_bytes(name: str, value: int | str) -> int:
 
 
 def check_int(name: str, value: object, least: int, alternative: str = "", *, most: int | None = None) -> None:
-    """Raise TypeError or ValueError if an argument is not an integer from `least` to `most`."""
+    """Raise TypeError or ValueError unless an argument is an integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be an integer of at least {least} {alternative}".rstrip())
     if value < least:
@@ -63,17 +63,17 @@ T = TypeVar("T")
 
 
 def normal_name(name: str) -> str:
-    """Return a field or an extension as shards spell it: `.JPG` is `jpg`."""
+    """Return a field or extension in the spelling of shards: `.JPG` is `jpg`."""
     return name.strip().lower().lstrip(".")
 
 
 def alternatives(entry: str) -> list[str]:
-    """Return the fields in an entry of `fields=` or a key of `decode=` or `transform=`: two in `"JPG; .png"`."""
+    """Split an entry of `fields=`, or a key of `decode=` or `transform=`, into fields: two for `"JPG; .png"`."""
     return list(map(normal_name, entry.split(";")))
 
 
 def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
-    """Return the function of each field, for functions by `"jpg"` or `"jpg;png"`.
+    """Return the functions by field, given by keys such as `"jpg"` or `"jpg;png"`.
 
     Raises:
         ValueError: two keys name the same field, or a key has an empty name; the message has the argument's name.
@@ -92,17 +92,17 @@ def by_field(argument: str, functions: Mapping[str, T]) -> dict[str, T]:
 
 
 def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
-    """Refuse a function that cannot be called with one argument (and `rng`, if it has such a parameter).
+    """Raise an error if a function cannot be called with one argument (and `rng`, if it has such a parameter).
 
     A function without a readable signature passes.
 
     Args:
         name: of the user's argument.
         function: to check.
-        what: the argument that the function is called with.
+        what: the argument that the function will get.
 
     Raises:
-        TypeError: it takes more arguments, or none; or it is a class instead of an instance.
+        TypeError: it takes none or more arguments; or it is a class instead of an instance.
     """
     # Metaclasses count as functions.
     kinds = function.__mro__ if isinstance(function, type) and not issubclass(function, type) else ()
@@ -124,10 +124,10 @@ def check_takes_one(name: str, function: Callable[..., Any], what: str) -> None:
         ) from None
 
 
-# Misspelt names are closer to what was meant; names of other loaders' arguments are mostly not (`batch_sampler`).
+# Typos are closer to a known name than this; other loaders' arguments (`batch_sampler`) mostly are not.
 _ALIKE = 0.77
 
-# Keywords and methods of other loaders, and retired ones of this one, each with what to do instead.
+# Keywords and methods of other loaders, and retired ones of this loader, with their replacements.
 _INSTEAD = {
     "batch_sampler": "pass sampler=, or use TarDataset with torch's DataLoader",
     "batched": "pass batch_size=",
@@ -164,13 +164,13 @@ _INSTEAD = {
 
 
 def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, ...]] | None = None) -> Callable[P, R]:
-    """Make a constructor answer unknown keywords by a TypeError that says what to do instead.
+    """Make a constructor reject unknown keywords with a TypeError that names the replacement.
 
-    Its signature stays. NumPy scalars reach it as Python numbers.
+    Its signature is unchanged. NumPy scalars are converted to Python numbers.
 
     Args:
         constructor: to call.
-        neutral: unknown keywords that are dropped if they have one of these values, which ask for nothing.
+        neutral: unknown keywords to drop if they have one of these values, which request nothing.
     """
     known = inspect.signature(constructor).parameters.keys()
     owner = constructor.__qualname__.partition(".")[0]
@@ -193,7 +193,7 @@ def advises(constructor: Callable[P, R], *, neutral: Mapping[str, tuple[object, 
 
 
 def no_attribute(owner: type, name: str) -> AttributeError:
-    """Return the error for an attribute that objects of a class do not have, such as a method of another loader."""
+    """Return the error for a missing attribute, with advice on methods of other loaders."""
     message = f"{owner.__name__!r} object has no attribute {name!r}"
     if name in inspect.signature(owner).parameters:
         return AttributeError(f"{message}; it is a keyword: {owner.__name__}(urls, {name}=...)")
@@ -201,8 +201,8 @@ def no_attribute(owner: type, name: str) -> AttributeError:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Return what to do instead of a keyword, or the nearest known one, in brackets; "" if there is neither."""
-    import difflib  # workers import this module, and never come here
+    """Return the replacement of a keyword, or the nearest known one, in brackets; "" if there is neither."""
+    import difflib  # imported here, since workers import this module but never call this
 
     if name in _INSTEAD:
         return f" ({_INSTEAD[name]})"

@@ -1,8 +1,8 @@
-"""Every error that streamload raises on its own account, as one tree.
+"""Define every error that streamload raises on its own account, as one tree.
 
-There is one class for each decision of a caller: look at the storage, repair or remove a shard, rebuild an index, fix
-or skip a sample, start again, or correct a saved state. Wrong arguments are `ValueError` and `TypeError`, raised where
-they are given. Every error pickles, so it travels from a worker to the training loop with all its attributes.
+There is one class for each decision of a caller: check the storage, repair or remove a shard, rebuild an index, fix or
+skip a sample, restart, or correct a saved state. Invalid arguments raise `ValueError` and `TypeError`. Every error
+pickles, so it travels from a worker to the training loop with all its attributes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from streamload.text import printable
 
-# User and password before a host, and whatever stands there in a web address: that may be a token. What stands alone
-# there elsewhere names something, as the container in `abfs://container@account/`.
+# User and password before a host, and in a web address anything there, which may be a token. Elsewhere a single name
+# there is public, such as the container in `abfs://container@account/`.
 _LOGIN = re.compile(
     r"(?<=://)(?:(?<=http://)|(?<=https://))[^/?#\s]+@"
     r"|(?<=://)(?!\[)[^/?#\s:]*:(?!:|\d+(?:[/?#]|\Z))(?:[^/?#\s]*@|[^?#\s]*?@)",
@@ -36,8 +36,8 @@ def without_secrets(text: str) -> str:
     """Remove logins, signatures and secret parameters from a url, or from all urls in a text.
 
     Every url in messages, logs, traces, pictures and `__url__` passes through here. Other parameters stay, since they
-    may tell shards apart, as in `?file=a.tar`. A url that is signed again gives the same text, so caches use it as a
-    key, together with the answer's ETag and size: to some server these parameters may mean something else.
+    may distinguish shards, as in `?file=a.tar`. A url that is signed again gives the same text, so caches use it as a
+    key, together with the response's ETag and size: to some servers the removed parameters may mean something else.
     """
     return _QUERY.sub(_public_parameters, _LOGIN.sub("", text)) if "://" in text else text
 
@@ -51,13 +51,13 @@ def _public_parameters(query: re.Match[str]) -> str:
 
 
 class StreamloadError(Exception):
-    """The root of the tree.
+    """The base class of all errors.
 
     Attributes:
-        message: what is wrong and what to do about it, without the place.
-        url: the shard concerned, where known, without secrets, since errors end up in logs.
-        key: the sample's key within the shard, where known.
-        offset: the byte offset within the (uncompressed) shard, where known.
+        message: the problem and its remedy, without the place.
+        url: the shard's url, if known, without secrets, since errors end up in logs.
+        key: the sample's key within the shard, if known.
+        offset: the byte offset within the (uncompressed) shard, if known.
     """
 
     def __init__(
@@ -91,21 +91,21 @@ class StorageError(StreamloadError):
 
 
 class ShardNotFoundError(StorageError):
-    """A shard, a folder or everything that a pattern stands for does not exist."""
+    """A shard or folder does not exist, or a pattern matches nothing."""
 
 
 class ShardChangedError(StorageError):
-    """A shard is no longer the one that was listed: its size or version differs."""
+    """A shard's size or version differs from the listing."""
 
 
 class TransientStorageError(StorageError):
-    """A request failed in a way that may pass: a reset, a time-out, an overloaded server, a body cut short.
+    """A request failed temporarily: a reset, a timeout, an overloaded server, a truncated body.
 
-    Reading retries such a request; this is the error of the last attempt.
+    Reads retry such requests; this is the error of the last attempt.
 
     Attributes:
         throttled: whether the storage asked for fewer requests (429, 503, SlowDown).
-        retry_after_s: after how many seconds it asked for the next one, if it said so (`Retry-After`).
+        retry_after_s: seconds until the next request, if the storage stated them (`Retry-After`).
     """
 
     retry_after_s: float | None = None
@@ -116,11 +116,11 @@ class TransientStorageError(StorageError):
 
 
 class ShardFormatError(StreamloadError):
-    """A shard is not a whole, well-formed tar archive of samples; `offset` says where it stops being one."""
+    """A shard is not a whole, well-formed tar archive of samples; `offset` is the place of the damage."""
 
 
 class DatasetIndexError(StreamloadError):
-    """An index is missing where it is needed, damaged, of another version, or does not belong to its shards."""
+    """An index is missing but required, damaged, of another version, or of other shards."""
 
 
 class SampleError(StreamloadError):
@@ -128,23 +128,23 @@ class SampleError(StreamloadError):
 
 
 class DecodeError(SampleError):
-    """A field's bytes are not what its extension promises."""
+    """A field's bytes do not match its extension."""
 
 
 class TransformError(SampleError):
-    """The user's transform raised; its exception is the `__cause__`."""
+    """The user's transform raised an exception, which is the `__cause__`."""
 
 
 class CollateError(SampleError):
-    """Samples could not be put together to a batch; what `collate_fn` raised is the `__cause__`."""
+    """Samples could not be collated; an exception of `collate_fn` is the `__cause__`."""
 
 
 class WorkerError(StreamloadError):
-    """A feeder or worker process could not be started, or several died in turn, or none answered in time."""
+    """A feeder or worker process could not be started, several died in turn, or none answered in time."""
 
 
 class ClusterError(StreamloadError):
-    """A Ray cluster cannot be reached, lacks what is needed, or its nodes have other versions or files."""
+    """A Ray cluster cannot be reached, lacks resources, or has nodes with other versions or files."""
 
 
 class LoaderStateError(StreamloadError):
@@ -152,4 +152,4 @@ class LoaderStateError(StreamloadError):
 
 
 class LoaderClosedError(StreamloadError):
-    """The loader was closed, or a newer pass took the place of this one."""
+    """The loader was closed, or a newer pass replaced this one."""

@@ -1,7 +1,7 @@
-"""How much of each resource a loader may take. A share is a divisor: 4 is a quarter.
+"""Limits of each resource that a loader may use. A share is a divisor: 4 is a quarter.
 
-Shares of one resource add up, so they stand together; what is never shared, such as limits of formats, stays with its
-module.
+Shares of one resource add up, so they are defined together; limits that are not shared, such as those of formats,
+belong to their modules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO_LIMIT = 1 << 60
 
 
 class _MemoryFiles(NamedTuple):
-    """Where a version of cgroups keeps its numbers of bytes, and the names of what `memory.stat` could free."""
+    """The files of a cgroup version with byte counts, and the reclaimable entries of `memory.stat`."""
 
     limits: tuple[str, ...]
     usage: str
@@ -32,9 +32,9 @@ _MEMORY_V2 = _MemoryFiles(("memory.max", "memory.high"), "memory.current", ("ina
 
 
 def processor_quota(root: str = "/") -> int | None:
-    """Return how many processors the CPU quota is worth, rounded up; None if there is no quota.
+    """Return the CPU quota as a number of processors, rounded up; None if there is no quota.
 
-    `root` is the folder that has `proc` and `sys`.
+    `root` is the folder that contains `proc` and `sys`.
     """
     quotas = [[*_text(folder, "cpu.max").split(), "", ""][:2] for folder in _folders(root)]
     quotas += [
@@ -46,9 +46,9 @@ def processor_quota(root: str = "/") -> int | None:
 
 
 def free_memory_bytes(root: str = "/") -> int | None:
-    """Return the memory that can still be allocated before a limit is reached; None if there is no limit.
+    """Return the memory that can be allocated below all limits; None if there is no limit.
 
-    The page cache counts as free, since the kernel reclaims it before it refuses an allocation.
+    The page cache counts as free, since the kernel reclaims it before refusing an allocation.
     """
     found = [_free_bytes(folder, _MEMORY_V2) for folder in _folders(root)]
     found += [_free_bytes(folder, _MEMORY_V1) for folder in _folders(root, "memory")]
@@ -56,7 +56,7 @@ def free_memory_bytes(root: str = "/") -> int | None:
 
 
 def _folders(root: str, controller: str = "") -> Iterator[str]:
-    """Yield the folders of this process's cgroups and of all above them, up to the mount.
+    """Yield the folders of this process's cgroups and all above them, up to the mount.
 
     A controller of version 1 may be mounted under each of its names in `proc`; the empty one is version 2, which hybrid
     systems mount as `unified`.
@@ -96,7 +96,6 @@ def _free_bytes(folder: str, files: _MemoryFiles) -> int | None:
 
 
 def _text(folder: str, name: str) -> str:
-    """Return a file's text, stripped; empty if it cannot be read."""
     try:
         with open(os.path.join(folder, name), encoding="ascii", errors="replace") as file:
             return file.read().strip()
@@ -105,43 +104,43 @@ def _text(folder: str, name: str) -> str:
 
 
 # -- memory: the byte budget and its parts --------------------------------------------------------------------------
-# Of the memory that is free at the start: the default budget of all ranks of this machine together.
+# The share of the initially free memory that is the default budget of all ranks of this machine together.
 FREE_MEMORY_SHARE = 4
 # The smallest default budget of a rank.
 LEAST_BUDGET_BYTES = 64 << 20
-# For the buffers of requests; measured: the feeder grows by about as much with as many in flight as there may be.
+# For request buffers: the measured growth of the feeder with the maximum of requests in flight.
 REQUESTS_BYTES = 112 << 20
 
 REQUEST_BYTES = REQUESTS_BYTES // 28
-# How a budget is divided that is too small for `REQUESTS_BYTES`: parts to requests.
+# The division of a budget too small for `REQUESTS_BYTES`: parts to requests.
 PARTS_PROPORTION, REQUESTS_PROPORTION = 25, 7
-# Of the budget, for what fields expand to in all workers together; nothing where no field can expand.
+# The share of the budget for expanded fields in all workers together, if any field can expand.
 EXPANSION_SHARE = 4
-# Remote shards that are scanned before the plan comes to them.
+# Remote shards scanned ahead of the plan.
 SCANNED_SHARDS = 32
-# The most parts that scans hold ahead of the one that is read, and their share of the budget.
+# Maximum parts that scans hold ahead of the one being read, and their share of the budget.
 SCANNED_PARTS, SCANNED_PARTS_SHARE = 64, 4
-# Compressed shards that are decompressed side by side for scans: each on a thread, and no faster than that.
+# Compressed shards decompressed concurrently, each on one thread.
 DECOMPRESSED_AT_ONCE = 4
-# The share of the budget that bounds the tables held in memory, and the bounds of that; without a budget the most.
+# The share of the budget for tables in memory, with its minimum and maximum; without a budget the maximum.
 TABLES_SHARE, LEAST_TABLES_BYTES, MOST_TABLES_BYTES = 16, 32 << 20, 256 << 20
-# Rows of a remote dataset that are planned at once: first, so that the first batch comes soon, and later.
+# Rows of a remote dataset planned at once: at first, for an early first batch, and later.
 FIRST_BLOCK_ROWS, BLOCK_ROWS = 256, 2048
 
 # -- memory beside the budget -----------------------------------------------------------------------------------------
-# Small local shards that stay mapped between epochs: bytes together, and how many.
+# Small local shards that stay mapped between epochs: total bytes, and number.
 RESIDENT_BYTES, RESIDENT_SHARDS = 256 << 20, 64
-# Free slots that are kept whatever their size, and the bytes up to which more are.
+# Free slots kept regardless of size, and the total bytes up to which more are kept.
 LEAST_FREE_SLOTS, FREE_SLOTS_BYTES = 8, 128 << 20
 # More than the batches that are ever in flight, so that slots are reused.
 MOST_FREE_SLOTS = 640
-# The most slots that a user who keeps batches can hold before the pool gives some away.
+# Maximum slots of kept batches before the pool gives some away.
 MOST_KEPT_SLOTS = 128
 
 # -- descriptors: shares of what a process may have open --------------------------------------------------------------
 # Feeder: fetched shards, each with a descriptor or two.
 FETCHED_SHARDS_SHARE = 6
-# Feeder: the shards of tasks that are scheduled at the same time.
+# Feeder: the shards of concurrently scheduled tasks.
 SCHEDULED_SHARDS_SHARE = 8
 # Feeder: the slots of batches in flight, and those that the user keeps.
 SLOTS_IN_FLIGHT_SHARE, SLOTS_KEPT_SHARE = 4, 8
@@ -153,6 +152,5 @@ CALLER_SHARDS_SHARE = 6
 # -- requests at once -------------------------------------------------------------------------------------------------
 # For parts.
 MOST_REQUESTS = 64
-# For anything else, each by itself: sizes, tables, labels, ranges of single samples, files of the cache,
-# copies of whole files.
+# For each other kind: sizes, tables, labels, ranges of single samples, files of the cache, copies of whole files.
 SMALL_REQUESTS = 16

@@ -1,4 +1,4 @@
-"""StreamLoader: batches from tar shards, in an order that is exact and can be resumed."""
+"""Iterate over tar shards in batches, in an exact and resumable order."""
 
 from __future__ import annotations
 
@@ -55,83 +55,82 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 class StreamLoader(OpenDataset):
     """Iterate over the samples of tar shards (WebDataset's format) in batches of tensors.
 
-    Each pass of a `for` loop is one epoch. The order of an epoch is a function of `seed`, the epoch's number and the
-    dataset alone: it does not depend on workers, timing, or an index. Every sample is delivered exactly once, or is
-    named in an error or in `skipped` (the newest 10,000).
+    Each pass of a `for` loop is one epoch. An epoch's order depends only on `seed`, the epoch's number and the dataset,
+    not on workers, timing, or an index. Every sample is delivered exactly once, or is named in an error or in `skipped`
+    (the newest 10,000).
 
-    A feeder process and `num_workers` worker processes start with the first pass and run until the loader is closed.
-    A pass that is left early (`break`, an exception in the loop's body) gives up the rest of its epoch. An error of the
-    loader, and Ctrl-C while it waits for a batch, end the processes; the next pass starts others. A process that dies
-    is replaced, and the epoch goes on with the same batches. The loader starts no thread in the process that iterates,
-    and only one thread at a time may use it. Within an event loop, `async for` and `async with` let other coroutines
-    run meanwhile.
+    A feeder process and `num_workers` worker processes start with the first pass and run until the loader is closed. A
+    pass that is left early (`break`, an exception in the loop's body) skips the rest of its epoch. An error of the
+    loader, and Ctrl-C while it waits for a batch, end the processes; the next pass starts new ones. A process that dies
+    is replaced, and the epoch continues with the same batches. The loader starts no thread in the process that
+    iterates, and only one thread at a time may use it. In an event loop, `async for` and `async with` let other
+    coroutines run meanwhile.
 
     Attributes:
-        rank, world_size, batch_size, drop_last, num_workers: the arguments, with what was found for None and "auto".
+        rank, world_size, batch_size, drop_last, num_workers: the arguments, with None and "auto" resolved.
 
     Args:
         urls: a folder of shards; or paths or urls, with braces (`train-{000000..000123}.tar`), globs or `::`, one or a
             list; or a `Mixture` of several datasets.
-        batch_size: samples in a batch, on each rank. More than there are gives one batch.
-        shuffle: a new order each epoch: shards are permuted, and samples shuffled within a window of 10,000 samples, or
-            of the number given.
+        batch_size: samples in a batch, on each rank. More than the dataset has gives one batch.
+        shuffle: use a new order in each epoch: permute shards, and shuffle samples within a window of 10,000 samples,
+            or of the given number.
         fields: the fields to read, with alternatives: `("jpg;png", "cls")` gives tuples; `"txt?"` is optional;
             "__key__" and "__url__" may be among them. None gives dicts of all fields.
         transform: a function of a sample, or a mapping from fields to functions of their values. A parameter named
             `rng` gets a `numpy.random.Generator`; for others `random`, `numpy.random` and torch are seeded. Randomness
             depends on `seed`, the epoch and the sample alone. May be set later, for the next pass.
-        num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions sleep.
-            0 makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on other nodes of
-            a Ray cluster: in four feeders, each with eight workers and a `memory_budget` of its own.
-        device: "cuda", "cuda:1", a number or a torch.device: give batches whose tensors are there, copied one batch
-            ahead. None leaves them in host memory, which is page-locked if there is CUDA.
-        where: which samples take part: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a
-            function that looks columns up by name, as arrays, and returns a truth value for each sample; keys; or the
-            `Path` of a file with one key a line.
-        storage_options: credentials and the like for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
-            `anon`, `endpoint_url`, `client_kwargs`). The rest is found where other tools find it.
-        memory_budget: what fetched shards and requests may take in memory, in bytes or as "8GB"; "auto" is a quarter
-            of the free memory, divided among the ranks of a machine. Local uncompressed shards take none of it.
-
-        decode: (data) True decodes by extension; a mapping from extensions to functions of bytes adds to that or
-            replaces it; False leaves bytes. Pickles are never loaded.
-        join: (data) sidecars, one or a list: datasets with more fields of the samples, matched by key, as
-            `streamload map --sidecar` writes them.
+        num_workers: worker processes; "auto" is this rank's share of the processors; give more if functions sleep. 0
+            makes batches in the caller's thread. `RayFeeders(4, num_cpus=8)` makes the same batches on other nodes of a
+            Ray cluster: in four feeders, each with eight workers and its own `memory_budget`.
+        device: "cuda", "cuda:1", a number or a torch.device: copy batches there, one batch ahead. None leaves them in
+            host memory, which is page-locked if there is CUDA.
+        where: the samples to use: a condition such as `aesthetic > 5 and "txt"` (docs/choosing-samples.md); a function
+            that looks up columns by name, as arrays, and returns a boolean for each sample; keys; or the `Path` of a
+            file with one key a line.
+        storage_options: credentials and options for remote storage, in fsspec's spellings (`key`, `secret`, `token`,
+            `anon`, `endpoint_url`, `client_kwargs`). Others are found where other tools find them.
+        memory_budget: memory for fetched shards and requests, in bytes or as "8GB"; "auto" is a quarter of the free
+            memory, divided among the ranks of a machine. Local uncompressed shards use none of it.
+        decode: (data) True decodes by extension; a mapping from extensions to functions of bytes extends or replaces
+            that; False leaves bytes. Pickles are never loaded.
+        join: (data) sidecars, one or a list: datasets with more fields of the samples, matched by key, as written by
+            `streamload map --sidecar`.
         verify: (data) check every field against the checksum in the index.
-        collate_fn: (batches) makes a batch of a list of samples; by default as torch's `default_collate` does.
-        drop_last: (batches) drop the samples at the end of an epoch that fill no batch on every rank.
+        collate_fn: (batches) makes a batch from a list of samples; by default as torch's `default_collate`.
+        drop_last: (batches) drop the last samples of an epoch if they do not fill a batch on every rank.
         pad: (batches) with several ranks, fill the last batch with the first samples of the order, so that all ranks
-            have as many batches and samples. False adds nothing: every sample exactly once, for evaluation.
+            have equally many batches and samples. False adds nothing: every sample exactly once, for evaluation.
         seed: (order) of the order and of all randomness.
-        lanes: (order) how many streams the order is interleaved from; by default the first run's world size. The same
-            number resumes at another world size.
-        weights: (selection) how often samples are drawn, with replacement: "balanced", a mapping from labels or classes
+        lanes: (order) the number of streams that the order is interleaved from; by default the first run's world size.
+            The same number resumes at another world size.
+        weights: (selection) how often to draw samples, with replacement: "balanced", a mapping from labels or classes
             to the weight of a sample, or one number for each sample. Needs `shuffle`.
-        sampler: (selection) an iterable of numbers of samples, such as a torch Sampler: the order of all ranks; if it
-            has `rank` and `num_replicas`, that of its rank.
-        epoch_size: (selection) samples of an epoch, over all ranks; epochs follow each other through endless passes.
-        worker_init_fn: (workers) called with the worker's number in each worker when it starts.
-        prefetch_batches: (workers) batches that are made ahead.
+        sampler: (selection) an iterable of sample numbers, such as a torch Sampler: the order of all ranks; if it has
+            `rank` and `num_replicas`, that of its rank.
+        epoch_size: (selection) samples per epoch, over all ranks; epochs are cut from endless passes.
+        worker_init_fn: (workers) called with the worker's number when a worker starts.
+        prefetch_batches: (workers) batches to make ahead.
         index: (storage) a folder with the index of the shards, if it is not beside them; it may be remote.
         filesystem: (storage) an fsspec filesystem to read everything with; `urls` and `index` are its paths.
-        cache_dir: (storage) keep remote shards in this local folder, which ranks of one user on a machine may share.
-        cache_size: (storage) how large that may get, in bytes or as "200GB"; by default nine tenths of the space.
-        on_error: (errors) a sample that fails is raised ("raise"), left out of its batch ("skip"), or replaced by
-            another sample of its batch ("replace"). If every sample of a batch fails, the batch before it comes once
-            more, so that ranks keep step, or with pad=False none. Mistakes in the program (TypeError, NameError) always
-            raise.
-        rank: (ranks) this process's; by default torch.distributed's, or RANK's.
-        world_size: (ranks) the number of ranks; by default torch.distributed's, or WORLD_SIZE's.
+        cache_dir: (storage) cache remote shards in this local folder, which ranks of one user on a machine may share.
+        cache_size: (storage) maximum size of the cache, in bytes or as "200GB"; by default nine tenths of the space.
+        on_error: (errors) raise a failed sample's error ("raise"), leave the sample out of its batch ("skip"), or
+            substitute another sample of the batch ("replace"). If every sample of a batch fails, the previous batch is
+            repeated, so that ranks keep step, or with pad=False omitted. Bugs in the program (TypeError, NameError)
+            always raise.
+        rank: (ranks) this process's rank; by default torch.distributed's, or RANK.
+        world_size: (ranks) the number of ranks; by default torch.distributed's, or WORLD_SIZE.
 
     Raises:
-        TypeError, ValueError: a wrong argument; the message has its name, its value and what would be right.
-        ShardNotFoundError: there is no such shard, or a pattern matches nothing.
-        DatasetIndexError: an index is damaged, does not belong to its shards, or writing them was interrupted. From
-            the first pass: the same label stands for different classes in several folders, by `classes.json`.
+        TypeError, ValueError: an argument is invalid; the message has its name, its value and a valid one.
+        ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
+        DatasetIndexError: an index is damaged or of other shards, or writing the shards was interrupted. From the first
+            pass: the same label stands for different classes in several folders, by `classes.json`.
     """
 
     _stays_in_trainer = True
-    # Cannot be set: that would have no effect.
+    # Read-only: setting them would have no effect.
     batch_size, drop_last = property(attrgetter("_options.batch_size")), property(attrgetter("_options.drop_last"))
     num_workers = property(attrgetter("_options.workers"))
 
@@ -201,10 +200,10 @@ class StreamLoader(OpenDataset):
 
     @property
     def transform(self) -> Transform | None:
-        """The constructor's argument. Setting another one changes the next pass, not the running one.
+        """Return the constructor's argument. Setting another one changes the next pass, not the running one.
 
         Raises:
-            TypeError, ValueError: set to what the constructor would refuse; nothing is changed then.
+            TypeError, ValueError: the constructor would refuse the new value; nothing is changed then.
         """
         return self._options.transform
 
@@ -219,7 +218,7 @@ class StreamLoader(OpenDataset):
         )
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Raise TypeError, with advice for users who wrap the loader in a DataLoader."""
+        """Raise TypeError, with advice for wrapping the loader in a DataLoader."""
         raise TypeError(
             "a StreamLoader is the loader itself and takes the place of DataLoader: iterate over it (for batch in "
             "loader), or put a streamload.TarDataset, whose samples have numbers, into a DataLoader"
@@ -237,20 +236,20 @@ class StreamLoader(OpenDataset):
 
     @property
     def dataset(self) -> range:
-        """The numbers of the samples that take part; frameworks ask for its length. Waits as `len(loader)` does."""
+        """Return the range of selected samples, whose length frameworks use. Waits as `len(loader)` does."""
         selected = self._sampling.n_selected
         return range(sum(self._known_counts()) if selected is None else selected)
 
     @property
     def skipped(self) -> list[SampleError]:
-        """The errors of the newest 10,000 samples that were left out or replaced, in the order of their batches.
+        """Return the errors of the newest 10,000 skipped or replaced samples, in the order of their batches.
 
         `statistics().skipped_samples` counts all of them.
         """
         return list(self._batch_builder.skipped)
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch on this rank. Without an index, wait until the shards are scanned.
+        """Return the batches of a whole epoch on this rank. Without an index, waits for the scan of all shards.
 
         Raises:
             ShardFormatError: a shard is damaged.
@@ -264,12 +263,12 @@ class StreamLoader(OpenDataset):
     def __iter__(self) -> EpochIterator:
         """Begin a pass: the next epoch, or the rest of one that was resumed or ended by an error of the loader.
 
-        A running pass ends; its next batch raises LoaderClosedError. If it has given no batch yet, its epoch begins
-        again. If it has given all of them, it is finished, also for loops that count steps instead of asking for more.
+        A running pass ends; its next batch raises LoaderClosedError. If it has delivered no batch yet, its epoch starts
+        again. If it has delivered all of them, it is finished, even if the loop counted steps and did not ask for more.
 
         Raises:
             LoaderClosedError: the loader was closed.
-            RuntimeError: another thread uses the loader; or the rank that was found is wrong (see `check_found_rank`).
+            RuntimeError: another thread uses the loader; or the detected rank is wrong (see `check_found_rank`).
         """
         acquire_for_thread(self._in_use)
         try:
@@ -280,8 +279,8 @@ class StreamLoader(OpenDataset):
             epoch, position = self._cursor.next_start()
             start = self._start_at(epoch, position)
             if position:
-                self._link.last_position(start)  # refuses a position behind the end
-            # After an epoch that was given to its end the feeder has begun the next by itself.
+                self._link.last_position(start)  # raises for a position after the end
+            # After a complete epoch the feeder has already begun the next one.
             goes_on = self._cursor.finished and (epoch, position) == (self._cursor.epoch, 0)
             connection = self._link.begin(start, at_once=start.numbers is not None or not goes_on)
             self._cursor = Cursor(epoch, position)
@@ -305,11 +304,11 @@ class StreamLoader(OpenDataset):
         """Begin a pass for `async for batch in loader`, with the state and the errors of `for`.
 
         Other coroutines run while it waits for a batch; with `num_workers=0` they run between batches. If the task is
-        cancelled there, no batch is lost: `anext` on the same iterator (`batches = aiter(loader)`) goes on. Starting
-        the processes blocks the event loop for some milliseconds. One event loop after the other may use a loader.
+        cancelled there, no batch is lost: `anext` on the same iterator (`batches = aiter(loader)`) continues. Starting
+        the processes blocks the event loop for some milliseconds. Event loops may use a loader one after the other.
 
         Raises:
-            LoaderClosedError, RuntimeError: as `__iter__`.
+            LoaderClosedError, RuntimeError: as for `__iter__`.
         """
         return iter(self)
 
@@ -320,7 +319,7 @@ class StreamLoader(OpenDataset):
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next pass, from its start, or from the loaded position if that epoch was resumed.
 
-        A pass that has given no batch yet changes too: Lightning sets the epoch after making the iterator.
+        A pass that has delivered no batch changes too: Lightning sets the epoch after creating the iterator.
         """
         epoch = as_python(epoch)
         check_int("epoch", epoch, 0)
@@ -333,19 +332,19 @@ class StreamLoader(OpenDataset):
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
-        """Lead Lightning to `set_epoch`, which it looks for in `batch_sampler.sampler`."""
+        """Return an object through which Lightning finds `set_epoch`, at `batch_sampler.sampler`."""
         return SimpleNamespace(sampler=self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loop stands, as a small dict that JSON can hold.
+        """Return the loop's position, as a small dict that JSON can hold.
 
-        It counts samples given to the loop, not prefetched ones, over all ranks: every rank's state is the same, and
-        one is enough to save. Within the loop it stands behind the current batch.
+        It counts samples delivered to the loop, not prefetched ones, over all ranks: every rank's state is the same,
+        and saving one is enough. Within the loop it is the position after the current batch.
         """
         return self._state_at(*self._cursor.to_save()).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called: the next pass is the rest of that epoch, at any world size.
+        """Resume where `state_dict` was called: the next pass is the rest of that epoch, at any world size.
 
         Nothing is read again. With the same `batch_size * world_size` the global batches are the same too.
 
@@ -366,27 +365,27 @@ class StreamLoader(OpenDataset):
         self._cursor = Cursor(loaded.epoch, loaded.position)
 
     def resume(self) -> None:
-        """Continue the epoch after `break`: the next pass yields its other batches."""
+        """Continue the epoch after `break`: the next pass yields its remaining batches."""
         self.load_state_dict(self.state_dict())
 
     def statistics(self) -> Statistics:
-        """Return what the loader has done so far, and what limits it."""
+        """Return what the loader has done so far, and its bottleneck."""
         feeders = self._options.feeders
         return self._meter.statistics(self._batch_builder.n_skipped, None if feeders is None else feeders.num_cpus)
 
     @contextmanager
     def trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Record a `with` block to a file for ui.perfetto.dev or chrome://tracing; also if the block raises.
+        """Record a `with` block to a file for ui.perfetto.dev or chrome://tracing, even if the block raises.
 
         It shows the loop's steps and waits, the workers' tasks and scans, and requests, with the durations that
-        `statistics()` adds up.
+        `statistics()` sums.
 
         Args:
-            path: of the file, which is replaced; some hundred bytes an event.
+            path: of the file, which is replaced; a few hundred bytes per event.
 
         Raises:
             OSError: the file cannot be written.
-            RuntimeError: a trace of this loader is being recorded.
+            RuntimeError: a trace of this loader is already being recorded.
         """
         if self._meter.events is not None:
             raise RuntimeError("a trace of this loader is being recorded already")
@@ -406,7 +405,7 @@ class StreamLoader(OpenDataset):
         self._link.close()
 
     async def aclose(self) -> None:
-        """Close. As `close`, it waits up to a second for user code that runs in a worker."""
+        """Close the loader. Like `close`, waits up to a second for user code in workers."""
         self.close()
 
     async def __aenter__(self) -> Self:
@@ -418,7 +417,7 @@ class StreamLoader(OpenDataset):
     # -- the feeder -------------------------------------------------------------------------------------------------
 
     def _known_counts(self) -> tuple[int, ...]:
-        """Return the samples of each shard, and wait until they are known."""
+        """Return the samples of each shard, waiting until they are known."""
         if self._link.counts is not None:
             return self._link.counts
         acquire_for_thread(self._in_use)
@@ -428,7 +427,7 @@ class StreamLoader(OpenDataset):
             self._in_use.release()
 
     def _explain_nothing(self, start: EpochStart) -> None:
-        """Warn of a pass that has ended without a batch; all shards have been scanned."""
+        """Warn of a pass that ended without a batch; all shards have been scanned."""
         members, options = self._batch_builder.skipped_members, self._options
         if start.position:
             warn_at_caller(
@@ -461,7 +460,7 @@ class StreamLoader(OpenDataset):
 
     @cached_property
     def _known_fingerprint(self) -> str:
-        """Return a name for the dataset without a request: if the listing lacks sizes, of the shards' names alone."""
+        """Return the dataset's fingerprint without requests: of the names alone if the listing lacks sizes."""
         shards = self._listing.shards
         has_sizes = all(shard.bytes != UNKNOWN_BYTES for shard in shards)
         return fingerprint((shard.name, shard.bytes if has_sizes else UNKNOWN_BYTES) for shard in shards)

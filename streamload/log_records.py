@@ -1,4 +1,4 @@
-"""Forward log records of our own processes to the trainer's, which has the user's loggers, levels and handlers."""
+"""Forward log records of worker and feeder processes to the trainer's loggers."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import NamedTuple
 
 
 class Logged(NamedTuple):
-    """A log record for the trainer's loggers; it may come between any two messages, and answers nothing.
+    """A log record for the trainer's loggers; it may be sent between any two messages, and is no answer.
 
     Attributes:
-        fields: the record's, as far as they are numbers and text.
+        fields: the record's attributes that are numbers or text.
     """
 
     fields: Mapping[str, int | float | str | None]
 
     @classmethod
     def of(cls, record: logging.LogRecord) -> Logged:
-        """Take what can travel of a record; format its text and its traceback here."""
+        """Convert a record; its message and traceback are formatted here."""
         fields = {name: value for name, value in vars(record).items() if isinstance(value, int | float | str | None)}
         if record.exc_info and not record.exc_text:
             fields["exc_text"] = logging.Formatter().formatException(record.exc_info)
         return cls({**fields, "msg": record.getMessage(), "args": None, "exc_info": None})
 
     def handle(self) -> None:
-        """Log the record in this process, whatever the level."""
+        """Log the record in this process, at any level."""
         record = logging.makeLogRecord(dict(self.fields))
         logging.getLogger(record.name).handle(record)
 
     def handle_if_enabled(self) -> None:
-        """Log the record if the logger's level lets it pass."""
+        """Log the record if its logger is enabled for its level."""
         if logging.getLogger(str(self.fields["name"])).isEnabledFor(int(self.fields["levelno"] or 0)):
             self.handle()
 
 
 def forward_records(take: Callable[[Logged], None]) -> None:
-    """Give all records of this process to `take`, and to no handler, also none that the user's modules add."""
+    """Pass all records of this process to `take`, and to no handler, even if the user's modules add some."""
     owner, call_handlers = os.getpid(), logging.Logger.callHandlers
 
     def forward(logger: logging.Logger, record: logging.LogRecord) -> None:
         logged = None
         if os.getpid() == owner:  # a fork has no channel to the trainer
-            with suppress(Exception):  # logging itself complains of a record that cannot be formatted
+            with suppress(Exception):  # logging itself reports a record that cannot be formatted
                 logged = Logged.of(record)
         if logged is None:
             call_handlers(logger, record)
@@ -55,7 +55,7 @@ def forward_records(take: Callable[[Logged], None]) -> None:
 
 
 def log_levels() -> tuple[tuple[str, int], ...]:
-    """Return the levels that are set in this process, by logger."""
+    """Return the levels set in this process, by logger."""
     named = logging.root.manager.loggerDict.items()
     levels = [(name, logger.level) for name, logger in named if isinstance(logger, logging.Logger) and logger.level]
     return ("root", logging.root.level), *levels

@@ -1,4 +1,4 @@
-"""The arguments of a loader, checked: every wrong argument is refused by name, with its value and what is right."""
+"""Check a loader's arguments; errors state the argument's name, its value and a valid one."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from streamload.workers.launchers import found_rank, local_ranks, processors_of_
 
 _MOST_BATCH_SIZE = 1 << 40
 DEFAULT_WINDOW = 10_000
-"""Samples: mixes about eleven shards of a thousand samples."""
+"""In samples; mixes about eleven shards of a thousand samples."""
 
 
 @dataclass(kw_only=True)
 class Options:
-    """The arguments of `StreamLoader`, which documents them, and what follows from them; never changed.
+    """The checked arguments of `StreamLoader`, which documents them, and derived values. Immutable.
 
     Attributes:
         shuffles: each epoch has a new order.
-        shuffle_window: how far a sample may move within its lane.
-        field_names: the wanted fields as shards spell them, without question marks; None for all.
-        optional_fields: the wanted fields that samples may lack.
-        transform_keys: of a transform that is a mapping.
+        shuffle_window: how far, in samples, a sample may move within its lane.
+        field_names: the requested fields in the spelling of shards, without question marks; None for all.
+        optional_fields: the requested fields that samples may lack.
+        transform_keys: the keys of a transform that is a mapping.
         feeders: on other nodes; None if this machine makes the batches.
         cache_folder: the absolute path of `cache_dir`.
-        storages: where shards lie.
+        storages: of the shards.
 
     Raises:
-        TypeError, ValueError: an argument makes no sense.
+        TypeError, ValueError: an argument is invalid.
     """
 
     batch_size: int = 1
@@ -80,7 +80,7 @@ class Options:
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> Options:
-        """Take the options from other arguments."""
+        """Select the options from other arguments."""
         names = {field.name for field in fields(cls) if field.init}
         return cls(**{name: value for name, value in arguments.items() if name in names})
 
@@ -103,16 +103,16 @@ class Options:
 
     @property
     def workers(self) -> int:
-        """Workers of each feeder, with "auto" resolved."""
+        """Return the workers of each feeder, with "auto" resolved."""
         if isinstance(self.num_workers, RayFeeders):
             return self.num_workers.num_cpus
         return processors_of_rank() if self.num_workers == "auto" else self.num_workers
 
     def resolved_for(self, urls: Sequence[str]) -> Options:
-        """Return the options for these shards: "auto" means no workers if only this process can read them.
+        """Return the options for these shards: "auto" becomes 0 workers if only this process can read them.
 
         Raises:
-            ValueError: only this process can read some of the shards, and workers are to read them.
+            ValueError: only this process can read some of the shards, but workers were requested.
         """
         only_here = next(filter(self.storages.is_process_local, urls), None)
         if only_here is None or self.num_workers == 0:
@@ -129,24 +129,24 @@ class Options:
 
     @cached_property
     def budget_bytes(self) -> int:
-        """The memory budget; "auto" is resolved once, since later less may be free."""
+        """Return the memory budget; "auto" is resolved once, since less may be free later."""
         if self.memory_budget == "auto":
             return default_budget(local_ranks())
         return parse_bytes("memory_budget", self.memory_budget)
 
     def fetching(self, existing: Sequence[str] = ()) -> Fetching:
-        """Return the part about shards that have to be fetched, which hold the `existing` fields, if known."""
+        """Return the settings for fetching shards; `existing` has their fields, if known."""
         folder, cache_bytes = self.cache_folder, 0
         if folder is not None and self.cache_size is not None:
             cache_bytes = parse_bytes("cache_size", self.cache_size)
-        elif folder is not None:  # what is in the cache counts as free: else each run would evict it
+        elif folder is not None:  # cached bytes count as free, or each run would evict them
             free_bytes = shutil.disk_usage(_existing_part(folder)).free
             cache_bytes = (free_bytes + bytes_in_cache(folder)) * 9 // 10
         expands = self._expanding(existing) > 0
         return Fetching(self.storages, self.budget_bytes, folder, cache_bytes, expands)
 
     def job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> Job:
-        """Return the part about what is made of a sample, of the `existing` fields, if known."""
+        """Return the settings for making samples; `existing` has the shards' fields, if known."""
         return Job(
             self.field_names,
             self.decode,
@@ -161,17 +161,17 @@ class Options:
         )
 
     def _expanding(self, existing: Sequence[str]) -> int:
-        """Return how many fields of a sample may expand; one if the fields are not known."""
+        """Return how many fields of a sample may expand; one if the fields are unknown."""
         if self.fields is None and not existing:
             return int(self.decode is not False)
         wanted = existing if self.field_names is None else self.field_names
         return sum(any(may_expand(name, self.decode) for name in entry.split(";")) for entry in wanted)
 
     def _expansion_limit_bytes(self, own_transforms: OwnTransforms, existing: Sequence[str]) -> int:
-        """Return the limit for what one field may expand to.
+        """Return the limit for the expansion of one field.
 
-        A worker holds the values of its rows, and for the last one also the bytes that it decompresses: of a whole
-        batch if user code gets samples or batches, else of one row.
+        A worker holds the values of its rows, and for the last one also the bytes being decompressed: of a whole batch
+        if user code gets samples or batches, else of one row.
         """
         if not (expanding := self._expanding(existing)):
             return DECOMPRESSED_LIMIT_BYTES
@@ -180,14 +180,14 @@ class Options:
         return min(DECOMPRESSED_LIMIT_BYTES, self._expansion_room_bytes() // (rows * expanding + 1))
 
     def _expansion_room_bytes(self) -> int:
-        """Return the room in one worker for values that have expanded."""
+        """Return the room in one worker for expanded values."""
         return expansion_bytes(self.budget_bytes) // max(1, self.workers)
 
     def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> bytes:
         """Pickle the job.
 
         Raises:
-            TypeError: a function holds something that cannot leave this process.
+            TypeError: a function holds something that does not pickle.
         """
         with Attempt() as attempt:
             return pickle_job(self.job(own_transforms, existing))
@@ -208,7 +208,7 @@ class Options:
         raise attempt.error
 
     def pipeline(self, lanes: int, existing: Sequence[str] = ()) -> PipelineSettings:
-        """Return the part about the order and how batches are made, of the `existing` fields, if known."""
+        """Return the settings for the order and the batches; `existing` has the shards' fields, if known."""
         return PipelineSettings(
             order=OrderOptions(
                 seed=self.seed,
@@ -226,10 +226,10 @@ class Options:
         )
 
     def check_fields_exist(self, existing: Sequence[str]) -> None:
-        """Refuse fields that no shard has.
+        """Raise an error for fields that no shard has.
 
         Raises:
-            ValueError: one of the wanted fields is not among the existing ones.
+            ValueError: a requested field is not among the existing ones.
         """
         for entry in self.field_names or ():
             if entry in SAMPLE_NAMES or entry in self.optional_fields:
@@ -330,10 +330,10 @@ class Options:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return them from the arguments, else torch.distributed, else RANK and WORLD_SIZE, else 0 of 1.
+    """Return rank and world size from the arguments, torch.distributed, RANK and WORLD_SIZE, or 0 of 1.
 
     Raises:
-        TypeError, ValueError: only one of them is given, or they don't go together.
+        TypeError, ValueError: only one of them is given, or they are inconsistent.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together; give both or neither")
@@ -347,14 +347,14 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
 
 
 def _existing_part(folder: str) -> str:
-    """Return the folder, or the nearest one above it that exists."""
+    """Return the folder, or its nearest existing parent."""
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     return folder
 
 
 def _check_cache_folder(folder: str) -> None:
-    """Refuse a folder that cannot be made or read, or that holds another user's cache; a full one may be read-only."""
+    """Raise an error for a folder that is inaccessible or holds another user's cache; a full one may be read-only."""
     if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
             f"cache_dir={folder!r} cannot be used: {foreign}, so it may hold what is not of this cache; name a "

@@ -1,4 +1,4 @@
-"""`RayFeeders`, which asks for feeders on other nodes; it imports nothing of Ray."""
+"""Configure feeders on other nodes by `RayFeeders`, without importing Ray."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _MOST_FEEDERS = 1024
 
 @dataclass(frozen=True)
 class RayFeeders:
-    """Feeders of one loader as actors of a Ray cluster, of which the trainer's machine is a node.
+    """Run a loader's feeders as actors of a Ray cluster that includes the trainer's machine.
 
     Attributes:
-        number: how many.
+        number: of feeders.
         num_cpus: processors of each, and the workers of each with `num_workers="auto"`.
-        resources: other resources of a node that each claims, by Ray's names, as `{"cpu_node": 1}`.
-        memory: of a node that each claims, as a number of bytes or "8GB"; None claims none.
-        address: `HOST:PORT` of the cluster's head; "auto" is what RAY_ADDRESS names, else what Ray finds here.
-        runtime_env: of the actors, as `ray.init` takes it.
+        resources: other resources that each claims, by Ray's names, as `{"cpu_node": 1}`.
+        memory: that each claims, as a number of bytes or "8GB"; None claims none.
+        address: `HOST:PORT` of the cluster's head; "auto" uses RAY_ADDRESS, or else the cluster that Ray finds here.
+        runtime_env: of the actors, as for `ray.init`.
         start_timeout: seconds until all must have been placed and answer, before a ClusterError.
 
     Raises:
         ImportError: Ray is not installed.
-        TypeError, ValueError: a value makes no sense.
+        TypeError, ValueError: a value is invalid.
     """
 
     number: int
@@ -63,12 +63,12 @@ class RayFeeders:
 
     @property
     def demands(self) -> dict[str, float]:
-        """What each feeder claims of its node, by Ray's names."""
+        """Return the resources that each feeder claims, by Ray's names."""
         memory = {} if self.memory is None else {"memory": float(parse_bytes("memory", self.memory))}
         return {"CPU": float(self.num_cpus), **memory, **(self.resources or {})}
 
 
 def is_host_and_port(address: str) -> bool:
-    """Return True if a text has the form of a cluster's address."""
+    """Return True if a text has the form `HOST:PORT`."""
     host, colon, port = address.rpartition(":")
     return bool(host and colon) and port.isdecimal()

@@ -1,4 +1,4 @@
-"""What a loader has done so far, stage by stage, and what limits it."""
+"""Measure a loader stage by stage, and find its bottleneck."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from streamload.totals import Totals, duration_bucket, quantile_s
 from streamload.trace import Event
 from streamload.workers.launchers import processors_of_rank
 
-# Shorter runs are not judged: they mostly show how the pipeline fills.
+# Shorter runs are not judged: the pipeline is still filling.
 _LEAST_S, _LEAST_BATCHES = 1.0, 5
 
 _SMALL_WAIT = 0.05
 
-# A first batch that comes later than this, and took longer than all others, is mentioned.
+# A first batch later than this, and slower than all others together, is mentioned.
 _LATE_S = 5.0
 
 
 class Machine(NamedTuple):
-    """Where a run takes place.
+    """The processors of a run.
 
     Attributes:
         workers: of the loader; 0 if the trainer makes the batches.
-        processors: that this rank may use.
+        processors: available to this rank.
         all_processors: of the machine; 0 if the workers are on other machines.
     """
 
@@ -40,13 +40,13 @@ class Machine(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """What limits a run.
+    """The bottleneck of a run.
 
     Attributes:
-        stage: "step" is the user's own code between two batches; "work" decoding, transforms and collating;
-            "memory" room in `memory_budget`; "scan" reading tar headers; "machine" other processes on its processors;
-            "unknown" too short a run.
-        sentence: the stage, the figure behind it, and what to change.
+        stage: "step" is the user's own code between two batches; "work" decoding, transforms and collating; "network"
+            fetching; "memory" room in `memory_budget`; "scan" reading tar headers; "machine" other processes on its
+            processors; "unknown" too short a run.
+        sentence: the stage, the figure behind it, and a remedy.
     """
 
     stage: Literal["unknown", "step", "work", "network", "memory", "scan", "machine"]
@@ -54,11 +54,11 @@ class Limit(NamedTuple):
 
 
 def find_limit(totals: Totals, machine: Machine) -> Limit:
-    """Return what limits a run.
+    """Return the bottleneck of a run.
 
     Args:
-        totals: of the run without its first batch, as in `Statistics.totals`.
-        machine: where it takes place.
+        totals: without the first batch, as in `Statistics.settled`.
+        machine: of the run.
     """
     total_s = totals["loop_worked_s"] + totals["loop_waited_s"]
     batches = int(totals["batches"])
@@ -133,33 +133,33 @@ _QUANTILES = (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Seconds that one stage worked and waited, added up over processes and connections."""
+    """Seconds that one stage worked and waited, summed over processes and connections."""
 
     worked_s: float
     waited_s: float
 
 
 class Statistics:
-    """What a loader has done so far, or since other statistics of it.
+    """What a loader has done so far, or since earlier statistics.
 
     Attributes:
         samples: delivered to the loop.
         batches: delivered to the loop.
         payload_bytes: bytes of the fields that were read, as stored.
         first_batch_s: the wait for the first batch, part of `stages["loop"].waited_s`.
-        skipped_samples: samples that failed and were left out or replaced (`on_error`).
+        skipped_samples: samples that failed and were skipped or replaced (`on_error`).
         restarted_workers: workers that died and were replaced; a feeder that died counts as one.
         fetched_bytes: bytes from remote storage, before decompression.
         requests: requests for ranges of shards.
-        failed_requests: requests that failed and were made again.
+        failed_requests: requests that failed and were retried.
         stages: seconds by stage: "plan" (order and index), "fetch" (all connections), "scan" (tar headers), "decode",
             "transform" and "collate" (all workers, which wait for tasks), and "loop" (the user's code between batches).
-        limit: what limits this run: the stage, and the sentence of `verdict`.
-        verdict: what limits this run, and what to do about it, in one sentence.
+        limit: the bottleneck of this run: the stage, and the sentence of `verdict`.
+        verdict: the bottleneck of this run and a remedy, in one sentence.
         skipped_members: members that belong to no sample, by reason, in the shards scanned in this run.
         totals: sums by name, which ends in the unit: those of `as_dict`, and counts of durations.
-        settled: the same without the first batch, for which processes start; the verdict judges these.
-        machine: where the loader runs.
+        settled: totals without the first batch, which includes the start of processes; the basis of the verdict.
+        machine: of the loader.
     """
 
     def __init__(self, totals: Totals, settled: Totals, skipped_members: Mapping[str, int], machine: Machine) -> None:
@@ -189,12 +189,12 @@ class Statistics:
         self.verdict = self.limit.sentence
 
     def since(self, earlier: Statistics) -> Statistics:
-        """Return what has happened since earlier statistics of the same loader, such as those of the last epoch."""
+        """Return the difference from earlier statistics of the same loader, such as those of the last epoch."""
         totals, settled = self.totals.since(earlier.totals), self.settled.since(earlier.settled)
         return Statistics(totals, settled, self.skipped_members, self.machine)
 
     def as_dict(self) -> dict[str, float]:
-        """Return flat numbers by name, as TensorBoard, Weights & Biases or a log take them.
+        """Return flat numbers by name, for TensorBoard, Weights & Biases or a log.
 
         Names end in their unit. They are sums over the loader's life, so `now.since(before).as_dict()` has those of an
         interval; "wait", "step" and "task" with "p50_s", "p95_s" and "max_s" are durations of waits for batches, of
@@ -236,7 +236,7 @@ class Statistics:
 
 
 def _machine_processor_s() -> float:
-    """Return the busy seconds of this machine's processors since it was started; 0 if unknown."""
+    """Return the busy seconds of this machine's processors since boot; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError), open("/proc/stat", "rb") as stat:
         user, nice, system, _, _, irq, softirq, steal = map(int, stat.readline().split()[1:9])
         return (user + nice + system + irq + softirq + steal) / _PER_SECOND_OF_STAT
@@ -245,7 +245,7 @@ def _machine_processor_s() -> float:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up what the trainer measures itself, and what its feeders report, over all passes.
+    """Sum the trainer's own measurements, and its feeders' reports, over all passes.
 
     Attributes:
         workers: of the loader.
@@ -265,28 +265,28 @@ class Meter:
     _machine_s: float = field(default_factory=_machine_processor_s)
 
     def note_totals(self, totals: Totals | None, skipped_members: Mapping[str, int], feeder: object) -> None:
-        """Record the sums of a feeder so far."""
+        """Record a feeder's sums so far."""
         if self._feeder is None or self._feeder() is not feeder:
             self._of_earlier_feeders.add(self._of_feeder)
             self._of_feeder, self._feeder = Totals(), weakref.ref(feeder)
         if totals is not None:
             self._of_feeder = Totals(totals)
-        if skipped_members:  # those that two feeders have skipped are the same ones
+        if skipped_members:  # two feeders skip the same members
             self._skipped = Counter(self._skipped) | Counter(skipped_members)
 
     def add_batch(self, samples: int) -> None:
-        """Count a batch that the loop gets."""
+        """Count a batch delivered to the loop."""
         self.totals["samples"] += samples
         self.totals["batches"] += 1
 
     def add_step(self, worked_s: float) -> None:
-        """Add the loop's step on the batch before."""
+        """Add the loop's step on the previous batch."""
         self.totals["loop_worked_s"] += worked_s
         self._record_event("step", worked_s)
         self.totals[duration_bucket("step", worked_s)] += 1
 
     def add_wait(self, waited_s: float) -> None:
-        """Add the loop's wait for a batch, which is counted already."""
+        """Add the loop's wait for a batch, which is already counted."""
         self.totals["loop_waited_s"] += waited_s
         self._record_event("wait", waited_s)
         if self._first is None:
@@ -301,11 +301,11 @@ class Meter:
             self.events.append(Event(kind, "loop", perf_counter() - seconds, seconds, {"batch": batch}))
 
     def statistics(self, skipped_samples: int, processors_elsewhere: int | None = None) -> Statistics:
-        """Return the figures for the user.
+        """Return the statistics for the user.
 
         Args:
-            skipped_samples: how many.
-            processors_elsewhere: of each feeder on another machine; None if feeders are on this one.
+            skipped_samples: their number.
+            processors_elsewhere: of each feeder on another machine; None for local feeders.
         """
         self.totals["skipped_samples"] = skipped_samples
         now = self._now()

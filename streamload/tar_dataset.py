@@ -1,4 +1,4 @@
-"""TarDataset: the samples of tar shards by their number, for torch's own DataLoader and samplers."""
+"""Read the samples of tar shards by number, for torch's own DataLoader and samplers."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from streamload.trainer.checks import SkippedMembers, warn_of_separate_crops, wa
 from streamload.trainer.connection import with_another_feeder
 from streamload.trainer.feeder_link import FeederClient, OpenDataset, listing_places, named_places
 
-# Local shards that stay open; a process may have 1,024 files open at most by default.
+# Maximum open local shards; by default a process may have 1,024 open files.
 _OPEN_SHARDS = 64
 
 _TABLES_AT_ONCE = 32
 
 
 class RowBytes(ShardReader):
-    """Reads the bytes of some rows: from open shards, or from ranges that were fetched."""
+    """Read the bytes of some rows, from open shards or from fetched ranges."""
 
     def __init__(self, listing: Listing, opened: dict[int, OpenShards], fetched: dict[ByteRange, bytes]) -> None:
         self._listing = listing
@@ -61,7 +61,7 @@ class RowBytes(ShardReader):
         self._ranges = sorted(fetched)
 
     def read(self, shard: int, start: int, size_bytes: int) -> bytes:
-        """Return bytes of a shard, fewer if the shard ends before; see `ShardReader.read`."""
+        """Return bytes of a shard; see `ShardReader.read`."""
         if shard in self._opened:
             return self._opened[shard].read(shard, start, size_bytes)
         if not size_bytes:
@@ -83,7 +83,7 @@ class RowBytes(ShardReader):
 
 
 class RandomAccess:
-    """Holds the shards of a dataset that the process `process_id` has open, and their `tables`, for several threads."""
+    """The open shards of a dataset, and their `tables`, in the process `process_id`. Thread-safe."""
 
     def __init__(self, listing: Listing, client: FeederClient) -> None:
         self.process_id = os.getpid()
@@ -97,7 +97,7 @@ class RandomAccess:
         self._lock = threading.Lock()
 
     def counts(self) -> list[int]:
-        """Return the samples of each shard; shards that no index knows are scanned.
+        """Return the samples of each shard; shards without an index are scanned.
 
         Raises:
             StreamloadError: a shard or an index cannot be read, or is damaged.
@@ -112,7 +112,7 @@ class RandomAccess:
         return counts
 
     def fields(self) -> tuple[str, ...]:
-        """Return the fields of all shards that were scanned or that have an index, in alphabetical order."""
+        """Return the fields of all shards that are scanned or indexed, sorted."""
         held = (self.tables.at_hand(shard) for shard in range(len(self._listing.shards)))
         names = {name for table in held if table is not None for name in table.fields}
         return tuple(sorted(names.union(self._listing.fields)))
@@ -125,7 +125,7 @@ class RandomAccess:
         return labels
 
     def rows(self, block: RowBlock, fields: tuple[str, ...] | None, *, verify: bool) -> tuple[PlannedRows, RowBytes]:
-        """Return rows from anywhere, located, and their bytes. `fields` and `verify` are those of `locate`.
+        """Locate rows, and read their bytes; `fields` and `verify` are those of `locate`.
 
         Raises:
             StreamloadError: a shard, its index or its bytes cannot be read.
@@ -155,7 +155,7 @@ class RandomAccess:
         return sample_error(failure, self.tables.url(failure.stored_in), table.key(failure.sample))
 
     def close(self) -> None:
-        """Close shards, and end the process that reads remote ones; both open again on demand."""
+        """Close shards, and end the process that reads remote ones; both reopen on demand."""
         with self._lock:
             for opened in self._open.values():
                 opened.close()
@@ -163,7 +163,7 @@ class RandomAccess:
             self._client.close()
 
     def _have_tables(self, shards: Sequence[int]) -> None:
-        """Load the tables of remote indexes, and scan shards that no index knows."""
+        """Load the tables of remote indexes, and scan shards without an index."""
         missing = [] if self._client.is_here else self.tables.hold(self.tables.with_sidecars(shards))
         tables = self._read_remotely("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
@@ -176,7 +176,6 @@ class RandomAccess:
                 self.tables.add(shard, table)
 
     def _opened(self, shard: int) -> OpenShards:
-        """Return a local shard, open."""
         if shard not in self._open:
             listed, opened = self._listing.shard(shard), OpenShards(maps=False)
             opened.add(shard, listed.url, listed.bytes, open_listed(listed))
@@ -187,7 +186,7 @@ class RandomAccess:
         return self._open[shard]
 
     def _read_remotely(self, function: str, wanted: Sequence[Any]) -> Sequence[Any]:
-        """Call a function of the client's reader, which is opened again in a new process."""
+        """Call a function of the client's reader, which a new process opens again."""
 
         def attempt() -> Sequence[Any]:
             reader = self._client if self._client.is_here else self._client.feeder()
@@ -202,47 +201,47 @@ class RandomAccess:
 
 _ITERATED_TOGETHER = 32
 _SEEDS = (1 << 63) - 1
-# Attributes that a pickle holds apart, or not at all; others belong to a subclass.
+# Attributes that are pickled separately, or not at all; others belong to a subclass.
 _NOT_PICKLED = {
     *("_options", "_listing", "_ends", "_selected", "_job", "_access", "_has_own_samples", "_makers", "labels"),
 }
 
 
 class TarDataset(OpenDataset, torch_data.Dataset[Any]):
-    """The samples of tar shards (WebDataset's format) by their number: a map-style dataset.
+    """The samples of tar shards (WebDataset's format) by number: a map-style dataset.
 
-    Sample i is the i-th of the shards laid end to end, in the order of `StreamLoader(urls)` without shuffle, and has
-    the value that the loader gives it. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and
-    `ConcatDataset`, or in a notebook. To go through all samples, `StreamLoader` reads in larger pieces, decodes in
-    processes of its own, and can be resumed.
+    Sample i is the i-th of the concatenated shards, in the order of `StreamLoader(urls)` without shuffle, and has the
+    loader's value. Use it with torch's `DataLoader`, samplers, `Subset`, `random_split` and `ConcatDataset`, or in a
+    notebook. To iterate over all samples, `StreamLoader` reads in larger pieces, decodes in its own processes, and can
+    be resumed.
 
-    Each process opens shards at its first sample, so a dataset can be forked, and pickled with functions that pickle
-    cannot, such as lambdas. Several threads may use it. If a subclass has a `__getitem__` of its own, each sample is
-    read by itself, also for a DataLoader's batch.
+    Each process opens shards at its first sample, so a dataset can be forked, and pickled even with functions that
+    pickle cannot handle, such as lambdas. It is thread-safe. If a subclass overrides `__getitem__`, each sample is read
+    separately, even for a DataLoader's batch.
 
     Args:
-        urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Shards that
-            are not local must have an index; local ones without one are scanned.
-        fields: the fields to read: tuples; or None for dicts of all fields. As for `StreamLoader`.
-        decode: how fields are decoded; as for `StreamLoader`.
-        transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, but for its
-            random numbers: these are torch's, whose `DataLoader` seeds `random`, `numpy.random` and torch in each
-            worker. A parameter named `rng` gets a `numpy.random.Generator` that is seeded again for every sample from
-            torch's default generator, so `torch.manual_seed` (or the DataLoader's `generator`) decides on these too.
+        urls: paths, patterns or folders, as for `StreamLoader`. Shards must not be compressed as a whole. Remote shards
+            must have an index; local ones without one are scanned.
+        fields: the fields to read, for tuples; or None for dicts of all fields. As for `StreamLoader`.
+        decode: how to decode fields; as for `StreamLoader`.
+        transform: a function of a sample, or a mapping from fields to functions; as for `StreamLoader`, except for
+            random numbers, which are torch's: its `DataLoader` seeds `random`, `numpy.random` and torch in each worker.
+            A parameter named `rng` gets a `numpy.random.Generator` that is seeded for every sample from torch's default
+            generator, so `torch.manual_seed` (or the DataLoader's `generator`) determines it too.
         index: a folder with the index of the shards, if it is not beside them.
-        storage_options: credentials and the like; as for `StreamLoader`.
+        storage_options: credentials and options; as for `StreamLoader`.
         filesystem: an fsspec filesystem to read everything with: `urls` and `index` are its paths, or urls of its own
             protocol; others are refused.
         verify: check every field against the checksum in the index.
-        where: which samples the dataset has; as for `StreamLoader`. Their numbers are counted anew.
-        join: sidecars, which hold more fields of the samples; as for `StreamLoader`.
+        where: the samples of the dataset, numbered anew; as for `StreamLoader`.
+        join: sidecars with more fields of the samples; as for `StreamLoader`.
 
     Raises:
-        TypeError, ValueError: a wrong argument, or a shard that is compressed as a whole.
-        ShardNotFoundError: there is no such shard, or a pattern matches nothing.
+        TypeError, ValueError: an argument is invalid, or a shard is compressed as a whole.
+        ShardNotFoundError: a shard does not exist, or a pattern matches nothing.
         ShardFormatError: a shard without an index is damaged.
-        DatasetIndexError: an index is damaged, does not belong to its shards, or is missing where it is needed; or the
-            same label stands for different classes in several folders, by the `classes.json` beside the shards.
+        DatasetIndexError: an index is damaged, of other shards, or missing but required; or the same label stands for
+            different classes in several folders, by the `classes.json` beside the shards.
     """
 
     @advises
@@ -295,29 +294,29 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         return int(self._ends[-1]) if self._selected is None else len(self._selected)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return one sample by its number, which may count from the end; or a list of samples for a slice.
+        """Return one sample by number, which may be negative to count from the end; or a list of samples for a slice.
 
         Raises:
-            IndexError: there is no such sample.
-            SampleError: it cannot be made (DecodeError, TransformError); names shard, key and offset.
-            StreamloadError: its shard, or the index of that, cannot be read.
+            IndexError: the number is out of range.
+            SampleError: the sample fails (DecodeError, TransformError); the error names shard, key and offset.
+            StreamloadError: its shard, or that shard's index, cannot be read.
         """
         if isinstance(index, slice):
             return self._samples(range(*index.indices(len(self))))
         return self._samples((index,))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return several samples; neighbours in remote shards are read together. Called by torch's `DataLoader`.
+        """Return several samples, reading neighbours in remote shards together. Called by torch's `DataLoader`.
 
         Raises:
-            IndexError, StreamloadError: as for one.
+            IndexError, StreamloadError: as for `__getitem__`.
         """
         if self._has_own_samples:
             return [self[index] for index in indices]
         return self._samples(indices)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield all samples in order. An error is raised at its sample's turn."""
+        """Yield all samples in order. An error is raised in place of its sample."""
         if self._has_own_samples:
             yield from map(self.__getitem__, range(len(self)))
             return
@@ -329,19 +328,19 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """int64[samples], the integer in the `cls` of each sample, for weights and for splits by class.
+        """Return the integer in each sample's `cls`, int64[samples], for weights and for splits by class.
 
-        Taken from the index; of local shards without one the labels are read, once.
+        Read from the index; for local shards without one, once from the shards.
 
         Raises:
-            DatasetIndexError: some sample has no such label.
+            DatasetIndexError: a sample has no such label.
             StreamloadError: a shard or its index cannot be read.
         """
         labels = self._here().labels()
         return labels if self._selected is None else labels[self._selected]
 
     def close(self) -> None:
-        """Close what this process has opened; the next sample opens it again."""
+        """Close this process's open shards; the next sample reopens them."""
         if self._access is not None and self._access.process_id == os.getpid():
             self._access.close()
 
@@ -374,10 +373,10 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         self._access: RandomAccess | None = None
         # A subclass's `__getitem__` is called for each sample.
         self._has_own_samples = type(self).__getitem__ is not TarDataset.__getitem__
-        self._makers = threading.local()  # a RowMaker is for one thread
+        self._makers = threading.local()  # a RowMaker is not thread-safe
 
     def _made(self, indices: Sequence[int]) -> tuple[list[Any], Exception | None]:
-        """Return the samples of these numbers up to the first that fails, and its error."""
+        """Return the samples up to the first that fails, and its error."""
         if not len(indices):
             return [], None
         numbers = self._checked(indices)
@@ -409,7 +408,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         return numbers if self._selected is None else self._selected[numbers]
 
     def _here(self) -> RandomAccess:
-        """Return what this process has open, which a fork opens again."""
+        """Return this process's open shards; a fork opens its own."""
         if self._access is None or self._access.process_id != os.getpid():
             client = FeederClient(self._options.storages, listing_places(self._listing))
             self._access = RandomAccess(self._listing, client)
@@ -417,7 +416,7 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
 
 
 class _FromTorch(SampleRandomness):
-    """Seeds each sample's generator from torch's."""
+    """Seed each sample's generator from torch's."""
 
     def __init__(self) -> None:
         """Make no generators of an epoch."""

@@ -1,4 +1,4 @@
-"""Write numbers of things, lists of names, and text that is safe to print."""
+"""Format counts and lists of names, and escape text for printing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 
 _MOST_LISTED = 20
-# Control characters but for tabs and line feeds, line separators, changes of direction, and what is no UTF-8.
+# Control characters except tabs and line feeds, line separators, changes of direction, and surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def counted(number: int, noun: str) -> str:
-    """Write `1 shard`, `2,000 shards`, `3 batches`, `0 entries`."""
+    """Format a number of things: `1 shard`, `2,000 shards`, `3 batches`, `0 entries`."""
     if noun.endswith("y") and noun[-2] not in "aeo":
         plural = f"{noun[:-1]}ies"
     else:
@@ -20,7 +20,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Write `jpg, cls`; of many names 20, those without a dot first, `and 1,234 more`; printable."""
+    """Format names as `jpg, cls`; of many names 20, those without a dot first, `and 1,234 more`; printable."""
     if len(names) <= _MOST_LISTED:
         return printable(", ".join(names))
     shown = sorted(names, key=lambda name: "." in name)[:_MOST_LISTED]

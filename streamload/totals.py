@@ -1,4 +1,4 @@
-"""Sums over a run: named counts, seconds and bytes, and integrals over time."""
+"""Sum counts, seconds and bytes of a run by name, and integrate over time."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Totals(dict[str, float]):
         return self
 
     def since(self, earlier: Mapping[str, float]) -> Totals:
-        """Return what has been added since an earlier copy."""
+        """Return the difference from an earlier copy."""
         return Totals({name: amount - earlier.get(name, 0.0) for name, amount in self.items()})
 
     def parts(self, name: str) -> dict[str, float]:
-        """Return the parts of a name, by the text after the slash, the largest first."""
+        """Return the parts of a name, by the text after the slash, largest first."""
         found = {key[len(name) + 1 :]: amount for key, amount in self.items() if key.startswith(f"{name}/")}
         return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
 class TimeIntegral:
-    """The integral over time of a number that changes. Two integrals give the mean between them."""
+    """Integrate a changing number over time. Two integrals give the mean between them."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class TimeIntegral:
 
 
 def duration_bucket(name: str, seconds: float) -> str:
-    """Return the name of the count of durations like this one, within 19 %."""
+    """Return the name of the counter of durations like this one, within 19 %."""
     return f"{name}_durations/{math.ceil(_BUCKETS_OF_TWO * math.log2(max(seconds, _SHORTEST_S)))}"
 
 

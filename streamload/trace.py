@@ -1,4 +1,4 @@
-"""Events of a run in the Trace Event Format, which Perfetto and chrome://tracing show.
+"""Record events of a run in the Trace Event Format of Perfetto and chrome://tracing.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -16,12 +16,12 @@ _TRACKS = ("loop", "worker", "connection")
 
 
 class Event(NamedTuple):
-    """Something that took time.
+    """A span of time.
 
     Attributes:
         kind: "step" and "wait" of the loop, "task" and "scan" of a worker, "fetch".
-        track: "loop", "worker 4711" or "connection". Events of connections may overlap.
-        start_s: by `time.perf_counter`, which all processes of a machine share on Linux.
+        track: "loop", "worker 4711" or "connection". Connections' events may overlap.
+        start_s: by `time.perf_counter`, shared by all processes of a machine on Linux.
         seconds: its duration.
         details: shown for the event.
     """
@@ -64,7 +64,7 @@ def _names(lines: Mapping[str, int]) -> Iterator[dict[str, Any]]:
 
 
 def _on_tracks(ordered: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Yield each event with its track; an event of a connection gets the first track that is free."""
+    """Yield each event with its track; a connection's event gets the first free track."""
     free_at_s: list[float] = []
     for event in ordered:
         if event.track != "connection":

@@ -209,7 +209,7 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
     last_edge = np.cumsum(samples + 1) - 1
 
     def joined_edges(name: str, at: NDArray[np.int64], ends: NDArray[np.int64], *, rising: bool) -> NDArray[np.int64]:
-        """Return where samples begin in all tables together, and the end."""
+        """Return the start of each sample in the joined tables, then the end."""
         edges: NDArray[np.int64] = column(_INT64, at, samples + 1)
         # Edges are compared, not subtracted, since the difference of two large numbers may overflow.
         wrong = edges[1:] <= edges[:-1] if rising else edges[1:] < edges[:-1]
