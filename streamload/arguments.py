@@ -201,7 +201,6 @@ def no_attribute(owner: type, name: str) -> AttributeError:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """Return the replacement of a keyword, or the nearest known one, in brackets; "" if there is neither."""
     import difflib  # imported here, since workers import this module but never call this
 
     if name in _INSTEAD:

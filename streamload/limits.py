@@ -73,7 +73,6 @@ def _folders(root: str, controller: str = "") -> Iterator[str]:
 
 
 def _own_cgroups(root: str) -> list[tuple[str, str]]:
-    """Return the controllers (none for version 2) and the path of each cgroup of this process."""
     found = []
     with suppress(OSError), open(os.path.join(root, "proc/self/cgroup"), "rb") as file:
         for line in file:

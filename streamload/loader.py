@@ -417,7 +417,6 @@ class StreamLoader(OpenDataset):
     # -- the feeder -------------------------------------------------------------------------------------------------
 
     def _known_counts(self) -> tuple[int, ...]:
-        """Return the samples of each shard, waiting until they are known."""
         if self._link.counts is not None:
             return self._link.counts
         acquire_for_thread(self._in_use)
@@ -427,7 +426,6 @@ class StreamLoader(OpenDataset):
             self._in_use.release()
 
     def _explain_nothing(self, start: EpochStart) -> None:
-        """Warn of a pass that ended without a batch; all shards have been scanned."""
         members, options = self._batch_builder.skipped_members, self._options
         if start.position:
             warn_at_caller(

@@ -180,7 +180,6 @@ class Options:
         return min(DECOMPRESSED_LIMIT_BYTES, self._expansion_room_bytes() // (rows * expanding + 1))
 
     def _expansion_room_bytes(self) -> int:
-        """Return the room in one worker for expanded values."""
         return expansion_bytes(self.budget_bytes) // max(1, self.workers)
 
     def pickled_job(self, own_transforms: OwnTransforms = (), existing: Sequence[str] = ()) -> bytes:
@@ -347,14 +346,12 @@ def rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, 
 
 
 def _existing_part(folder: str) -> str:
-    """Return the folder, or its nearest existing parent."""
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
     return folder
 
 
 def _check_cache_folder(folder: str) -> None:
-    """Raise an error for a folder that is inaccessible or holds another user's cache; a full one may be read-only."""
     if (foreign := why_not_private(shards_folder(folder))) is not None:
         raise ValueError(
             f"cache_dir={folder!r} cannot be used: {foreign}, so it may hold what is not of this cache; name a "

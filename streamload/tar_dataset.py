@@ -163,7 +163,6 @@ class RandomAccess:
             self._client.close()
 
     def _have_tables(self, shards: Sequence[int]) -> None:
-        """Load the tables of remote indexes, and scan shards without an index."""
         missing = [] if self._client.is_here else self.tables.hold(self.tables.with_sidecars(shards))
         tables = self._read_remotely("read_tables", missing) if missing else ()
         for shard, table in zip(missing, tables, strict=True):
@@ -376,7 +375,6 @@ class TarDataset(OpenDataset, torch_data.Dataset[Any]):
         self._makers = threading.local()  # a RowMaker is not thread-safe
 
     def _made(self, indices: Sequence[int]) -> tuple[list[Any], Exception | None]:
-        """Return the samples up to the first that fails, and its error."""
         if not len(indices):
             return [], None
         numbers = self._checked(indices)

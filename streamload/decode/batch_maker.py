@@ -143,7 +143,7 @@ def _pairs(rows: Rows, numbers: Iterable[int], fields: Sequence[str] = ()) -> It
 
 
 def _common_places(one: Any, other: Any, place: str = "", levels: int = _LEVELS) -> Iterator[tuple[str, Any, Any, int]]:
-    """Yield each place that two samples share, outer ones first, with both values and the levels left."""
+    """Yield each place that two samples share, outer ones first, with the levels left."""
     yield place, one, other, levels
     if levels:
         theirs = _items(other)
@@ -290,7 +290,7 @@ class TaskRunner:
         return self._randomness[1]
 
     def _blocks(self, task: RowTask, placed: Layout) -> dict[int, list[NDArray[Any]]]:
-        """Return the slots' memory for array values of rows; see `RowMaker.make`."""
+        """Return the slots' memory for array values of rows."""
         if not isinstance(placed.tree, MappingNode | SequenceNode):
             return {}
         views = []
@@ -304,7 +304,6 @@ class TaskRunner:
         }
 
     def _batch(self, task: RowTask, batch: BatchSlot, start: int, made: Work, placed: Layout | None) -> BatchDone:
-        """Collate a batch whose rows begin at row `start` of the task and may already be in place."""
         end, failed = start + batch.rows, made.failures
         failures = tuple([failed[row] for row in range(start, end) if row in failed]) if failed else ()
         rows = made.rows.slice(start, end)
@@ -387,13 +386,11 @@ class TaskRunner:
 
 @lru_cache(64)
 def _with_capacity(layout: Layout, capacity: int) -> tuple[Layout, bytes]:
-    """Return a layout with a capacity in rows, and its pickle."""
     layout = replace(layout, capacity=capacity)
     return layout, dump_values(layout)
 
 
 def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
-    """Scan a shard's headers, or those of the part that has arrived."""
     with Attempt() as attempt:
         (url, size_bytes), descriptor = shards.listed(shard), shards.descriptors[shard]
         if task.available is None:
@@ -421,7 +418,6 @@ def _optional_numbers(rows: Rows, fields: Sequence[str]) -> str | None:
 def _batch_failure(
     task: RowTask, task_row: int, message: str, *, field: str | None = None, cause: Failure | None = None
 ) -> RowFailure:
-    """Return the failure of a whole batch, located at one of its rows."""
     shard, sample = task.table.values[task_row, :2].tolist()
     return RowFailure(
         kind="CollateError",

@@ -228,7 +228,6 @@ def _describe_whole(value: Any, builder: _Builder) -> Node:
 
 
 def _as_dense(value: Any) -> tuple[NDArray[Any], str | None] | None:
-    """Return a dense tensor as `as_array` does, or a plain array of numbers; None for anything else."""
     kind = type(value)
     if kind is np.ndarray:
         return (value, None) if value.dtype.kind in _TENSOR_ITEM_BYTES else None
@@ -519,7 +518,6 @@ def store_values(
 
 
 def _views(column: StoredColumn, memory: Bytes) -> tuple[NDArray[np.int64], memoryview]:
-    """Return the offsets of a column in a slot, and the memory that its data begins."""
     offsets: NDArray[np.int64] = np.ndarray((column.length + 1,), np.int64, memory, column.start)
     return offsets, memoryview(memory.data)[column.start + round_up(offsets.nbytes, ALIGNMENT_BYTES) :]
 
@@ -575,7 +573,6 @@ def write_rows(layout: Layout, rows: Rows, memory: Bytes) -> list[Sequence[Any]]
 def _write(
     node: Node, column: Any, places: list[NDArray[Any]], values: list[Any], *, may_be_none: bool = False
 ) -> None:
-    """Write a column of consecutive rows: a list, an array with a leading axis of rows, or `StoredBytes`."""
     if isinstance(column, StoredBytes) and not isinstance(node, ValueLeaf):
         raise LayoutMismatchError
     if isinstance(node, ArrayLeaf):

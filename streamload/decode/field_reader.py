@@ -371,7 +371,6 @@ class FieldReader:
     def _read_together(
         self, work: Work, column: Column, blocks: list[NDArray[Any]] | None, may_stay_stored: bool
     ) -> NDArray[Any] | dict[int, NDArray[Any]] | StoredBytes | None:
-        """Return a whole column that needs no decoder per row; None if that is impossible."""
         if all(self.decoding(name)[0] is bytes for name in column.alternatives):
             return _stored_bytes(column, work) if may_stay_stored else None
         if not _has_first(column) or not self.is_built_in(column):
@@ -406,7 +405,6 @@ def _gathered(
 
 
 def _stored_bytes(column: Column, work: Work) -> StoredBytes | None:
-    """Leave fields in their shards until they are copied; None if one lies beyond its shard."""
     places = list(zip(column.shards.tolist(), column.offsets.tolist(), column.sizes.tolist(), strict=True))
     listed = work.shards.listed
     if any(start + size > listed(shard)[1] for shard, start, size in places):
@@ -448,7 +446,6 @@ def _arrays(
 
 
 def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
-    """Decode a column of integers shard by shard; None if that is impossible."""
     name = column.alternatives[0]
     if work.rows_per_shard < _INTEGERS_PER_SHARD or KIND_OF.get(last_extension(name)) is not Kind.INTEGER:
         return None
@@ -464,7 +461,6 @@ def _integers(column: Column, work: Work) -> NDArray[np.int64] | None:
 
 
 def _small_fields(column: Column, work: Work, kind: type[Encoded]) -> Iterator[Encoded] | None:
-    """Yield the bytes of small fields; None if they must be read one by one."""
     largest = int(column.sizes.max())
     convert = bytearray if kind is bytearray else bytes
     are_small = work.rows_per_shard >= _ROWS_PER_SHARD and 0 < largest <= _GATHERED_BYTES

@@ -190,7 +190,6 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _function_in, (value.__code__, value.__module__, arguments[-1]), (attributes, slots), *rest
 
     def _substitute(self, value: Any) -> tuple[Any, ...] | None:
-        """Return how to pickle a substitute for a value, or None."""
         found = self._found
         if self._tries is not None and value is not self._tries and found.tried.get(id(value), (None, False))[1]:
             return str, ()
@@ -204,7 +203,6 @@ class _JobPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return {name: each for name, each in values.items() if type(each) in _PLAIN or self._travels(each)}
 
     def _travels(self, value: Any) -> bool:
-        """Return True if a value of a module pickles and is not large."""
         tried = self._found.tried
         if id(value) not in tried:
             tried[id(value)] = value, True  # in case it refers to itself

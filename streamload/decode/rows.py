@@ -129,7 +129,6 @@ def _torchvision_advice(function: object) -> str | None:
 
 
 def _has_only_arrays(value: Any) -> bool:
-    """Return True if a field or sample holds arrays, but neither a tensor nor a PIL image; imports no package."""
     items = value.values() if isinstance(value, Mapping) else value
     parts = list(items) if isinstance(value, Mapping | tuple | list) else [value]
     packages = {type(part).__module__.partition(".")[0] for part in parts}

@@ -117,7 +117,6 @@ class RowTable:
 
 
 def _packed(column: NDArray[np.int64]) -> tuple[int, str, bytes]:
-    """Return the minimum of a column, and its excess over it in the narrowest dtype."""
     least = int(column.min())
     narrowest = np.min_scalar_type(int(column.max()) - least)
     return least, narrowest.str, (column - least).astype(narrowest).tobytes()

@@ -231,7 +231,6 @@ class DiskCache:
         self._warn_once("is off from now on, and shards are read without it (%s)", exc.strerror or exc)
 
     def _fits(self, identity: ShardIdentity) -> bool:
-        """Return True if a shard fits into the whole cache; warn of the first one that does not."""
         needed_bytes = cached_bytes(identity.bytes, self._part_bytes)
         if needed_bytes > self._size_bytes:
             self._warn_once(
@@ -383,12 +382,10 @@ def _is_in_use(path: str) -> bool:
 
 
 def _inode(found: os.stat_result) -> tuple[int, int, int]:
-    """Return a value unique to a file and its last change."""
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _listed(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Yield name, path and status of a cache's files in a folder; skip files that are removed meanwhile."""
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):

@@ -235,7 +235,6 @@ class Fetcher:
             pass
 
     def _begin(self, key: int) -> bool:
-        """Begin to fetch the next needed part; return False if it must wait."""
         shard, number = shard_and_number(key)
         state = self.state_of(shard)
         if state.compression is not None:
@@ -364,7 +363,6 @@ class Fetcher:
         return None
 
     def _make_room(self, key: int, size_bytes: int) -> bool:
-        """Make room for a part, and for its shard to be open; return False if impossible."""
         turn = self.window.turn_of(key)
         while (others := self._to_close(key)) is None or self.window.room_for(key, size_bytes) is None:
             last = max((job.key for job in self._decompressions.values()), key=self.window.turn_of, default=key)
@@ -450,7 +448,6 @@ class Fetcher:
             self._release(state.number)  # fetched to memory instead
 
     async def _write(self, file: CacheFile, offset: int, pieces: Iterable[bytes]) -> bool:
-        """Write the next bytes of a part; if the disk refuses them, turn the cache off and return False."""
         assert self._cache is not None
         try:
             await asyncio.wrap_future(self._writer.submit(self._cache.write, file, offset, pieces))
@@ -465,7 +462,6 @@ class Fetcher:
     # -- the disk cache --------------------------------------------------------------------------------------------
 
     async def _look_up(self, state: FetchedShard) -> None:
-        """Set a shard's file in the disk cache, existing or new, if any."""
         try:
             state.file = await self._open_cached(state)
         except BaseException:
@@ -504,7 +500,6 @@ class Fetcher:
     # -- compressed shards -----------------------------------------------------------------------------------------
 
     def _grow(self, job: _Decompression) -> bool:
-        """Make room for PART_BYTES more of a shard being decompressed; return False if there is none."""
         key, done = job.key, job.decompressor
         if not self._make_room(key, PART_BYTES):
             # If the rest compresses equally well.
@@ -531,7 +526,6 @@ class Fetcher:
             return await decompress(body, job.decompressor, write)
 
     async def _compressed(self, state: FetchedShard) -> AsyncGenerator[bytes]:
-        """Yield a compressed shard's bytes; a remote one is read from the disk cache, or written to it."""
         if self._storages.is_local(state.url):
             with open(open_listed(self._tables.listing.shard(state.number)), "rb") as local:
                 async for piece in _read_file(local.fileno()):
@@ -563,7 +557,6 @@ class Fetcher:
 
 
 async def _read_file(descriptor: int, end: int = sys.maxsize) -> AsyncGenerator[bytes]:
-    """Yield a file's bytes up to an offset or its end; the caller keeps the descriptor."""
     offset = 0
     while data := await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, end - offset), offset):
         yield data

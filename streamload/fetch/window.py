@@ -39,7 +39,6 @@ class _Queue:
         self._heap: list[tuple[tuple[int, int], int]] = []
 
     def put(self, key: int, rank: tuple[int, int]) -> None:
-        """Add a part, or change its rank."""
         if self.ranks.get(key) == rank:
             return
         self.ranks[key] = rank

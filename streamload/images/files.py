@@ -196,7 +196,6 @@ def read_with_pillow(data: memoryview, read: Callable[[ImageFile], R], pixel_lim
 
 
 def _converted(image: ImageFile, mode: str) -> NDArray[np.uint8]:
-    """Return the pixels as "RGB", by this module's rules, or as "L"."""
     _check_pixels(image)
     image.load()
     if image.mode == mode:
@@ -207,7 +206,6 @@ def _converted(image: ImageFile, mode: str) -> NDArray[np.uint8]:
 
 
 def _check_pixels(image: ImageFile) -> None:
-    """Raise an error for an image, not loaded yet, of more than 8 bits a channel or of unknown range."""
     bits = _channel_bits(image)
     if 8 < bits < 32:
         raise ValueError(

@@ -128,7 +128,6 @@ class Joint:
 
 
 def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
-    """Check the fields, convert boxes to arrays, and return the height and width of the images and masks."""
     sizes: dict[str, tuple[int, int]] = {}
     for key, kind in items:
         if kind == "boxes":
@@ -167,7 +166,6 @@ def _checked_boxes(boxes: Any) -> NDArray[np.float64]:
 
 
 def _moved(boxes: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
-    """Convert boxes to pixels of the result."""
     moved = boxes.copy()
     (top, left, rows, columns), (height, width) = window.box, window.size
     moved[:, 0:4:2] = (boxes[:, 0:4:2] - left) * (width / columns)
@@ -178,7 +176,6 @@ def _moved(boxes: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
 
 
 def _clipped(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Clip boxes to the image, and remove empty ones."""
     height, width = size
     boxes[:, 0:4:2] = boxes[:, 0:4:2].clip(0, width)
     boxes[:, 1:4:2] = boxes[:, 1:4:2].clip(0, height)

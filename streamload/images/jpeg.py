@@ -108,7 +108,6 @@ def smallest_scale(header: JpegHeader, min_height: int, min_width: int) -> int:
 
 
 def _scaled(height: int, width: int, eighths: int) -> tuple[int, int, int]:
-    """Return the shape of an image decoded at a scale."""
     return -(-height * eighths // 8), -(-width * eighths // 8), 3
 
 

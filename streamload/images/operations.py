@@ -289,7 +289,6 @@ def _resample(
 
 
 def _resampled_numbers(part: Image, size: tuple[int, int], interpolation: Interpolation) -> Image:
-    """Resize a box of whole pixels other than bytes: by index, or by Pillow as floats, channel by channel."""
     if interpolation == "nearest":
         for axis, (length, wanted) in enumerate(zip(part.shape, size, strict=False)):
             positions = np.full(wanted, length / wanted)
@@ -490,7 +489,6 @@ def _normalized_bytes(mean: tuple[float, ...], std: tuple[float, ...]) -> Planes
 
 
 def _as_tensor(planes: Planes, out: Planes | None) -> Any:
-    """Return planes as a contiguous tensor, unless they were written to `out`."""
     if planes is out:
         return out
     import torch

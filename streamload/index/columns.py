@@ -231,7 +231,6 @@ def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, di
 
 
 def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Columns:
-    """Return metadata columns; raise an error for shards written since."""
     folders = dict.fromkeys(shard.index_folder for shard in listing.shards)
     files = {folder: _read_columns(folder, storages) for folder in folders if folder is not None}
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
@@ -251,7 +250,6 @@ def _stored(listing: Listing, storages: Storages, names: Sequence[str]) -> Colum
 
 
 def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Columns, dict[str, slice]]:
-    """Read an index's fields, and its columns as `_columns_in` returns them."""
     storage = storages.for_url(folder)
     content = read_if_there(storage, f"{folder}/{INDEX_FILE}", MOST_INDEX_BYTES)
     index = DatasetIndex.from_json(content or b"", folder)
@@ -266,7 +264,6 @@ def _read_columns(folder: str, storages: Storages) -> tuple[tuple[str, ...], Col
 
 
 def _no_column(name: str, fields: Sequence[str] | None, columns: Sequence[str]) -> str:
-    """Describe a missing column, with similar ones; `fields` is None for a shard in no index."""
     sizes = [f"{SIZE}{field}" for field in fields or ()]
     alike = difflib.get_close_matches(name, [*columns, *sizes, *_BUILT_IN], 1)
     meant = f"{SIZE}{name.removesuffix('.size')}"

@@ -262,7 +262,6 @@ class Dataset:
         return [(int(rows[0]), int(rows[-1]) + 1) for rows in present if len(rows)]
 
     def _join(self, shard: int, table: ShardTable) -> _Joined:
-        """Join a shard's table with its sidecars', cached for the same tables; raise as `find_joined`."""
         others = {number: other for number in self._sidecars[shard] if (other := self.find(number)) is not None}
         tables = [table, *others.values()]
         known = self._joined.get(shard)
@@ -299,8 +298,6 @@ class Dataset:
         return self._indexes[listed.index_folder or ""].place(listed.name)
 
     def _read_now(self, shard: int, folder: str) -> None:
-        """Read the table of a shard and its neighbours. Blocks."""
-
         async def read_alone() -> None:
             storages = self.storages.copy()  # connections belong to the loop that opened them
             try:
@@ -327,7 +324,6 @@ class Dataset:
         self._drop_others(group, 2 * len(content))  # plus about as much for the shards' own tables
 
     def _drop_others(self, held: TableGroup | int, size_bytes: int) -> None:
-        """Record the size of new tables, and drop the least recently used ones."""
         self._sizes_bytes[held] = size_bytes
         excess_bytes = sum(self._sizes_bytes.values()) - self._most_bytes
         for oldest in [each for each in self._sizes_bytes if each not in self._needed and each != held]:
@@ -345,7 +341,6 @@ class Dataset:
 
 
 def _read_range(group: TableGroup) -> bytes:
-    """Read a group's tables from a local file. Raises DatasetIndexError if the file is gone."""
     try:
         descriptor, status = open_regular(group.url)
         with open(descriptor, "rb", buffering=0):
@@ -357,7 +352,6 @@ def _read_range(group: TableGroup) -> bytes:
 
 
 async def _download(storages: Storages, url: str, start: int, end: int) -> bytes:
-    """Download a range of a file, with retries. Raises DatasetIndexError if the file is gone or truncated."""
     try:
         return await read_range(storages.for_url(url), url, start, end, pin=Pin(), retries=storages.retries)
     except ShardNotFoundError as exc:

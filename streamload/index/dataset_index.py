@@ -243,7 +243,6 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
 
 @lru_cache(64)
 def _described(content: bytes) -> tuple[tuple[str, ...], Mapping[str, int]]:
-    """Parse the fields, and the skipped members by reason."""
     try:
         about = json.loads(content)
         fields, skipped = about["fields"], about["skipped"]
@@ -434,7 +433,6 @@ class DatasetIndex:
 
     @cached_property
     def _groups(self) -> tuple[list[int], list[TableGroup]]:
-        """Return the number of each group's first shard, and the groups."""
         firsts: list[int] = []
         file, start = "", 0
         for number, entry in enumerate(self.shards):
@@ -470,7 +468,6 @@ def is_plain_name(*names: object) -> bool:
 
 
 def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...] | None:
-    """Return the entries of an index, or None if it is damaged."""
     files, columns = document.get("tables"), document.get("shards")
     if not isinstance(columns, dict) or not isinstance(files, list):
         return None
@@ -629,7 +626,6 @@ class IndexFolder:
 
 
 def _runs(entries: Sequence[IndexedShard], packed: _Packed) -> Iterator[_Run]:
-    """Split sorted entries into table files."""
     run: _Run = []
     run_bytes = 0
     for entry in entries:
@@ -645,7 +641,6 @@ def _runs(entries: Sequence[IndexedShard], packed: _Packed) -> Iterator[_Run]:
 
 
 def _kept(old: DatasetIndex | None, entry: IndexedShard, read: Callable[[str], bytes | None]) -> bytes | None:
-    """Return a table of the old index; None, with a warning, if it is damaged."""
     assert old is not None, "it has the entry"
     content = read(entry.file)
     try:
@@ -657,7 +652,6 @@ def _kept(old: DatasetIndex | None, entry: IndexedShard, read: Callable[[str], b
 
 
 def _table_file(tables: Sequence[tuple[IndexedShard, bytes]]) -> tuple[list[IndexedShard], bytes]:
-    """Return the entries with their places in a new table file, and its content."""
     content = b"".join(table for _, table in tables)
     names = "\0".join(entry.name for entry, _ in tables)  # two files may have equal tables
     digest = blake2b(names.encode("utf-8", "surrogatepass") + content, digest_size=8).hexdigest()

@@ -238,7 +238,6 @@ def _with_sidecar(listing: Listing, other: Listing, named: Urls) -> Listing:
 
 
 def _matched(shards: Sequence[Shard], others: Sequence[Shard], shown: str) -> list[int]:
-    """Return the number of each shard's sidecar: by name, else by position."""
     names = [without_compression(shard.name) for shard in shards]
     numbers = {without_compression(shard.name): number for number, shard in enumerate(others)}
     if len(set(names)) == len(names) and len(numbers) == len(others) and numbers.keys() >= set(names):
@@ -479,7 +478,6 @@ class ShardFinder:
             ) from None
 
     def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo | str]:
-        """Return the shards in a local folder; raise if they differ from its index."""
         listed = {info.url.rpartition("/")[2]: info for info in shards}
         names = sorted(entry.name for entry in index.shards)
         if forgotten := sorted(listed.keys() - set(names)):
@@ -501,7 +499,6 @@ class ShardFinder:
         return [listed.get(name, f"{folder}/{name}") for name in names]  # listings omit hidden ones
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
-        """Look up individually named shards."""
         infos: dict[str, ShardInfo] = {}
         by_folder: dict[str, list[str]] = {}
         for url in urls:

@@ -82,7 +82,6 @@ class MixedTurns:
 
 
 def _numbered(turns: IntArray, first: IntArray) -> IntArray:
-    """Number the turns of each dataset consecutively from its first number."""
     by_dataset = np.argsort(turns, kind="stable")
     counts = np.bincount(turns, minlength=len(first))
     numbers = np.empty(len(turns), np.int64)

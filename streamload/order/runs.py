@@ -118,7 +118,6 @@ class RepeatCounts:
         return block * _BLOCK + place, places - within + before
 
     def _places_before(self, samples: IntArray) -> IntArray:
-        """Return the number of draws before some samples."""
         places = np.empty_like(samples)
         for start in range(0, len(samples), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
@@ -275,7 +274,6 @@ class SampledSequence(SampleSequence):
 
 
 def _counted_before(numbers: IntArray) -> IntArray:
-    """Return the number of earlier occurrences of each number, int64."""
     by_number = np.argsort(numbers, kind="stable")
     ordered = numbers[by_number]
     starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1])))
@@ -354,7 +352,6 @@ def _stretched(
     shards: slice = slice(0, None),
     purpose: str = "shards",
 ) -> SampleSequence:
-    """Build the sequence of an epoch of `size` samples, taken from endless passes over some shards."""
     repeats = None if selected is None else RepeatCounts(selected, counts)
     lengths = (counts if repeats is None else repeats.lengths)[shards]
     order_of = partial(shards_in_order, options, len(lengths), purpose=purpose)

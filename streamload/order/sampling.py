@@ -100,7 +100,6 @@ _LAST_WORD = np.uint64((1 << 64) - 1)
 
 
 def _word(share: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Return the word below which a share of all words lies."""
     inside = np.clip(share, 0.0, 1.0 - 2.0**-53)
     return np.where(share >= 1.0, _LAST_WORD, (inside * 2.0**64).astype(np.uint64))
 

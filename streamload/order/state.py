@@ -76,7 +76,6 @@ class LoaderState:
 
 
 def _checked(mapping: Mapping[str, Any], name: str, expected: type) -> Any:
-    """Return a value if it is of the expected type (a bool is not an int) and within its limits."""
     if name not in mapping:
         raise LoaderStateError(f"the state lacks {name!r}; {_WHAT_TO_DO}")
     value = mapping[name]

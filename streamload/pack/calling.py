@@ -95,7 +95,6 @@ class SourceShard(NamedTuple):
 
 
 def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Iterator[Sample]:
-    """Yield a shard's samples as dicts of their fields, with "__key__" and "__url__"."""
     decoder = cache(lambda field: decoder_for(field, decode))
     url = without_secrets(shard.url)
     archive = _archive(shard.url, storages)
@@ -115,7 +114,6 @@ def _samples_of(shard: SourceShard, decode: Decode, storages: Storages) -> Itera
 
 
 def _archive(url: str, storages: Storages) -> bytes | mmap:
-    """Return a whole shard, decompressed; a plain local file is mapped."""
     if storages.costs_requests(url) or compression_of(url) is not None:
         content = storages.for_url(url).read_bytes(url, most_bytes=_MOST_BYTES)
         return b"".join(decompressed(url, content))
@@ -156,7 +154,6 @@ def _with_keys(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Any]
 
 
 def _new_fields(batch: Sequence[Sample], results: Sequence[Any]) -> Iterator[Sample]:
-    """Yield only the new fields, under the keys of their samples."""
     if len(results) != len(batch):
         raise ValueError(
             f"it gave {counted(len(results), 'sample')} for {len(batch)}; for a sidecar it gives one for each, or None "

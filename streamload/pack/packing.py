@@ -239,7 +239,6 @@ def _refuse_source(destination: str, listing: Listing, storages: Storages) -> No
 
 
 def _file_of(value: object) -> tuple[str, int, int] | None:
-    """Return path, size and modification time if an input is a file's path."""
     path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(path, str) or "\0" in path or not os.path.isfile(path):
         return None
@@ -248,7 +247,6 @@ def _file_of(value: object) -> tuple[str, int, int] | None:
 
 
 def _code_of(function: Callable[..., Any]) -> str:
-    """Return a digest of a function's name, readable source, and arguments bound by `partial`."""
     bound = []
     while isinstance(function, partial):
         bound.append((function.args, sorted(function.keywords.items())))

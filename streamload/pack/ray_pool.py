@@ -62,7 +62,6 @@ def open_pool(address: str | None, at_once: int | None) -> Iterator[Pool | None]
 
 
 def _result(cluster: RayCluster, task: Any) -> Any:
-    """Return a task's result, or raise its exception with a note that names the node."""
     ray = cluster.ray
     lost = [getattr(ray.exceptions, name) for name in _LOST]
     try:

@@ -48,7 +48,6 @@ def _encoded(pixels: NDArray[np.uint8], quality: int) -> bytes:
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Apply an EXIF orientation (1 to 8)."""
     if orientation in _MIRRORED:
         pixels = pixels[:, ::-1]
     return np.rot90(pixels, _TURNS.get(orientation, 0))

@@ -211,7 +211,6 @@ class _Run:
             say(f"note: {len(self.records):,} of {counted(len(tasks), 'task')} are done already")
 
     def _remove_half_written(self) -> None:
-        """Remove the hidden files of killed processes; buckets have none."""
         for each in self._folders.values() if self._path is not None else ():
             each.remove_abandoned(self._target.naming)
             for folder in map(Path, (each.folder, f"{each.folder}/{INDEX_FOLDER}", self._packing)):
@@ -220,7 +219,6 @@ class _Run:
                         path.unlink()
 
     def _remove_shards(self, kept: Collection[tuple[str, str]]) -> None:
-        """Remove index entries and shards of this or an earlier run, except kept ones."""
         naming = self._target.naming
         for split, folder in self._folders.items():
             existing = folder.existing(naming) if self._names.get(split) else []
@@ -228,7 +226,6 @@ class _Run:
             folder.remove(naming, ours)
 
     def _finished(self, tasks: Sequence[Task]) -> dict[str, Record]:
-        """Return the records of tasks whose shards are unchanged."""
         stored = self._record_urls() if self._target.resume else {}
 
         def record_of(task: Task) -> Record | None:

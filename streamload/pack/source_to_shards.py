@@ -179,7 +179,6 @@ def _plan(
 
 
 def _check(files: int, skip_bad: bool, records: Sequence[Record]) -> None:
-    """Print the faulty files. Raises ValueError if they may not be skipped, or no sample is left."""
     faults = [fault for record in records for fault in record.faults]
     for fault in faults[:_FAULTS_SHOWN]:
         say(f"{fault.path}: {fault.reason}")

@@ -93,7 +93,6 @@ def _row_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def _arrays_in(path: str, version: tuple[int, int]) -> dict[str, NDArray[Any]]:
-    """Map the arrays in a file by name, "" for a `.npy`. Raises UsageError, OSError."""
     lower = path.lower()
     try:
         if lower.endswith(".npz"):

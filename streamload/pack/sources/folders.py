@@ -150,14 +150,12 @@ def _layout(tree: Tree, *, by_stem: bool | None) -> dict[str, Roots]:
 
 
 def _splits(names: list[str]) -> list[str]:
-    """Return the names of folders in the order of splits; none unless all are splits."""
     if len(names) < 2 or not {name.lower() for name in names} <= {*_SPLITS}:
         return []
     return sorted(names, key=lambda name: _SPLITS.index(name.lower()))
 
 
 def _roots(tree: Tree, folder: str, *, by_stem: bool | None) -> Roots:
-    """Return the roots in a folder; none if its folders are classes."""
     folders, loose = tree.inside(folder)
     if by_stem is False:
         return []
@@ -247,7 +245,6 @@ def _by_class(tree: Tree, split: str, classes: tuple[str, ...], notes: list[str]
 
 
 def _by_stem(tree: Tree, roots: Roots, notes: list[str]) -> list[SourceSample]:
-    """Return the samples of files that share a stem below some folders."""
     members: dict[str, dict[str, str]] = {}
     strays = []
     for folder, prefix in roots:

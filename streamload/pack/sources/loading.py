@@ -50,7 +50,6 @@ def read_regular(path: str) -> bytes | None:
 
 
 def _check_content(extension: str, data: bytes) -> None:
-    """Raise ValueError for content that an extension cannot have; most extensions have no check."""
     if extension in ("npy", "pt", "pth") and not data:
         raise ValueError("it is empty")
     end = 0
@@ -96,7 +95,6 @@ def check_image_file(data: bytes, *, decodable: bool = True) -> None:
 
 
 def _first_scan(data: bytes) -> int:
-    """Return the offset of a JPEG's first scan, after any preview in its header."""
     position = 2
     while position + 4 <= len(data) and data[position] == 0xFF:
         marker = data[position + 1]

@@ -140,7 +140,6 @@ def samples_of_table(table: Table, options: SourceOptions, root: str | None = No
 def _labels(
     table: Table, name: str | None, options: SourceOptions
 ) -> tuple[Sequence[int | None], tuple[str, ...] | None]:
-    """Return the labels of all rows, and the names of the classes or None."""
     if name is None:
         if options.classes is not None or options.labels_as_names:
             raise UsageError(f"{table.path!r} has no column of labels to number; name it with --label-column")
@@ -153,7 +152,6 @@ def _labels(
 def _choose(
     table: Table, options: SourceOptions, notes: list[str]
 ) -> tuple[list[str], str | None, list[str], list[str]]:
-    """Choose the columns of files, labels, texts, and json; add notes on them."""
     single = (options.label_column, options.split_column)
     named = [*options.path_column, *options.text_column, *(name for name in single if name is not None)]
     for name in named:
@@ -198,7 +196,6 @@ def _choose(
 
 
 def _usual(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the column with the most usual name, in any case, or None."""
     lower = {name.lower().replace("-", "_").replace(" ", "_"): name for name in reversed(names)}
     return next((lower[name] for name in usual if name in lower), None)
 
@@ -223,7 +220,6 @@ def _are_labels(values: Sequence[object]) -> bool:
 
 
 def _is_stored(value: Any) -> bool:
-    """Return True for bytes, rows of arrays, and Hugging Face's `{bytes, path}`."""
     return isinstance(value, bytes | ArrayRow) or (
         isinstance(value, dict) and "bytes" in value and {*value} <= {"bytes", "path"}
     )
