@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed
 from make_shards import write_numbers
 from torch.utils.data import DistributedSampler
 
@@ -119,19 +120,18 @@ def test_what_only_this_process_can_read_has_no_workers() -> None:
 
 
 @pytest.mark.parametrize("name", ["decode", "transform"])
-@pytest.mark.parametrize(("first", "second"), [("png", "jpg;png"), ("png", ".PNG")])
-def test_two_functions_for_one_field_are_refused(name: str, first: str, second: str) -> None:
-    said = f"{name} has functions for '{first}' and for '{second}', which both name the field 'png'"
-    with pytest.raises(ValueError, match=re.escape(said)):
-        options(**{name: {first: function, second: function}})
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (("png", "jpg;png"), "functions for 'png' and for 'jpg;png', which both name the field 'png'"),
+        (("png", ".PNG"), "functions for 'png' and for '.PNG', which both name the field 'png'"),
+        *(((key,), f"a function for '{key}', where the name of a field is empty") for key in ("", "jpg;", "a; ;b")),
+    ],
+)
+def test_functions_without_a_field_of_their_own_are_refused(name: str, keys: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} has {said}"):
+        options(**{name: dict.fromkeys(keys, function)})
     options(**{name: {"jpg;png": function, "mask.png": function}})
-
-
-@pytest.mark.parametrize("name", ["decode", "transform"])
-@pytest.mark.parametrize("key", ["", "jpg;", "a; ;b"])
-def test_functions_for_empty_names_are_refused(name: str, key: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} has a function for '{key}', where the name of a field is empty"):
-        options(**{name: {key: function}})
 
 
 def test_a_transform_for_a_field_that_is_not_read_is_refused() -> None:
@@ -186,21 +186,12 @@ def test_numpys_numbers_are_taken_as_pythons(tmp_path: Path) -> None:
     assert (state["seed"], state["epoch"], loader.batch_size, loader.rank, loader.world_size) == (3, 2, 3, 1, 2)
 
 
-@pytest.mark.parametrize(("local", "share"), [(None, 1), ("1", 1), ("2", 2), ("1000", 1000), ("x", 1), ("0", 1)])
-def test_auto_workers_are_the_processors_divided_among_the_ranks_of_a_node(
-    monkeypatch: pytest.MonkeyPatch, local: str | None, share: int
-) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if local is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    assert options(num_workers="auto").workers == max(1, available_processors() // share)
-    assert options(num_workers=3).workers == 3
-
-
-def test_the_budget_is_divided_among_the_ranks_of_a_node_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_what_the_ranks_of_a_node_have_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamload.fetch.budget.available_bytes", lambda: 32 << 30)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert options(memory_budget="auto").fetching().budget_bytes == 1 << 30
+    assert options(num_workers="auto").workers == max(1, available_processors() // 8)
+    assert options(num_workers=3).workers == 3
 
 
 # -- rank and world size -------------------------------------------------------------------------------------------
@@ -212,7 +203,20 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
-def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Has torch.distributed say that this process is some rank."""
+
+    def join(rank: int, world_size: int) -> None:
+        for name, value in {"is_initialized": True, "get_rank": rank, "get_world_size": world_size}.items():
+            monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+
+    return join
+
+
+def test_arguments_go_before_the_group_and_that_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch, group: Callable[[int, int], None]
+) -> None:
     assert rank_and_world_size(None, None) == (0, 1)
     monkeypatch.setenv("RANK", "2")
     assert rank_and_world_size(None, None) == (0, 1), "one of the two alone says nothing"
@@ -222,28 +226,9 @@ def test_arguments_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("RANK", "4")
     with pytest.raises(ValueError, match="rank=4 must be below world_size=4"):
         rank_and_world_size(None, None)
-
-
-@pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Has torch.distributed say that this process is some rank."""
-    import torch.distributed
-
-    def join(rank: int, world_size: int) -> None:
-        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world_size)
-
-    return join
-
-
-def test_torch_distributed_goes_before_the_environment(
-    monkeypatch: pytest.MonkeyPatch, group: Callable[[int, int], None]
-) -> None:
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "4")
     group(5, 6)
     assert rank_and_world_size(None, None) == (5, 6)
+    assert rank_and_world_size(1, 3) == (1, 3)
 
 
 @pytest.mark.parametrize(

@@ -8,30 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from make_shards import write_numbers
 from matrix import exhaustive
 from transforms import wait_a_little
+from tree_memory import tree_bytes
 
 from streamload import ShardWriter, StreamLoader
-
-
-def tree_bytes() -> int:
-    """What this process and all that it has started hold for themselves, and the slots between them.
-
-    Not their proportional share of libraries: that grows when another program on this machine ends.
-    """
-    found, slots = 0, {}
-    for process in (own := psutil.Process(), *own.children(recursive=True)):
-        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-        found += 1024 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Anonymous:"))
-        for number in os.listdir(f"/proc/{process.pid}/fd"):
-            if _is_slot(f"/proc/{process.pid}/fd/{number}"):
-                slot = os.stat(f"/proc/{process.pid}/fd/{number}")
-                slots[slot.st_ino] = slot.st_blocks * 512
-    return found + sum(slots.values())
 
 
 def test_twenty_epochs_do_not_grow(tmp_path: Path) -> None:

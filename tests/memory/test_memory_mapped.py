@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mapped_memory import is_mapped
 
 from streamload.memory.mapped import map_memory
 from streamload.memory.unnamed import new_memory
@@ -18,6 +17,15 @@ from streamload.memory.unnamed import new_memory
 PAGE_BYTES = 4096
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at /proc")
+
+
+def is_mapped(address: int) -> bool:
+    """Whether some mapping of this process holds an address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if start <= address < end:
+            return True
+    return False
 
 
 def test_a_read_only_mapping_is_read_only_for_the_processor_too() -> None:

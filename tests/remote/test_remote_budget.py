@@ -5,7 +5,6 @@ What was fetched for later, for a scan or by decompressing ahead, is evicted for
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from places import Place, write_datasets
 from processes import children
 from run_in_workers import labels_of
 from servers.faults import FaultServer, Script
+from tree_memory import memory_files
 
 from streamload import StreamLoader
 from streamload.errors import StorageError
@@ -64,19 +64,6 @@ def epoch_of(loader: StreamLoader) -> list[int]:
     return sorted(int(label) for batch in loader for label in batch)
 
 
-def fetched_memory_bytes(feeder: int) -> int:
-    """What the memory files of this process take now: parts of shards, and slots."""
-    folder, found = f"/proc/{feeder}/fd", {}
-    for number in os.listdir(folder):
-        try:
-            if "/memfd:" in os.readlink(f"{folder}/{number}"):
-                seen = os.stat(f"{folder}/{number}")
-                found[seen.st_ino] = seen.st_blocks * 512
-        except FileNotFoundError:  # closed meanwhile
-            continue
-    return sum(found.values())
-
-
 @pytest.mark.parametrize("form", ["indexed", exhaustive(("plain",))])
 def test_every_sample_once_in_each_epoch_within_the_budget(server: FaultServer, form: str) -> None:
     """Also while the loop sleeps: nothing more is fetched than fits."""
@@ -89,7 +76,7 @@ def test_every_sample_once_in_each_epoch_within_the_budget(server: FaultServer, 
             for step, batch in enumerate(loader):
                 labels += [int(label) for label in batch]
                 time.sleep(0.5 if (epoch, step) == (0, 0) else 0)
-                most = max(most, fetched_memory_bytes(feeder))
+                most = max(most, sum(memory_files(feeder).values()))
             assert sorted(labels) == SAMPLES
     assert 30 * MB < most <= budget_bytes
 

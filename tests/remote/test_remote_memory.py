@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from matrix import exhaustive
 from processes import children
 from run_in_workers import labels_only, large_result
 from servers.faults import FaultServer
-from tree_memory import TreeMemory
+from tree_memory import TreeMemory, anonymous_bytes
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import DecodeError
@@ -70,8 +69,7 @@ def test_many_epochs_of_bytes_leave_the_feeder_no_larger(
         for _ in range(epochs):
             assert sum(len(labels) for _, labels in loader) == 20
         (feeder,) = children("streamload.feeder")
-        rollup = Path(f"/proc/{feeder.pid}/smaps_rollup").read_text()
-        return int(re.findall(r"^Anonymous: +(\d+)", rollup, re.MULTILINE)[0]) << 10
+        return anonymous_bytes(feeder.pid)
 
     with FaultServer(tmp_path) as server:
         url = f"{server.url}/000000.tar"

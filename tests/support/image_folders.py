@@ -11,6 +11,7 @@ import numpy as np
 from indexed_shards import read_index, table_in
 from PIL import Image
 from typer.testing import CliRunner
+from written_shards import samples_in
 
 from streamload.cli import shardify
 from streamload.index.listing import list_shards
@@ -88,14 +89,7 @@ def packed_samples(folder: Path) -> dict[str, dict[str, bytes]]:
     """Every sample of a folder by its key, read through its index."""
     index, found = read_index(folder / ".streamload"), {}
     for shard in list_shards(folder).shards:
-        data, table = Path(shard.url).read_bytes(), table_in(index, shard.name)
-        for sample, key in enumerate(table.keys()):
-            members = range(int(table.sample_start[sample]), int(table.sample_start[sample + 1]))
+        for key, fields in samples_in(Path(shard.url).read_bytes(), table_in(index, shard.name)):
             assert key not in found
-            found[key] = {
-                table.fields[int(table.member_field[m])]: data[
-                    int(table.member_offset[m]) : int(table.member_offset[m] + table.member_size[m])
-                ]
-                for m in members
-            }
+            found[key] = fields
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from image_folders import files_below
 from servers.rclone import S3Server
 
 __all__ = ["Place", "new_place"]
@@ -28,9 +29,7 @@ class Place:
 
     def files(self) -> dict[str, bytes]:
         """Every object by its key."""
-        return {
-            str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()
-        }
+        return files_below(self.folder)
 
 
 def new_place(server: S3Server, tmp_path: Path) -> Place:

@@ -35,18 +35,31 @@ class TreeMemory:
 
 
 def tree_bytes() -> int:
-    """What all processes take now: anonymous memory, and every memory file once."""
+    """What all processes take now: anonymous memory, and every memory file once.
+
+    Not their proportional share of libraries: that grows when another program on this machine ends.
+    """
     files: dict[int, int] = {}
     private_bytes = 0
     own = psutil.Process()
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(OSError):
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            private_bytes += int(re.findall(r"^Anonymous: +(\d+)", rollup, re.MULTILINE)[0]) << 10
-            folder = Path(f"/proc/{process.pid}/fd")
-            for link in folder.iterdir():
-                with contextlib.suppress(OSError):
-                    if os.readlink(link).startswith("/memfd:"):
-                        status = link.stat()
-                        files[status.st_ino] = status.st_blocks * 512
+            private_bytes += anonymous_bytes(process.pid)
+            files |= memory_files(process.pid)
     return private_bytes + sum(files.values())
+
+
+def anonymous_bytes(pid: int) -> int:
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.findall(r"^Anonymous: +(\d+)", rollup, re.MULTILINE)[0]) << 10
+
+
+def memory_files(pid: int) -> dict[int, int]:
+    """What each memory file of a process takes: parts of shards, and slots."""
+    files = {}
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(link).startswith("/memfd:"):
+                status = link.stat()
+                files[status.st_ino] = status.st_blocks * 512
+    return files

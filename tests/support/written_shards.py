@@ -20,37 +20,32 @@ def scanned(path: str) -> ShardTable:
     return scan_shard(memoryview(Path(path).read_bytes()), path, every_byte=True)
 
 
+def samples_in(content: bytes, table: ShardTable) -> list[tuple[str, dict[str, bytes]]]:
+    """What a table says is in a shard, as the loader would read it."""
+    samples = []
+    for sample, key in enumerate(table.keys()):
+        members = range(int(table.sample_start[sample]), int(table.sample_start[sample + 1]))
+        payloads = {}
+        for member, field in zip(members, table.sample_fields(sample), strict=True):
+            start = int(table.member_offset[member])
+            payloads[field] = content[start : start + int(table.member_size[member])]
+        samples.append((key, payloads))
+    return samples
+
+
 def read_back(paths: tuple[str, ...]) -> list[tuple[str, list[tuple[str, bytes]]]]:
     """Each sample's key and its fields in stored order, by our own scanner."""
-    found = []
-    for path in paths:
-        data, table = Path(path).read_bytes(), scanned(path)
-        for sample in range(len(table)):
-            members = range(int(table.sample_start[sample]), int(table.sample_start[sample + 1]))
-            fields = [
-                (
-                    table.fields[int(table.member_field[m])],
-                    data[int(table.member_offset[m]) : int(table.member_offset[m] + table.member_size[m])],
-                )
-                for m in members
-            ]
-            found.append((table.key(sample), fields))
-    return found
+    found = [sample for path in paths for sample in samples_in(Path(path).read_bytes(), scanned(path))]
+    return [(key, list(fields.items())) for key, fields in found]
 
 
 def names_in(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-def same_tables(one: ShardTable, other: ShardTable) -> bool:
-    arrays = ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start", "member_crc32")
-    return (
-        one.shard_bytes == other.shard_bytes
-        and one.fields == other.fields
-        and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
-        and (one.labels is None) == (other.labels is None)
-        and (one.labels is None or np.array_equal(one.labels, other.labels))
-    )
+def assert_same_tables(one: ShardTable, other: ShardTable) -> None:
+    for name in ShardTable.__slots__:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name, strict=True)
 
 
 SAMPLES: list[Sample] = [

@@ -16,9 +16,9 @@ import webdataset
 from crafted_tar import GNU, V7, Archive, base_256, header, pax_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from written_shards import samples_in
 
 from streamload.tar.scan import scan_shard
-from streamload.tar.table import ShardTable
 
 # WebDataset does not close the shards that it reads.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -28,19 +28,6 @@ Samples = list[tuple[str, dict[str, bytes]]]
 LONG = "folder-" + "x" * 60 + "/" + "y" * 60
 LONGER = "/".join("z" * 60 for _ in range(5)) + "/last"
 NAMES = ["plain", "dir/inner", "dir.with.dots/inner", LONG, LONGER, "ünï/çødé", "日本語", "with space", "line\nfeed"]
-
-
-def samples_in(content: bytes, table: ShardTable) -> Samples:
-    """What a table says is in a shard, as the loader would read it."""
-    samples: Samples = []
-    for sample, key in enumerate(table.keys()):
-        members = range(int(table.sample_start[sample]), int(table.sample_start[sample + 1]))
-        payloads = {}
-        for member, field in zip(members, table.sample_fields(sample), strict=True):
-            start = int(table.member_offset[member])
-            payloads[field] = content[start : start + int(table.member_size[member])]
-        samples.append((key, payloads))
-    return samples
 
 
 def ours(path: Path) -> Samples:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from crafted_tar import GNU, Archive, dialects, header, long_name, pax_mtime, pax_record, plain_archive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrix import EVERY
+from written_shards import assert_same_tables
 
 from streamload.errors import ShardFormatError
 from streamload.tar.scan import ScannedPiece, Scanner, scan_piece, scan_shard
@@ -102,16 +102,6 @@ def check_piece(piece: ScannedPiece, start: int, available: int) -> None:
             assert (table.member_offset + table.member_size).max() <= available
 
 
-def assert_same(joined: ShardTable, whole: ShardTable) -> None:
-    for name in ShardTable.__slots__:
-        one, other = getattr(joined, name), getattr(whole, name)
-        if isinstance(other, np.ndarray):
-            assert one.dtype == other.dtype, name
-            assert one.tolist() == other.tolist(), name
-        else:
-            assert one == other, name
-
-
 def outcome(content: bytes, cuts: list[int] | None, **options: bool) -> ShardTable | tuple[object, ...]:
     """The table, or what an error says; of the whole shard where there are no cuts."""
     if cuts is None:
@@ -133,7 +123,7 @@ def check_same_outcome(content: bytes, cuts: list[int], *, known: bool = True) -
     found = outcome(content, cuts, known=known)
     if isinstance(expected, ShardTable):
         assert isinstance(found, ShardTable), found
-        assert_same(found, expected)
+        assert_same_tables(found, expected)
     else:
         assert found == expected
 
@@ -206,7 +196,7 @@ def test_bytes_that_are_fed_give_the_same_table_and_the_same_error(name: str, st
     )
     if isinstance(expected, ShardTable):
         assert isinstance(table, ShardTable), table
-        assert_same(table, expected)
+        assert_same_tables(table, expected)
     else:
         assert table == expected
 

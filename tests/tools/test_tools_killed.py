@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_folders import image_folder, pack, packs, run
+from image_folders import files_below, image_folder, pack, packs, run
 from remote_places import new_place
 from servers.rclone import S3Server
 
@@ -125,10 +125,6 @@ def check(urls: Sequence[str], wholes: Sequence[set[str]], shown: Sequence[str],
     return refused
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def shards_of(found: dict[str, bytes]) -> dict[str, bytes]:
     """The shards alone: what a command wrote into the index, such as times and ETags, differs."""
     return {name: content for name, content in found.items() if name.endswith(".tar")}
@@ -163,7 +159,7 @@ def test_a_local_folder(tmp_path: Path, moment: int, over: bool) -> None:
         assert pack(new, dest, *SPLIT, "--resume", *(["--overwrite"] if over else []))[0] == 0
     assert not check(urls, wholes[-1:], (), {})
     assert pack(new, tmp_path / "whole", *SPLIT)[0] == 0
-    assert shards_of(files(dest)) == shards_of(files(tmp_path / "whole"))
+    assert shards_of(files_below(dest)) == shards_of(files_below(tmp_path / "whole"))
 
 
 @at_moments(18)
@@ -184,7 +180,7 @@ def test_a_bucket(tmp_path: Path, rclone_s3: S3Server, moment: int, over: bool) 
     assert not check(urls, wholes[-1:], bucket.options, bucket.storage_options)
     assert not [name for name in bucket.files() if "unfinished" in name or "packing" in name]
     assert pack(new, tmp_path / "whole", *SPLIT)[0] == 0
-    assert shards_of(files(bucket.folder / "set")) == shards_of(files(tmp_path / "whole"))
+    assert shards_of(files_below(bucket.folder / "set")) == shards_of(files_below(tmp_path / "whole"))
 
 
 @at_moments()
@@ -205,7 +201,7 @@ def test_map_into_a_bucket(tmp_path: Path, rclone_s3: S3Server, moment: int, sid
     assert found == {f"{number:02d}" for number in range(12)} or (was_killed and isinstance(found, str))
     if was_killed:
         assert not killed(MAP, 1000, *remote)
-    assert shards_of(files(bucket.folder / "set")) == shards_of(files(tmp_path / "whole"))
+    assert shards_of(files_below(bucket.folder / "set")) == shards_of(files_below(tmp_path / "whole"))
     assert not [name for name in bucket.files() if "unfinished" in name or "packing" in name]
 
 
@@ -216,7 +212,7 @@ def test_pack_into_a_folder(tmp_path: Path, moment: int) -> None:
     found = keys_or_refusal(tmp_path / "dest", {})
     assert found == keys_of(tmp_path / "whole", {}) or (was_killed and isinstance(found, str))
     assert not killed(PACK, 1000, tmp_path / "dest")
-    assert files(tmp_path / "dest") == files(tmp_path / "whole")
+    assert files_below(tmp_path / "dest") == files_below(tmp_path / "whole")
 
 
 @at_moments(8)

@@ -164,13 +164,17 @@ def vectors_of(shards: Any, sidecar: Path) -> list[tuple[str, list[int]]]:
         (lambda sample: sample, {}, "has no field"),
         (lambda _: "text", {}, "it gave a value of type str"),
         (with_vector, {"max_count": 5}, "leave out max_bytes and max_count"),
+        (lambda _: 1 / 0, {"sidecar": False}, "ZeroDivisionError"),
+        (lambda _: {"__key__": "x"}, {"sidecar": False}, "has no field"),
+        (lambda _: "text", {"sidecar": False}, "'t'|str"),
+        (lambda sample: [sample, sample], {"sidecar": False}, "key"),
     ],
 )
-def test_what_is_no_sidecar_is_refused(
+def test_a_wrong_function_is_one_error_and_nothing_is_left(
     source: Path, tmp_path: Path, function: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((StreamloadError, ValueError), match=message):
-        map_shards(function, source, tmp_path / "new", sidecar=True, workers=1, **options)
+        map_shards(function, source, tmp_path / "new", workers=1, **{"sidecar": True, **options})
     assert content(tmp_path / "new") == {}
 
 
@@ -206,24 +210,6 @@ def test_batches_of_one_shard_each_and_a_condition(source: Path, tmp_path: Path)
 def ends(text: str) -> tuple[str, str]:
     texts = text.split("+")
     return texts[0], texts[-1].split()[1]
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda _: 1 / 0, "ZeroDivisionError"),
-        (lambda _: {"__key__": "x"}, "has no field"),
-        (lambda _: "text", "'t'|str"),
-        (lambda sample: [sample, sample], "key"),
-    ],
-    ids=["raises", "no field", "no sample", "a key twice"],
-)
-def test_a_wrong_function_is_one_error_and_nothing_is_left(
-    source: Path, tmp_path: Path, function: Any, message: str
-) -> None:
-    with pytest.raises((StreamloadError, ValueError), match=message):
-        map_shards(function, source, tmp_path / "new", workers=1)
-    assert content(tmp_path / "new") == {}
 
 
 def long_enough(sample: Sample) -> Sample | None:

@@ -9,6 +9,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+from image_folders import files_below
 
 from streamload import TarDataset, map_shards, pack
 from streamload.errors import StreamloadError
@@ -24,14 +25,10 @@ def sampler() -> Callable[[int], Iterator[dict[str, Any]]]:
     return samples_of
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_samples_come_in_the_inputs_order_whatever_the_number_of_workers(tmp_path: Path) -> None:
     for workers in (1, 2):
         pack(sampler(), range(30), tmp_path / str(workers), workers=workers, max_count=8)
-    assert files(tmp_path / "1") == files(tmp_path / "2")
+    assert files_below(tmp_path / "1") == files_below(tmp_path / "2")
     expected = [f"{number:03d}_{copy}" for number in range(30) for copy in range(number % 3)]
     dataset = TarDataset(str(tmp_path / "1"))
     assert [dataset[number]["__key__"] for number in range(len(dataset))] == expected

@@ -16,13 +16,13 @@ from indexed_shards import read_index, table_in
 from remote_places import Place, new_place
 from servers.nginx import WebServer
 from servers.rclone import S3Server
+from written_shards import assert_same_tables
 
 from streamload import ShardWriter, StreamLoader
 from streamload.cli import main as streamload
 from streamload.index.listing import list_shards
 from streamload.storage.storages import Storages
 from streamload.tar.scan import scan_shard
-from streamload.tar.table import ShardTable
 
 pytestmark = pytest.mark.usefixtures("feeders_in_threads")
 
@@ -51,16 +51,6 @@ def numbers(folder: Path, count: int = 3000) -> Path:
             noise = np.random.default_rng(number).bytes(1500) if number < count else b"small"
             writer.write({"__key__": f"{number:06d}", "bin": noise, "cls": number})
     return folder
-
-
-def same(one: ShardTable, other: ShardTable) -> None:
-    assert (one.shard_bytes, one.fields, dict(one.skipped)) == (other.shard_bytes, other.fields, dict(other.skipped))
-    for name in ("member_offset", "member_size", "member_field", "sample_start", "key_bytes", "key_start"):
-        assert np.array_equal(getattr(one, name), getattr(other, name))
-    for name in ("member_crc32", "labels"):
-        found, expected = getattr(one, name), getattr(other, name)
-        assert (found is None) == (expected is None)
-        assert found is None or np.array_equal(found, expected)
 
 
 def compressed(folder: Path) -> Path:
@@ -103,7 +93,7 @@ def test_compressed_shards_are_indexed_listed_verified_and_loaded(tmp_path: Path
     index = read_index((bucket.folder if remote else packed) / ".streamload")
     for entry, path in zip(index.shards, sorted(plain.glob("*.tar")), strict=True):
         assert entry.bytes == (packed / entry.name).stat().st_size
-        same(table_in(index, entry.name), scan_shard(memoryview(path.read_bytes()), "", every_byte=True))
+        assert_same_tables(table_in(index, entry.name), scan_shard(memoryview(path.read_bytes()), "", every_byte=True))
     assert run(streamload.app, "verify", url, *options)[0] == 0
     status, out, _ = run(streamload.app, "ls", url, *options)
     assert status == 0

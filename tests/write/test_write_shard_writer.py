@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fsspec
 import pytest
+from image_folders import files_below
+from remote_places import Place, new_place
 from servers.nginx import WebServer
 from servers.rclone import S3Server
 
@@ -19,22 +22,11 @@ from streamload.storage.filesystem_storage import FilesystemStorage
 from streamload.storage.storages import Storages
 
 
-class Bucket(NamedTuple):
-    """A folder in a bucket, and where its server keeps it."""
-
-    url: str
-    options: dict[str, Any]
-    folder: Path
-
-    def files(self) -> dict[str, bytes]:
-        return here(self.folder)
-
-
 @pytest.fixture
-def bucket(rclone_s3: S3Server, tmp_path: Path) -> Bucket:
-    name = f"w{abs(hash(str(tmp_path))) % 10**10}"
-    (rclone_s3.folder / name).mkdir()
-    return Bucket(f"s3://{name}/train", rclone_s3.options, rclone_s3.folder / name / "train")
+def bucket(rclone_s3: S3Server, tmp_path: Path) -> Place:
+    """A folder in a bucket."""
+    place = new_place(rclone_s3, tmp_path)
+    return replace(place, url=f"{place.url}/train", folder=place.folder / "train")
 
 
 def write(folder: str | Path, count: int = 10, first: int = 0, **options: Any) -> ShardWriter:
@@ -44,35 +36,31 @@ def write(folder: str | Path, count: int = 10, first: int = 0, **options: Any) -
     return writer
 
 
-def here(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_the_same_bytes_as_in_a_local_folder(bucket: Bucket, tmp_path: Path) -> None:
-    writer = write(bucket.url, storage_options=bucket.options)
+def test_the_same_bytes_as_in_a_local_folder(bucket: Place, tmp_path: Path) -> None:
+    writer = write(bucket.url, storage_options=bucket.storage_options)
     local = write(tmp_path / "local")
-    remote, expected = bucket.files(), here(tmp_path / "local")
+    remote, expected = bucket.files(), files_below(tmp_path / "local")
     assert remote.keys() == expected.keys()
     for name in expected.keys() - {".streamload/index.json"}:
         assert remote[name] == expected[name]
     assert writer.shards == tuple(f"{bucket.url}/{os.path.basename(path)}" for path in local.shards)
     assert (writer.samples, writer.bytes) == (local.samples, local.bytes)
-    listing = list_shards(bucket.url, storages=Storages(bucket.options))
+    listing = list_shards(bucket.url, storages=Storages(bucket.storage_options))
     assert listing.counts == (3, 3, 3, 1)
     assert [entry.etag for entry in DatasetIndex.from_json(remote[".streamload/index.json"], bucket.url).shards] == [
-        found.etag for found in Storages(bucket.options).for_url(bucket.url).list(f"{bucket.url}/*.tar")
+        found.etag for found in Storages(bucket.storage_options).for_url(bucket.url).list(f"{bucket.url}/*.tar")
     ]
 
 
-def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Bucket) -> None:
-    write(bucket.url, storage_options=bucket.options)
-    write(bucket.url, 2, prefix="other", storage_options=bucket.options)
+def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Place) -> None:
+    write(bucket.url, storage_options=bucket.storage_options)
+    write(bucket.url, 2, prefix="other", storage_options=bucket.storage_options)
     before = bucket.files()
     with pytest.raises(StorageError, match="4 shards of this name already"):
-        write(bucket.url, storage_options=bucket.options)
+        write(bucket.url, storage_options=bucket.storage_options)
     assert bucket.files() == before
-    write(bucket.url, 4, first=50, overwrite=True, storage_options=bucket.options)
+    write(bucket.url, 4, first=50, overwrite=True, storage_options=bucket.storage_options)
     after = bucket.files()
     assert sorted(name for name in after if name.endswith(".tar")) == [
         "other-000000.tar",
@@ -80,7 +68,7 @@ def test_shards_of_the_same_name_are_refused_or_replaced(bucket: Bucket) -> None
         "shard-000001.tar",
     ]
     assert len([name for name in after if name.startswith(".streamload/tables-")]) == 1
-    assert list_shards(bucket.url, storages=Storages(bucket.options)).counts == (2, 3, 1)
+    assert list_shards(bucket.url, storages=Storages(bucket.storage_options)).counts == (2, 3, 1)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 3])

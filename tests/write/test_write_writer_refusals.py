@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from indexed_shards import read_index, table_in
-from written_shards import SAMPLES, STORED, digest, names_in, read_back, same_tables, scanned, write
+from written_shards import SAMPLES, STORED, assert_same_tables, digest, names_in, read_back, scanned, write
 
 from streamload import ShardWriter
 from streamload.errors import StorageError
@@ -145,7 +145,7 @@ def test_overwriting_leaves_no_old_shard_and_spares_the_others(tmp_path: Path) -
     assert len(names_in(tmp_path / ".streamload")) == 2, "index.json and a file with the tables"
     index = read_index(tmp_path / ".streamload")
     assert sorted(shard.name for shard in index.shards) == ["other-000000.tar", "shard-000000.tar", "shard-000001.tar"]
-    assert same_tables(table_in(index, "shard-000001.tar"), scanned(writer.shards[1]))
+    assert_same_tables(table_in(index, "shard-000001.tar"), scanned(writer.shards[1]))
     assert len(table_in(index, "other-000000.tar")) == 1
 
 

@@ -74,13 +74,11 @@ class Script:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
-    """One object: where it lies in the memory, in two versions."""
+    """One object: where it lies in the memory."""
 
     offset: int
-    swapped_offset: int
     size: int
     etag: str
-    swapped_etag: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,9 +145,9 @@ class Answer:
 class Server:
     """All connections, the objects, the script, and the record of what was asked."""
 
-    def __init__(self, memory: BinaryIO, objects: dict[str, Stored]) -> None:
+    def __init__(self, memory: BinaryIO, objects: dict[str, Stored], swapped: dict[str, Stored]) -> None:
         self.memory = memory
-        self.objects = objects
+        self.objects, self.swapped = objects, swapped
         self.script = Script()
         self.forget()
 
@@ -233,20 +231,18 @@ class Server:
                 await asyncio.sleep(began_s + (start + count) / rate - loop.time())
 
     def object(self, request: Request, faults: Faults, swapped: bool) -> Answer:
-        stored = self.objects.get(request.path.lstrip("/"))
+        stored = (self.swapped if swapped else self.objects).get(request.path.lstrip("/"))
         if faults.status is not None:
             code = _CODES.get(faults.status, "InternalError")
             return _text(faults.status, f"<Error><Code>{code}</Code><Message>by the script</Message></Error>")
         if stored is None:
             return _text(404, "<Error><Code>NoSuchKey</Code></Error>")
-        etag = stored.swapped_etag if swapped else stored.etag
-        if request.headers.get("if-match", etag) not in (etag, "*"):
+        if request.headers.get("if-match", stored.etag) not in (stored.etag, "*"):
             return _text(412, "<Error><Code>PreconditionFailed</Code></Error>")
-        headers = {"ETag": etag, "Accept-Ranges": "bytes", "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
-        offset = stored.swapped_offset if swapped else stored.offset
+        headers = {"ETag": stored.etag, "Accept-Ranges": "bytes", "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
         requested = request.headers.get("range")
         if requested is None or faults.whole:
-            return Answer(200, headers | {"Content-Length": str(stored.size)}, offset=offset, size=stored.size)
+            return Answer(200, headers | {"Content-Length": str(stored.size)}, offset=stored.offset, size=stored.size)
         start, end = _range(requested, stored.size)
         if start >= end:
             return _text(416, "", {"Content-Range": f"bytes */{stored.size}"})
@@ -255,7 +251,7 @@ class Server:
         if faults.short:
             end = start + (end - start + 1) // 2
         headers |= {"Content-Length": str(end - start), "Content-Range": f"bytes {start}-{end - 1}/{stored.size}"}
-        return Answer(206, headers, offset=offset + start, size=end - start)
+        return Answer(206, headers, offset=stored.offset + start, size=end - start)
 
     def listing(self, request: Request) -> Answer:
         """S3's ListObjectsV2, in pages of `max-keys`, with `prefix`, `delimiter` and `start-after`."""
@@ -331,33 +327,32 @@ async def _until_closed(connection: socket.socket) -> None:
         pass
 
 
-def _etag(view: memoryview) -> str:
-    return f'"{hashlib.md5(view, usedforsecurity=False).hexdigest()}"'
-
-
-def stored_objects(memory: BinaryIO, sizes: dict[str, int], aliases: dict[str, str]) -> dict[str, Stored]:
+def stored_objects(
+    memory: BinaryIO, sizes: dict[str, int], aliases: dict[str, str]
+) -> tuple[dict[str, Stored], dict[str, Stored]]:
     """The objects lie one after the other in the memory, and behind them all swapped ones (each byte inverted).
 
     An alias is one more name of an object.
     """
-    total = sum(sizes.values())
-    objects: dict[str, Stored] = {}
-    offset = 0
+    offset, total = 0, sum(sizes.values())
+    objects, swapped = {}, {}
     with mmap.mmap(memory.fileno(), 2 * total or 1) as mapped, memoryview(mapped) as view:
         for name, size in sizes.items():
             with view[offset : offset + size] as content:
-                etag = _etag(content)
-            swapped = f'"swapped-{etag[1:]}'
-            objects[name] = Stored(offset, total + offset, size, etag, swapped)
+                digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            objects[name] = Stored(offset, size, f'"{digest}"')
+            swapped[name] = Stored(total + offset, size, f'"swapped-{digest}"')
             offset += size
-    return objects | {alias: objects[name] for alias, name in aliases.items()}
+    for alias, name in aliases.items():
+        objects[alias], swapped[alias] = objects[name], swapped[name]
+    return objects, swapped
 
 
 async def main(control: socket.socket, memory: BinaryIO, port: int) -> None:
     """Serve until the control socket ends. Each line there is a command; each is answered by a line."""
     reader, writer = await asyncio.open_connection(sock=control, limit=_MOST_COMMAND_BYTES)
     names = json.loads(await reader.readline())
-    server = Server(memory, stored_objects(memory, names["sizes"], names["aliases"]))
+    server = Server(memory, *stored_objects(memory, names["sizes"], names["aliases"]))
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", port), backlog=512)
     listener.setblocking(False)
