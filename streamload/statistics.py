@@ -46,7 +46,7 @@ class Limit(NamedTuple):
         stage: "step" is the user's own code between two batches; "work" decoding, transforms and collating; "network"
             fetching; "memory" room in `memory_budget`; "scan" reading tar headers; "machine" other processes on its
             processors; "unknown" too short a run.
-        sentence: the stage, the figure behind it, and a remedy.
+        sentence: the stage, the supporting figure, and a remedy.
     """
 
     stage: Literal["unknown", "step", "work", "network", "memory", "scan", "machine"]

@@ -98,7 +98,7 @@ class FeederMeter:
             self._engine.fetcher.transfers.events = self._events
 
     def take_events(self) -> tuple[Event, ...]:
-        """Take the events since the last call; none unless they are recorded."""
+        """Return and clear the recorded events."""
         taken = tuple(self._events or ())
         if self._events:
             self._events.clear()
@@ -254,14 +254,14 @@ class Feeder:
     # -- the trainer -----------------------------------------------------------------------------------------------
 
     def handle(self, message: Any) -> None:
-        """Take a message from the trainer, and do what can be done now. Failures are sent, not raised."""
+        """Handle a message from the trainer, and run pending work. Failures are sent, not raised."""
         if isinstance(message, RowsDone | ScanDone):  # of a trainer that does the tasks itself
             self.pool.end_task(message)
             return
         with self._failing():
             match message:
                 case EpochStart():
-                    self.scans.retry_failed()  # what has failed: the storage may have come back
+                    self.scans.retry_failed()  # the storage may have recovered
                     if self.fetcher is not None:
                         self.fetcher.retry_failed()
                     self._stream.request(message)
@@ -337,7 +337,7 @@ class Feeder:
     # -- events of the pool ----------------------------------------------------------------------------------------
 
     def _on_done(self, done: RowsDone | ScanDone) -> None:
-        """Take the result of a task."""
+        """Record the result of a task."""
         with self._failing():
             self._meter.add(done)
             if isinstance(done, RowsDone):

@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the call of that number has returned, or why it failed."""
+    """The result of the call of that number, or its failure."""
 
     number: int
     value: Any = None

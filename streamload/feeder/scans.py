@@ -1,4 +1,4 @@
-"""Scans: which shards must be scanned, the parts that this needs, and what the scans find."""
+"""Scan shards: choose them, request their parts, and record their counts."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Scans:
         return True
 
     def _next_whole(self) -> ScanTask:
-        """Take the next shards to scan as a whole by one task: several small ones, since each task has a cost."""
+        """Return a task for the next shards to scan as a whole: several small ones, since each task has a cost."""
         shards = [self._waiting.popleft()]
         left_bytes = _SCANNED_TOGETHER_BYTES - self._tables.listing.shard(shards[0]).bytes
         while self._waiting and len(shards) < SCANNED_TOGETHER:
@@ -196,7 +196,7 @@ class Scans:
         return task
 
     def _next_piece(self) -> ScanTask | None:
-        """Take what has come of the first shard of which there is enough; its parts are held until it is done."""
+        """Return a task for the first shard with enough bytes; its parts are held until the task is done."""
         for number, (shard, arriving) in enumerate(itertools.islice(self._arriving.items(), SCANNED_PARTS)):
             if self._fetcher is None or arriving.in_flight or arriving.requested is None:
                 continue
@@ -212,7 +212,7 @@ class Scans:
         return None
 
     def on_done(self, done: ScanDone) -> None:
-        """Take the result of a scan. Raises DatasetIndexError: an index is damaged."""
+        """Record the result of a scan. Raises DatasetIndexError if an index is damaged."""
         self._end(done.number)
         for found in done.found:
             shard, piece = found.shard, found.piece

@@ -1,4 +1,4 @@
-"""The first lines of the feeder's process: it starts its workers before it imports what only it needs."""
+"""Start the feeder's process: fork its workers before the imports that only the feeder needs."""
 
 from __future__ import annotations
 

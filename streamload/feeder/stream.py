@@ -196,18 +196,18 @@ class Lookahead:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been taken."""
+        """Return True if every batch has been taken."""
         return self._planned_all and not self._blocks and not self._planned
 
     @property
     def blocked(self) -> bool:
-        """Whether the next batch waits for bytes, or for the count of a shard. Raises why they cannot be fetched."""
+        """Return True if the next batch waits for bytes or a shard's count. Raises the error of a failed fetch."""
         if self._fetcher is None or not self._planned:
             return not self._planned_all and not self._blocks and bool(self._missing())
         return not self._fetcher.window.are_present(self._planned[0].parts)
 
     def take(self) -> Batch | None:
-        """Take the next batch; None at the end, or while its bytes are not resident.
+        """Remove and return the next batch; None at the end, or while its bytes are not resident.
 
         Raises:
             StreamloadError: it cannot come; so does the next call, as long as that is so.
@@ -350,7 +350,7 @@ class TaskSize:
         self._slot_bytes = 1  # of the largest batch until now
 
     def learn(self, done: RowsDone) -> None:
-        """Take the costs of a task that made batches."""
+        """Record the costs of a finished task."""
         row_s = (done.costs.decode + done.costs.transform + done.costs.collate) / max(1, done.rows)
         self._row_s = 0.7 * self._row_s + 0.3 * row_s if self._row_s else row_s
         self._slot_bytes = max(self._slot_bytes, *[made.size_bytes for made in done.batches])
@@ -410,19 +410,19 @@ class BatchStream:
 
     @property
     def awaited(self) -> bool:
-        """Whether the trainer waits, as far as that is known here: it acknowledges some batches late."""
+        """Return True if the trainer probably waits; its acknowledgements may be late."""
         return self._in_progress and self.untaken <= self.acknowledge_after
 
     @property
     def full(self) -> bool:
-        """Whether the requested epoch has all its tasks, or no further batch may be in flight or wait for the loop."""
+        """Return True if the requested epoch has all its tasks, or the prefetch limit is reached."""
         return self._in_progress and (
             self._planning() is None or len(self._batches) + self.untaken >= self._task_size.batches()[1]
         )
 
     @property
     def blocked(self) -> bool:
-        """Whether the requested epoch can only go on with more resident bytes. Raises why they cannot be fetched."""
+        """Return True if the requested epoch needs more resident bytes. Raises the error of a failed fetch."""
         planning = self._planning()
         return planning is not None and not self.tasks and planning.blocked
 
@@ -459,7 +459,7 @@ class BatchStream:
             self._ahead = None
 
     def end_task(self, number: int, done: RowsDone | None) -> None:
-        """Take the result of a task, if it has one, and release what its batches needed."""
+        """Record a task's result, if any, and release the needs of its batches."""
         batches, fetcher = self.tasks.pop(number, None) or self.abandoned.pop(number), self._engine.fetcher
         if fetcher is not None:
             for batch in batches:
@@ -564,7 +564,7 @@ class BatchStream:
 
     @property
     def acknowledge_after(self) -> int:
-        """How many batches the trainer may take before it acknowledges."""
+        """Return the number of batches that the trainer may take before it acknowledges."""
         return min(max(1, self._task_size.batches()[1] // _MESSAGES_PER_WINDOW), _MOST_UNACKNOWLEDGED)
 
     def _ready(self, batch: Batch) -> ReadyBatch:

@@ -214,7 +214,7 @@ class PartWindow:
         self._update(key)
 
     def drop(self, key: int) -> None:
-        """Remove a part that is present or in flight; if needed, it is fetched again in its turn."""
+        """Remove a part that is present or in flight; if needed, it is fetched again when due."""
         shard = shard_and_number(key)[0]
         self.kept.pop(key, None)
         self.present.discard(key)

@@ -167,7 +167,7 @@ def _with_usual_scans(data: memoryview) -> memoryview | None:
     """Return a copy of a sequential JPEG in which every scan names the whole spectrum; None if all do.
 
     Sequential decoding ignores the spectrum in a scan's header, and some encoders write zeros there. libjpeg-turbo
-    warns of it and reports only its first warning, so later damage would go unnoticed.
+    warns of them and reports only its first warning, so later damage would go unnoticed.
     """
     mended, position = bytearray(data), 2
     while (position := mended.find(b"\xff", position)) >= 0 and position + 5 <= len(mended):

@@ -71,7 +71,8 @@ class Dataset:
         listing: the shards.
         storages: of the indexes.
         indexes: indexes that have already been read, by folder.
-        budget_bytes: tables of indexes take a sixteenth of it, within 32 and 256 MiB, unless more are needed.
+        budget_bytes: the memory budget; tables of indexes take a sixteenth, within 32 and 256 MiB, unless more are
+            needed.
 
     Attributes:
         counts: the samples of each shard, as far as known.

@@ -118,7 +118,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or belongs to the parent of this process."""
+        """Return True if the connection was closed, or belongs to this process's parent."""
         return not self._end.alive or os.getpid() != self._owner
 
     @property

@@ -125,7 +125,7 @@ class FeederClient:
         return self.feeder().call(function, *arguments)
 
     def list_shards(self, urls: Urls, index: str | os.PathLike[str] | None, sidecars: Sequence[Urls] = ()) -> Listing:
-        """See `list_shards`, and what it raises."""
+        """Call `list_shards`, and raise what it raises."""
         if not self.is_here:  # paths and sequences may be of classes that the feeder does not know
             urls, index = as_strings(urls), None if index is None else os.fspath(index)
             sidecars = tuple(map(as_strings, sidecars))

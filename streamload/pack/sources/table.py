@@ -71,7 +71,7 @@ class Table(NamedTuple):
     is_text: bool = False
 
     def where(self, row: int, column: str) -> str:
-        """Name a value by file, row and column."""
+        """Return the file, row and column of a value, for messages."""
         return f"{self.path!r}, {self.place(row)}, column {column!r}"
 
     def first(self, column: str) -> Any:
