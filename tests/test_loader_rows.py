@@ -6,6 +6,7 @@ import random
 import sys
 import warnings
 from collections import OrderedDict, namedtuple
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch.utils.data import default_collate
 
 from streamload import ShardWriter, StreamLoader
 from streamload.errors import CollateError, DecodeError, StreamloadError, TransformError
-from streamload.images import Compose, Resize
+from streamload.images import Compose, Resize, ToFloat
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
@@ -336,19 +337,33 @@ def test_arrays_that_a_function_changes_are_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("argument", ["decode", "transform"])
-@pytest.mark.parametrize("size", [3, 2000])
-def test_a_function_may_return_the_same_array_every_time(tmp_path: Path, size: int, argument: str) -> None:
-    memory = np.empty(size, np.int64)
+@pytest.mark.parametrize("shape", [(), (3,), (2000,)])
+@pytest.mark.parametrize("memories", [1, 3])
+@pytest.mark.parametrize("fresh", [0, 2, 5])
+def test_a_function_may_return_the_same_arrays_again(
+    tmp_path: Path, argument: str, shape: tuple[int, ...], memories: int, fresh: int
+) -> None:
+    memory, calls = np.empty((memories, *shape), np.int64), count(-fresh)
 
     def fill(value: Any) -> Any:
-        memory[:] = int(value)
-        if memory[0] == 1:
+        call, number = next(calls), int(value)
+        array = np.empty(shape, np.int64) if call < 0 else memory[call % memories, ...]
+        array[...] = number
+        if number == 1:
             raise ValueError
-        return memory
+        return array if number < 20 or not shape else array[:2]
 
     options = {"fields": ("cls",), argument: {"cls": fill}, "on_error": "skip"}
-    found = batches_of(write(tmp_path, numbered(9)), 3, 1, **options)
-    assert [row[0].item() for (batch,) in found for row in batch] == [0, *range(2, 9)]
+    with StreamLoader(write(tmp_path, numbered(40)), 4, num_workers=0, **options) as loader:
+        for _ in range(2):  # in the second pass the shapes are known
+            found = [row.flatten()[0].item() for (batch,) in loader for row in batch]
+            assert found == [0, *range(2, 40)]
+
+
+def test_the_order_of_axes_in_memory_is_kept(tmp_path: Path) -> None:
+    source = write(tmp_path, [{"png": np.zeros((4, 5, 3), np.uint8)} for _ in range(8)])
+    for (batch,) in batches_of(source, 4, fields=("png",), transform={"png": ToFloat()}):
+        assert batch.is_contiguous(memory_format=torch.channels_last)
 
 
 class Fill:

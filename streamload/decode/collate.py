@@ -256,9 +256,6 @@ if TYPE_CHECKING:
 # Larger rows are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
-# Smaller values of functions are copied to their batch together, which is faster.
-_COPIED_TOGETHER_BYTES = 4 << 10
-
 
 def windows(data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
     """View `data` as an item of `dtype` at every byte offset."""
@@ -352,8 +349,9 @@ class PlacedRows(list[Any]):
         if type(value) is np.ndarray and value.dtype == place.dtype and value.shape == place.shape:
             if value is not place:
                 place[...] = value
-            value = place
-        list.__setitem__(self, row, value)
+            list.__setitem__(self, row, place)
+        else:
+            list.__setitem__(self, row, owned(value))
 
     def slice(self, start: int, end: int) -> list[Any] | NDArray[Any]:
         """Return the rows of one batch: their memory, or the values if one does not lie there."""
@@ -362,40 +360,36 @@ class PlacedRows(list[Any]):
 
 
 class OwnValues(list[Any]):
-    """A column whose arrays are copied as they are made: a function may return the same array every time.
-
-    Attributes:
-        are_apart: two consecutive arrays did not share memory.
-    """
-
-    def __init__(self, count: int) -> None:
-        super().__init__([None] * count)
-        self.are_apart = False
-        self._previous: NDArray[Any] | None = None
+    """A column whose arrays are copied as they are made: a function may return the same array every time."""
 
     def __setitem__(self, row: Any, value: Any) -> None:
-        if type(value) is np.ndarray:
-            if not self.are_apart and self._previous is not None:
-                self.are_apart = not np.may_share_memory(self._previous, value)
-            self._previous, value = value, value.copy()
-        list.__setitem__(self, row, value)
+        list.__setitem__(self, row, value.copy("K") if type(value) is np.ndarray else value)
 
 
-def values_of(count: int, blocks: list[NDArray[Any]] | None, *, may_be_small: bool = True) -> list[Any]:
-    """Return a list for a column's values, which are set row by row.
+def owned(value: Any) -> Any:
+    """Return a copy of an array, in the same order of memory; anything else as it is."""
+    return value.copy("K") if type(value) is np.ndarray else value
+
+
+def are_apart(arrays: Sequence[Any]) -> bool:
+    """Return True if no two arrays share memory that can be written; False if that is not sure."""
+    bases = [array.base for array in arrays]
+    kinds = set(map(type, bases))
+    if kinds == {np.ndarray}:
+        return are_apart(bases)
+    owners = arrays if kinds == {NoneType} else bases
+    are_known = kinds in ({NoneType}, {bytearray})
+    return kinds == {bytes} or (are_known and len(set(map(id, owners))) == len(owners))
+
+
+def values_of(count: int, blocks: list[NDArray[Any]] | None) -> list[Any]:
+    """Return a list for the values of a user's function, which are set row by row.
 
     Args:
         count: of rows.
         blocks: the memory for the values of each batch; None if unknown, one axis for numbers.
-        may_be_small: small arrays may be copied together at the end of their batch.
     """
-    if blocks is None and count > 1:
-        return OwnValues(count)
-    if blocks is None or blocks[0].ndim == 1:
-        return [None] * count
-    if may_be_small and blocks[0].nbytes < _COPIED_TOGETHER_BYTES * len(blocks[0]):
-        return OwnValues(count)
-    return PlacedRows(blocks)
+    return OwnValues([None] * count) if blocks is None or blocks[0].ndim == 1 else PlacedRows(blocks)
 
 
 def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
@@ -404,7 +398,9 @@ def by_first_row(blocks: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
 
 
 def copied_together(arrays: Sequence[NDArray[Any]], out: NDArray[Any]) -> bool:
-    """Copy arrays to the entries of `out`; return False if one has another dtype or shape."""
+    """Copy arrays to the entries of `out`; return False if it is not contiguous, or one has another dtype or shape."""
+    if out.ndim == 1 or not out.flags.c_contiguous:
+        return False
     length, *rest = out.shape[1:]
     try:
         if set(map(len, arrays)) != {length}:
@@ -475,8 +471,7 @@ def _chosen(column: Any, numbers: list[int]) -> Any:
     if isinstance(column, StoredBytes):
         return StoredBytes([column.places[number] for number in numbers], column.reader)
     # Arrays may lie in the batch's memory, which is overwritten next.
-    values = [column[number] for number in numbers]
-    return [value.copy() if type(value) is np.ndarray else value for value in values]
+    return [owned(column[number]) for number in numbers]
 
 
 # Columns of smaller values (on average) are copied at once, in fewer calls.
@@ -625,9 +620,7 @@ def _write_values(leaf: ArrayLeaf, values: list[Any], out: NDArray[Any]) -> None
         values = [memory for memory, _ in memories]
     elif not all(map(is_plain_array, kinds)):
         raise LayoutMismatchError
-    if shape and out.flags.c_contiguous:
-        if not copied_together(values, out):
-            raise LayoutMismatchError
+    if copied_together(values, out):
         return
     for number, value in enumerate(values):
         if not np.can_cast(value.dtype, dtype, "equiv") or value.shape != shape:

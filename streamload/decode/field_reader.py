@@ -24,10 +24,11 @@ from streamload.decode.collate import (
     PlacedRows,
     Rows,
     StoredBytes,
+    are_apart,
     by_first_row,
     copied_together,
     copy_stored,
-    values_of,
+    owned,
     windows,
 )
 from streamload.decode.decoders import Decoder, Encoded, decoder_for
@@ -49,6 +50,9 @@ _GATHERED_BYTES = 1024
 
 # Larger fields are read one by one: cheap beside the copy, and no neighbouring pages count as memory.
 _VIEWED_BYTES = 32 << 10
+
+# Smaller decoded arrays are copied to their batch together, which is faster.
+_COPIED_TOGETHER_BYTES = 4 << 10
 
 ABSENT: Any = type("Absent", (), {})()
 """Stands for a field that a sample lacks."""
@@ -229,6 +233,7 @@ class FieldReader:
         self._single = single
         self._decodings: dict[str, tuple[Decoder, type[Encoded]]] = {}
         self._reused = memoryview(b"")
+        self._reusing: set[str] = set()  # fields whose decoders may write again to the memory of earlier arrays
 
     def decoding(self, name: str) -> tuple[Decoder, type[Encoded]]:
         """Return a field's decoder, and the class of bytes that it takes without a copy.
@@ -330,7 +335,7 @@ class FieldReader:
     ) -> Any:
         first, first_kind = self.decoding(column.alternatives[0])
         small = _small_fields(column, work, first_kind) if may_be_together and _has_first(column) else None
-        values, progress = values_of(work.count, blocks), work.progress
+        values, progress = self._values_for(column, work.count, blocks), work.progress
 
         def read_rows(rows: Iterator[int]) -> None:
             for row in rows:
@@ -351,22 +356,32 @@ class FieldReader:
 
             work.each_row(read_rows if small is None else read_small, failed, range(start, end))
 
-        first_rows = min(2, work.count)
-        read_span(0, first_rows)
-        if isinstance(values, OwnValues) and values.are_apart:
-            values = list(values)
-        if blocks is None or isinstance(values, PlacedRows) or blocks[0].ndim == 1:
-            read_span(first_rows, work.count)
+        if blocks is None or isinstance(values, PlacedRows):
+            read_span(0, work.count)
             return values
+        are_own = self.is_built_in(column) or isinstance(values, OwnValues)
         batches: dict[int, Any] = {}
         for start, block in by_first_row(blocks).items():
             end = start + len(block)
-            read_span(max(start, first_rows), end)
-            batches[start] = values[start:end]
-            if set(map(type, batches[start])) == {np.ndarray} and copied_together(batches[start], block):
-                batches[start] = block
+            read_span(start, end)
+            batch = batches[start] = values[start:end]
+            if np.ndarray in (kinds := set(map(type, batch))):
+                arrays = batch if len(kinds) == 1 else [value for value in batch if type(value) is np.ndarray]
+                if not are_own and not are_apart(arrays):
+                    self._reusing.add(column.name)
+                    may_be_together = may_be_together and not work.failures
+                    return self._read_by_row(work, column, failed, blocks, may_be_together=may_be_together)
+                is_placed = len(kinds) == 1 and copied_together(batch, block)
+                batches[start] = block if is_placed else batch if are_own else list(map(owned, batch))
             values[start:end] = [None] * len(block)  # later values reuse their memory, which is in the caches
         return batches
+
+    def _values_for(self, column: Column, count: int, blocks: list[NDArray[Any]] | None) -> list[Any]:
+        """Return a list for a column's values, which are set row by row."""
+        if blocks is not None and blocks[0].ndim > 1 and blocks[0].nbytes >= _COPIED_TOGETHER_BYTES * len(blocks[0]):
+            return PlacedRows(blocks)
+        are_copied = not self.is_built_in(column) and (blocks is None or column.name in self._reusing)
+        return OwnValues([None] * count) if are_copied else [None] * count
 
     def _read_together(
         self, work: Work, column: Column, blocks: list[NDArray[Any]] | None, may_stay_stored: bool

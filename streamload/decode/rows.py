@@ -245,7 +245,7 @@ class RowMaker:
             place = number + len(SAMPLE_NAMES) if fields is None else places[number]
             of_column = blocks.get(place) if blocks and is_regular else None
             if any(functions):
-                columns.append(values_of(work.count, of_column, may_be_small=False))
+                columns.append(values_of(work.count, of_column))
                 transformed.append(_Transformed(column, functions, columns[-1]))
                 continue
             started = perf_counter()
