@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 from matrix import exhaustive
 from servers.faults import FaultServer, Script
-from servers.plain_storage import PlainStorage
 
 from streamload.errors import ShardChangedError, StorageError
 from streamload.fetch.transfers import Source, TransferCounts, Transfers
 from streamload.storage.download import Pin, Retries, RetryPolicy
+from streamload.storage.storages import Storages
 
 SEEDS = [0, *(exhaustive((seed,)) for seed in range(1, 30))]
 SHARD_BYTES = 1_000_003
@@ -55,7 +55,7 @@ class Fetched:
 
 async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fetched:
     """Every part of every shard once, with the shards' sizes not known before; ends with the first error."""
-    storage = PlainStorage(url)
+    storage = Storages().for_url(url)
     sources = [Source(storage, f"{url}/{name}", Pin()) for name in SHARDS]
     parts = [(shard, start) for shard in range(len(SHARDS)) for start in range(0, SHARD_BYTES, part_bytes)]
     contents = list(SHARDS.values())
@@ -86,6 +86,7 @@ async def fetch(url: str, part_bytes: int, limits: RetryPolicy, most: int) -> Fe
     async with asyncio.timeout(DEADLINE_S):
         await ended.wait()
     await transfers.close()
+    await storage.aclose()
     assert fetched.errors or next(todo, None) is None
     return replace(fetched, counts=transfers.counts)
 
@@ -122,7 +123,8 @@ async def test_bodies_that_are_all_cut_are_continued_from_there(network: Network
     fetched.assert_right()
     assert fetched.counts.broken > 24
     assert fetched.counts.received_bytes <= 1.05 * 3 * SHARD_BYTES
-    assert network.server.report().sent_bytes <= 1.05 * 3 * SHARD_BYTES
+    lost_bytes = 8 * PART_BYTES  # of the eight in flight when nothing had broken yet: they come in large pieces
+    assert network.server.report().sent_bytes <= 1.05 * 3 * SHARD_BYTES + lost_bytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)

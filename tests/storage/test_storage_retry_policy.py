@@ -95,9 +95,8 @@ class BusyServer(ThreadedServer):
 def test_a_server_is_asked_again_when_it_says(kind: str) -> None:
     """Obstore does not show the header; one HEAD asks for it."""
     with BusyServer(1, "1") as server:
-        address = f"http://{server.address}"
-        url = f"{address}/index.json" if kind == "http" else "s3://bucket/index.json"
-        options = {"key": "k", "secret": "s", "endpoint_url": address} if kind == "s3" else {}
+        url = f"{server.url}/index.json" if kind == "http" else "s3://bucket/index.json"
+        options = {"key": "k", "secret": "s", "endpoint_url": server.url} if kind == "s3" else {}
         assert Storages(options, retries=SOON).for_url(url).read_bytes(url, most_bytes=10) == b"content"
     before_s, after_s = server.gets_s
     assert 0.8 <= after_s - before_s < 5.0

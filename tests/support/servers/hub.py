@@ -20,18 +20,12 @@ class Hub(ThreadedServer):
 
     Attributes:
         ranges: path and Range of each request for a file.
-        refusals: how many requests for files are still answered 429.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         super().__init__()
         self.files = files
         self.ranges: list[tuple[str, str | None]] = []
-        self.refusals = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
 
     def answer(self, method: str, address: str, headers: Mapping[str, str], _: bytes) -> Answer:
         """The repository, a folder of it, or a part of a file."""
@@ -49,9 +43,6 @@ class Hub(ThreadedServer):
             return 404, {"X-Error-Code": "EntryNotFound" if "/me/numbers/" in path else "RepoNotFound"}, b"{}"
         requested = headers.get("Range") or headers.get("range")
         self.ranges.append((path, requested))
-        if self.refusals:
-            self.refusals -= 1
-            return 429, {"Retry-After": "1"}, b"{}"
         if requested is None:
             return 200, {}, content
         first, _, last = requested.removeprefix("bytes=").partition("-")

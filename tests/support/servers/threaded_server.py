@@ -24,6 +24,7 @@ class ThreadedServer(ABC):
 
     Attributes:
         address: host and port.
+        url: with the address, for those who speak no TLS.
     """
 
     def __init__(self, host: str = "127.0.0.1", certificate: Path | None = None) -> None:
@@ -36,6 +37,7 @@ class ThreadedServer(ABC):
             context.load_cert_chain(certificate)
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_address[1]}"
+        self.url = f"http://{self.address}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="threaded-server")
 
     @abstractmethod

@@ -34,10 +34,6 @@ class UploadServer(ThreadedServer):
         self._parts: dict[int, bytes] = {}
         self._lock = threading.Lock()
 
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
-
     def answer(self, method: str, address: str, _: Mapping[str, str], body: bytes) -> Answer:
         """Keep what is uploaded, or refuse it."""
         with self._lock:
