@@ -116,9 +116,9 @@ class StreamLoader(OpenDataset):
         cache_dir: (storage) cache remote shards in this local folder, which ranks of one user on a machine may share.
         cache_size: (storage) maximum size of the cache, in bytes or as "200GB"; by default nine tenths of the space.
         on_error: (errors) raise a failed sample's error ("raise"), leave the sample out of its batch ("skip"), or
-            substitute another sample of the batch ("replace"). If every sample of a batch fails, the previous batch is
-            repeated, so that ranks keep step, or with pad=False omitted. Bugs in the program (TypeError, NameError)
-            always raise.
+            substitute another sample of the batch ("replace"). If every sample of a batch fails, the previous batch
+            takes its place, so that ranks keep step; with pad=False it is left out. Bugs in the program (TypeError,
+            NameError) always raise.
         rank: (ranks) this process's rank; by default torch.distributed's, or RANK.
         world_size: (ranks) the number of ranks; by default torch.distributed's, or WORLD_SIZE.
 

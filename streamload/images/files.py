@@ -6,7 +6,7 @@ Conversion to RGB:
 * grey, palette and two-level images: each pixel's colour; CMYK and YCCK: Pillow's conversion;
 * alpha (RGBA, LA, palettes with transparency) is dropped without blending;
 * more than 8 bits a channel are refused, since depth maps and labels would lose information (except that Pillow scales
-AVIF to 8 bits); so are floating-point and 32-bit pixels, whose range is unknown;
+  AVIF to 8 bits); so are floating-point and 32-bit pixels, whose range is unknown;
 * animations and multi-page files: the first picture.
 
 EXIF orientation is not applied, as in torchvision's default loader. A truncated file raises an error; it never becomes

@@ -29,8 +29,8 @@ class Joint:
     * "image": an array (height, width, channels) or (height, width), resampled as each operation says;
     * "mask": numbers of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
     * "boxes": (boxes, 4 or more): left, top, right, bottom in pixels (right and bottom exclusive), and further numbers
-    such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with as many
-    columns.
+      such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with as
+      many columns.
 
     Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) apply to
     images only, one after the other.

@@ -41,8 +41,8 @@ class RowBlock:
         shard: int64[rows], the shard's number in the listing.
         sample: int64[rows], the sample's number in the shard.
         ends: int64[m], the position in the epoch's order (over all ranks) after each batch, which a state records.
-        repeat: int64[rows], earlier occurrences of the sample in the epoch, so that each repeat has its own randomness;
-            None if every sample occurs once.
+        repeat: int64[rows], distinguishes a sample's repeats in the epoch, so that each has its own randomness; None if
+            every sample occurs once.
     """
 
     batch_edges: IntArray

@@ -211,7 +211,7 @@ class SampleSequence:
         return int(samples[0]), int(samples[1]) + 1
 
     def locate(self, positions: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the shards, the samples in them, and their earlier occurrences, int64 each."""
+        """Return the shards, the samples in them, and how often each may have occurred before, int64 each."""
         run = np.searchsorted(self.edges, positions, side="right") - 1
         shards, samples, before = self.order[run], positions - self.edges[run] + self._firsts[run], self._passes[run]
         if self._repeats is not None:
