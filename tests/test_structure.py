@@ -330,7 +330,7 @@ def test_a_fresh_process_loads_no_heavy_library() -> None:
     """What a feeder and a worker start with may not even import NumPy: they are bound to the trainer's life first."""
     starts = "streamload.feeder.start", "streamload.workers.worker_start"
     assert loaded_by({"numpy", "asyncio", "cloudpickle"}, *starts).split() == [*starts]
-    processes = "streamload", "streamload.workers.worker", "streamload.feeder.process"
+    processes = "streamload", "streamload.workers.worker", "streamload.feeder.process", "streamload.cli.main"
     assert loaded_by(HEAVY, *processes).split() == [*processes]
 
 
