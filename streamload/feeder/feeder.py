@@ -266,6 +266,7 @@ class Feeder:
                         self.fetcher.retry_failed()
                     self._stream.request(message)
                     self.pool.abandon_unwanted()
+                    self._count_for(None)  # `len()` may have been interrupted
                 case messages.Tracing():
                     self._meter.trace(on=message.on)
                 case messages.AbandonEpoch():
@@ -276,7 +277,7 @@ class Feeder:
                     self._engine.slots.note_released(message.released)
                     self._stream.untaken -= message.batches
                 case messages.Call() if message.function == messages.COUNT_SAMPLES:
-                    self._counting = message.number
+                    self._count_for(message.number)
                     self.scans.request(range(len(self.tables.counts)))
         self.pump()
 
@@ -299,7 +300,14 @@ class Feeder:
             raise_first(self.scans.errors, range(len(counts)))
             if counts.complete:
                 self._send(messages.Answer(self._counting, tuple(counts.values.tolist())), ())
-                self._counting = None
+                self._count_for(None)
+
+    def _count_for(self, call: int | None) -> None:
+        """Set the call that waits for all counts. Scans come first then, since the loop takes no batch meanwhile."""
+        self._counting = call
+        if self.fetcher is not None:
+            self.fetcher.window.put_scans_first(first=call is not None)
+            self.fetcher.notify()
 
     def _send_ready(self, batches: list[messages.ReadyBatch], last: bool) -> None:
         """Send batches, as many with one message as its descriptors allow."""
@@ -368,7 +376,7 @@ class Feeder:
         """Report that nothing can go on, and do nothing more."""
         requested = self._stream.requested
         self._stream.stop()
-        self._counting = None
+        self._count_for(None)
         failed_for = None if requested is None else requested.identity
         self._send(messages.Failed(failure_of(naming_the_limit(error)), failed_for), ())
 

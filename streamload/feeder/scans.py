@@ -93,7 +93,7 @@ class Scans:
     def put_first(self, shard: int) -> None:
         """Scan a requested shard before all others: a batch waits for it."""
         arriving = self._arriving.get(shard)
-        if arriving is not None and arriving.turn >= 0 and shard != next(iter(self._arriving)):
+        if arriving is not None and shard != next(iter(self._arriving)):
             arriving.turn = next(self._first_turns)
             self._arriving.move_to_end(shard, last=False)
 

@@ -103,6 +103,7 @@ class EpochNeeds:
         self._plan = plan
         self._tables = tables
         self._held: set[int] = set()
+        self._window.unkeep_all()  # scans may have kept parts since the pass before, whose order is another
 
     def start(self, keys: Iterable[int]) -> None:
         """Hold the parts of the next batch until it is made, and for this epoch until they are passed."""
