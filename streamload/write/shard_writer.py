@@ -112,7 +112,7 @@ class ShardWriter:
 
     @property
     def tables(self) -> tuple[tuple[IndexedShard, ShardTable], ...]:
-        """The index entries and tables of the published shards, as `write_index` takes them."""
+        """The index entries and tables of the published shards, as `IndexFolder.update_with_tables` takes them."""
         return tuple(indexed(self._shards.published))
 
     def write(self, sample: Mapping[str, object]) -> None:

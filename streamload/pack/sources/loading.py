@@ -52,7 +52,7 @@ def read_regular(path: str) -> bytes | None:
 def _check_content(extension: str, data: bytes) -> None:
     if extension in ("npy", "pt", "pth") and not data:
         raise ValueError("it is empty")
-    end = 0
+    end, is_torch = 0, True
     try:
         if extension in ("json", "jsn"):
             json.loads(data)
@@ -60,12 +60,13 @@ def _check_content(extension: str, data: bytes) -> None:
             end = npy_layout(memoryview(data)).end
         elif extension in ("pt", "pth") and not data.startswith(_OLD_TORCH):  # nothing is unpickled
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                if not any(name.endswith("data.pkl") for name in archive.namelist()):
-                    raise ValueError("torch.save did not write it")
+                is_torch = any(name.endswith("data.pkl") for name in archive.namelist())
     except (zipfile.BadZipFile, OSError, NotImplementedError) as exc:
         raise ValueError(f"the file is damaged or cut short: {exc}") from exc
     except (ValueError, RecursionError) as exc:
         raise ValueError(f"it is not {extension.upper()} ({exc})") from exc
+    if not is_torch:
+        raise ValueError("torch.save did not write it")
     if len(data) < end:
         raise ValueError(f"the array is cut short: {len(data):,} of {end:,} bytes are there")
 
