@@ -46,12 +46,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, rclone_s3: S3Server, nginx: 
 
 
 def loader_of(place: Place, urls: Any, **options: Any) -> StreamLoader:
-    defaults: dict[str, Any] = {
-        "batch_size": 7,
-        "fields": ("npy", "cls"),
-        "num_workers": 0,
-        "seed": 3,
-    }
+    defaults: dict[str, Any] = {"batch_size": 7, "fields": ("npy", "cls"), "num_workers": 0, "seed": 3}
     return StreamLoader(urls, **{**defaults, **place.options, **options})
 
 

@@ -57,10 +57,7 @@ SAMPLES: list[Sample] = [
     {"__key__": "d" * 160 + "/" + "e" * 30, "txt": "pax path, too", "cls": "5"},
 ]
 STORED = [
-    (
-        s["__key__"],
-        [(f, v if isinstance(v, bytes) else str(v).encode()) for f, v in s.items() if f != "__key__"],
-    )
+    (s["__key__"], [(f, v if isinstance(v, bytes) else str(v).encode()) for f, v in s.items() if f != "__key__"])
     for s in SAMPLES
 ]
 

@@ -126,15 +126,9 @@ def test_a_sidecar_holds_the_new_fields_alone_and_is_joined(source: Path, tmp_pa
     map_shards(with_vector, source, tmp_path / "some", sidecar=True, workers=1)
     assert list_shards(tmp_path / "some").counts == (10, 0, 10, 10, 10, 10)
     assert sorted(TarDataset(tmp_path / "some")[0]) == ["__key__", "__url__", "vector.npy"]
-    with StreamLoader(
-        source,
-        10,
-        fields=("__key__", "txt", "vector.npy?"),
-        join=tmp_path / "some",
-        num_workers=0,
-        where="label >= 0",
-        collate_fn=list,
-    ) as loader:
+    options: dict[str, Any] = {"num_workers": 0, "where": "label >= 0", "collate_fn": list}
+    fields = ("__key__", "txt", "vector.npy?")
+    with StreamLoader(source, 10, fields=fields, join=tmp_path / "some", **options) as loader:
         rows = [row for batch in loader for row in batch]
     assert [(key, text, None if 10 <= n < 20 else n) for n, (key, text) in enumerate(row[:2] for row in rows)] == [
         (f"{n:03d}", f"text {n}", None if vector is None else int(vector[0])) for n, (_, _, vector) in enumerate(rows)

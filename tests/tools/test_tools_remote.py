@@ -145,9 +145,7 @@ def test_a_damaged_shard_leaves_the_index_as_it_was(tmp_path: Path, bucket: Plac
     assert files_below(folder) == before
     status, out, err = run(streamload.app, "verify", url, *options)
     assert status == 1
-    assert [f"s{number}-000000.tar" in line for number, line in zip((0, 2), out.splitlines(), strict=True)] == [
-        True
-    ] * 2
+    assert all(f"s{number}-000000.tar" in line for number, line in zip((0, 2), out.splitlines(), strict=True))
 
 
 def test_memory_and_wrong_options(dataset: Path, bucket: Place) -> None:
