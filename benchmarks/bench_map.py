@@ -84,7 +84,8 @@ def main() -> None:
     if arguments.loop:
         webdataset_loop(*arguments.loop)
         return
-    source, target = source_of(arguments.folder, arguments.samples), arguments.folder / "mapped"
+    folder = arguments.folder.absolute()  # the copies run elsewhere
+    source, target = source_of(folder, arguments.samples), folder / "mapped"
     command = [sys.executable, "-m", "streamload", "map", "--workers", str(WORKERS), "bench_map:unchanged"]
     writers = {
         "cp -r": ["cp", "-r", str(source), str(target)],
