@@ -250,9 +250,6 @@ def slot_views(layout: Layout, memory: Bytes, rows: int | None) -> list[NDArray[
     return views
 
 
-if TYPE_CHECKING:
-    from streamload.decode.field_reader import ShardReader
-
 # Larger rows are copied one by one, smaller ones by one indexing operation per shard.
 _ROW_BY_ROW_BYTES = 1024
 
