@@ -14,7 +14,6 @@ from typer.core import TyperCommand
 
 from streamload.errors import StreamloadError
 from streamload.pack.output import UsageError, say
-from streamload.tar.header_chain import RECORD_BYTES
 from streamload.text import printable
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
@@ -142,12 +141,6 @@ Index = Annotated[
 Where = Annotated[str | None, typer.Option(help="Select samples, as in 'label == 3 and \"txt\"'.")]
 Fields = Annotated[str | None, typer.Option(metavar="FIELDS", help="Read only these fields, as in 'jpg;png,cls,txt?'.")]
 Workers = Annotated[int | None, typer.Option(help="Shards to read at once. Default: one per core.", min=1)]
-RecordSize = Annotated[
-    int,
-    typer.Option(
-        metavar="BYTES", min=RECORD_BYTES, help="The largest record of the archives, as `tar -b` wrote them (512 each)."
-    ),
-]
 Ray = Annotated[
     str | None,
     typer.Option(

@@ -41,7 +41,7 @@ from streamload.sampling.selection import Selection
 from streamload.storage.protocol import WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
-from streamload.tar.header_chain import LINK, MISSING_END, RECORD_BYTES
+from streamload.tar.header_chain import LINK, MISSING_END
 from streamload.tar.table import ShardTable
 from streamload.text import counted
 from streamload.trainer.feeder_link import FeederClient, listing_places
@@ -225,7 +225,6 @@ def index_command(
     *,
     output: Annotated[str | None, typer.Option(help="Folder of the index, if not beside the shards.")] = None,
     columns: Annotated[str | None, typer.Option(help="Values to select samples by, as FIELD:NAME,...")] = None,
-    record_size: command.RecordSize = RECORD_BYTES,
     as_document: command.Json = False,
     workers: command.Workers = None,
     ray: command.Ray = None,
@@ -250,7 +249,7 @@ def index_command(
     packed: dict[str, tuple[tuple[str, ...], int, int]] = {}  # the fields, and the place in the spool
     gone: list[str] = []
     links = 0
-    reading = partial(read_whole, storages=storages, every_byte=True, record_bytes=record_size)
+    reading = partial(read_whole, storages=storages, every_byte=True)
     with (
         tempfile.TemporaryFile() as spool,  # all tables may not fit in memory
         open_pool(ray, workers) as pool,
@@ -400,7 +399,6 @@ def verify_command(
     decode: Annotated[bool, typer.Option("--decode", help="Also decode every field.")] = False,
     as_document: command.Json = False,
     index: command.Index = None,
-    record_size: command.RecordSize = RECORD_BYTES,
     workers: command.Workers = None,
     ray: command.Ray = None,
     storage_option: command.StorageOption = None,
@@ -432,7 +430,7 @@ def verify_command(
             else:
                 command.print_line(str(fault))
 
-    read_one = partial(_read_or_error, storages=storages, record_bytes=record_size)
+    read_one = partial(_read_or_error, storages=storages)
     with open_pool(ray, workers) as pool:
         with each(read_one, urls, workers, pool, "verifying") as reads:
             for url, read in zip(urls, reads, strict=True):
@@ -468,9 +466,9 @@ def verify_command(
         raise typer.Exit(command.FAILED)
 
 
-def _read_or_error(url: str, report: Report, *, storages: Storages, record_bytes: int) -> ReadShard | StreamloadError:
+def _read_or_error(url: str, report: Report, *, storages: Storages) -> ReadShard | StreamloadError:
     try:
-        return read_whole(url, report, storages=storages, every_byte=True, record_bytes=record_bytes)
+        return read_whole(url, report, storages=storages, every_byte=True)
     except StreamloadError as exc:
         return exc
 

@@ -214,7 +214,7 @@ def bench_command(
 ) -> None:
     """Read shards with a StreamLoader, epoch after epoch, and report its speed and what limits it.
 
-    Without --fields, the fields of all samples in the first shard are read. Ctrl-C ends the measurement and reports it.
+    Without --fields, the fields of all samples in the first shard are read.
 
     Examples:
       streamload bench shards/train --shuffle --batch-size 256
@@ -225,8 +225,6 @@ def bench_command(
     chosen = _usual_fields(urls, index, options) if fields is None else tuple(fields.split(","))
     images = [] if raw or not crop else [name for name in chosen if all(map(is_image, name.split(";")))]
     started = time.perf_counter()
-    first = last = 0.0
-    interrupted = False
     with streamload.StreamLoader(
         urls,
         batch_size,
@@ -238,51 +236,40 @@ def bench_command(
         index=index,
         storage_options=options,
     ) as loader:
-        before = loader.statistics()
+        arrivals = _arrivals(loader)
         try:
-            for last in _arrivals(loader):
-                if not first:
-                    first, before = last, loader.statistics()
-                elif batches is not None and loader.statistics().batches - before.batches >= batches:
+            first = next(arrivals)
+            before = loader.statistics()
+            for count, last in enumerate(arrivals, 1):
+                if count == batches or (batches is None and last - first >= seconds):
                     break
-                if batches is None and last - first >= seconds:
-                    break
-        except KeyboardInterrupt:
-            if not first:
-                raise
-            interrupted = True
         except CollateError as error:
             error.add_note("leave fields out with --fields, or measure without decoding with --no-decode")
             raise
         measured, spent_s = loader.statistics().since(before), last - first
         setup = f"batch_size={batch_size}, {counted(loader.num_workers, 'worker')}, fields {', '.join(chosen)}"
         setup += ", not decoded" if raw else f", RandomResizedCrop({crop})" if images else ""
-    result = {
-        "loader": setup,
-        "first_batch_s": first - started,
-        "samples": measured.samples,
-        "batches": measured.batches,
-        "seconds": spent_s,
-        "payload_bytes": measured.payload_bytes,
-        "samples_per_s": measured.samples / spent_s if measured.batches else None,
-        "payload_bytes_per_s": measured.payload_bytes / spent_s if measured.batches else None,
-        "interrupted": interrupted,
-        "limited_by": measured.verdict,
-        "statistics": measured.as_dict(),
-    }
     if as_document:
-        command.print_document(result)
-    else:
-        command.print_line(f"{setup}\nfirst batch after {first - started:.2f} s")
-        if measured.batches:
-            rates = f"{measured.samples / spent_s:,.0f} samples/s, {shown_bytes(measured.payload_bytes / spent_s)}/s"
-            size = f"{counted(measured.samples, 'sample')} in {counted(measured.batches, 'batch')}"
-            command.print_line(f"{rates} as stored, measured over {size} and {spent_s:.1f} s after the first batch")
-            command.print_line(f"limited by {measured.verdict}")
-        else:
-            command.print_line("nothing else was measured: there was no second batch")
-    if interrupted:
-        raise typer.Exit(command.INTERRUPTED)
+        command.print_document(
+            {
+                "loader": setup,
+                "first_batch_s": first - started,
+                "samples": measured.samples,
+                "batches": measured.batches,
+                "seconds": spent_s,
+                "payload_bytes": measured.payload_bytes,
+                "samples_per_s": measured.samples / spent_s,
+                "payload_bytes_per_s": measured.payload_bytes / spent_s,
+                "limited_by": measured.verdict,
+                "statistics": measured.as_dict(),
+            }
+        )
+        return
+    command.print_line(f"{setup}\nfirst batch after {first - started:.2f} s")
+    rates = f"{measured.samples / spent_s:,.0f} samples/s, {shown_bytes(measured.payload_bytes / spent_s)}/s"
+    size = f"{counted(measured.samples, 'sample')} in {counted(measured.batches, 'batch')}"
+    command.print_line(f"{rates} as stored, measured over {size} and {spent_s:.1f} s after the first batch")
+    command.print_line(f"limited by {measured.verdict}")
 
 
 def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[str, Any]) -> tuple[str, ...]:

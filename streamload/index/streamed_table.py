@@ -14,7 +14,6 @@ from streamload.storage.download import Pin, download
 from streamload.storage.local_files import LocalStorage, open_regular
 from streamload.storage.protocol import Storage
 from streamload.tar.decompression import Decompressor, compression_of
-from streamload.tar.header_chain import RECORD_BYTES
 from streamload.tar.scan import Scanner, scan_file
 from streamload.tar.table import ShardTable
 
@@ -37,9 +36,7 @@ class ReadShard(NamedTuple):
     table: ShardTable
 
 
-def scan_local(
-    storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False, record_bytes: int = RECORD_BYTES
-) -> ReadShard | None:
+def scan_local(storage: Storage, url: str, *, every_byte: bool = False, labels: bool = False) -> ReadShard | None:
     """Scan a local uncompressed shard on this thread, with the options of `read_shard`; None for any other shard.
 
     Only headers and labels are read, unless `every_byte` is set.
@@ -53,8 +50,8 @@ def scan_local(
     try:
         descriptor, status = open_regular(url)
         with open(descriptor, "rb", buffering=0) as file:
-            options = {"crc32": every_byte, "labels": labels or every_byte}
-            table = scan_file(file.fileno(), status.st_size, url, record_bytes=record_bytes, **options)
+            labels = labels or every_byte
+            table = scan_file(file.fileno(), status.st_size, url, crc32=every_byte, labels=labels)
     except OSError as exc:
         raise StorageError(f"the shard cannot be read ({exc.strerror}); check the disk", url=url) from exc
     return ReadShard(status.st_size, status.st_mtime_ns, None, table)
@@ -66,7 +63,6 @@ async def read_shard(
     *,
     every_byte: bool = False,
     labels: bool = False,
-    record_bytes: int = RECORD_BYTES,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> ReadShard:
     """Read a shard strictly, holding a few megabytes of it, or the largest sample of a remote or compressed one.
@@ -76,7 +72,6 @@ async def read_shard(
         url: of the shard.
         every_byte: compute the crc32 of each member, and read the labels.
         labels: read the labels.
-        record_bytes: as for `scan_shard`.
         on_bytes: called with the number of bytes on arrival; an exception stops the reading.
 
     Raises:
@@ -85,13 +80,13 @@ async def read_shard(
     """
     compression, mtime_ns = compression_of(url), None
     if isinstance(storage, LocalStorage):
-        scan = partial(scan_local, storage, url, every_byte=every_byte, labels=labels, record_bytes=record_bytes)
+        scan = partial(scan_local, storage, url, every_byte=every_byte, labels=labels)
         if (local := await asyncio.to_thread(scan)) is not None:
             return local
         mtime_ns = storage.info(url).mtime_ns
     pin = Pin()
     decompressor = None if compression is None else Decompressor(compression, url)
-    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte or labels)
+    scanner = Scanner(url, every_byte=every_byte or labels)
 
     def receive(_: int, piece: bytes) -> None:
         on_bytes(len(piece))

@@ -43,9 +43,6 @@ _CHECKED_RECORDS = (b"path", b"size")
 _ZERO_PADDED_SUM = re.compile(rb"([0-7]{6}[0-7]?)[\0 ]{1,2}")
 _SPACE_PADDED_SUM = re.compile(rb" *([1-7][0-7]*)[\0 ]{1,2}")
 
-RECORD_BYTES = 20 * BLOCK_BYTES
-"""The default record of tar, which fills the last record with zeros."""
-
 MISSING_END = "missing end-of-archive marker"
 """The reason under which an archive without its end-of-archive marker is counted."""
 
@@ -56,6 +53,7 @@ FEW_BYTES = 8 << 10
 """Up to this size headers are read one by one: NumPy takes as long for one as for a hundred."""
 
 _MARKER_BYTES = 2 * BLOCK_BYTES
+_RECORD_BYTES = 20 * BLOCK_BYTES  # tar fills the last one with zeros
 _UNBOUNDED_BYTES = 1 << 62
 _HEADERS_AT_ONCE = 500  # of 512 bytes: they stay in a cache of 1 MiB while they are looked at
 _ZERO = ord("0")
@@ -305,7 +303,6 @@ class HeaderChain:
         url: the shard, for errors.
         start: 0, or a place that another chain has `reached`.
         total: the size of the archive, or None.
-        record_bytes: the size of the archive's records.
 
     Attributes:
         names: the full name of each regular file.
@@ -316,13 +313,12 @@ class HeaderChain:
         needs: the end of the bytes that the next `read` needs; None at the end of the archive.
     """
 
-    def __init__(self, url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES) -> None:
+    def __init__(self, url: str, *, start: int, total: int | None) -> None:
         self.reached = start
         self.needs: int | None = start + BLOCK_BYTES
         self.url = url
         self.total = total
         self._limit = _UNBOUNDED_BYTES if total is None else total
-        self._record_bytes = record_bytes
         self.names: list[bytes] = []
         self.places: list[NDArray[np.int64]] = [np.empty((2, 0), np.int64)]
         self.skipped: list[tuple[int, str]] = []
@@ -572,8 +568,7 @@ class HeaderChain:
                 "the shard was cut in its end-of-archive marker (two blocks of zeros); fetch or pack it again", position
             )
         # The marker may begin in one record and end in the next.
-        record = self._record_bytes
-        most_zeros = max(record, _MARKER_BYTES + -(position + _MARKER_BYTES) % record)
+        most_zeros = max(_RECORD_BYTES, _MARKER_BYTES + -(position + _MARKER_BYTES) % _RECORD_BYTES)
         rest = self._bytes(position, min(left, most_zeros + BLOCK_BYTES))
         zeros = (len(rest) - len(rest.lstrip(b"\0"))) // BLOCK_BYTES * BLOCK_BYTES
         if rest.strip(b"\0") and zeros < _MARKER_BYTES:
@@ -594,8 +589,8 @@ class HeaderChain:
             length = f"{left:,}" if self.total is not None else f"at least {len(rest):,}"
             raise self._error(
                 f"the archive ends here, and {length} bytes follow that begin with more zeros than tar writes; the "
-                "shard was probably not downloaded or copied to its end: fetch or pack it again. If they are the rest "
-                "of a record (`tar -b`), `streamload index --record-size` accepts them",
+                "shard was probably not downloaded or copied to its end: fetch it again, or pack it again (without "
+                "`tar -b`, whose larger records end like this)",
                 position,
             )
         if total % BLOCK_BYTES:

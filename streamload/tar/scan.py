@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamload.errors import ShardChangedError, ShardFormatError
-from streamload.tar.header_chain import BLOCK_BYTES, RECORD_BYTES, HeaderChain, padded
+from streamload.tar.header_chain import BLOCK_BYTES, HeaderChain, padded
 from streamload.tar.table import MISSING, ShardTable, joined_tables
 
 if TYPE_CHECKING:
@@ -64,15 +64,12 @@ class ScannedPiece:
     needs: int | None
 
 
-def scan_shard(
-    data: memoryview | NDArray[np.uint8], url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False
-) -> ShardTable:
+def scan_shard(data: memoryview | NDArray[np.uint8], url: str, *, every_byte: bool = False) -> ShardTable:
     """Scan an uncompressed tar archive, and verify every header and the end of the archive.
 
     Args:
         data: uint8[n], the whole shard, contiguous.
         url: the shard, for errors.
-        record_bytes: the size of the archive's records; zeros may fill the last one.
         every_byte: also compute the crc32 of every payload and the labels; these are None unless each sample has a
             decimal integer as its `cls`.
 
@@ -80,7 +77,7 @@ def scan_shard(
         ShardFormatError: the archive is damaged, cut or not tar; a member cannot be read in place (sparse or
             multi-volume); a sample's members are not together, or a field is repeated. `url` and `offset` are set.
     """
-    scanner = Scanner(url, record_bytes=record_bytes, every_byte=every_byte)
+    scanner = Scanner(url, every_byte=every_byte)
     scanner.scan(_octets(data), len(data))
     return scanner.finish()
 
@@ -90,7 +87,6 @@ def scan_file(
     shard_bytes: int,
     url: str,
     *,
-    record_bytes: int = RECORD_BYTES,
     crc32: bool = False,
     labels: bool = False,
 ) -> ShardTable:
@@ -117,7 +113,7 @@ def scan_file(
             data += more
         return data
 
-    chain = HeaderChain(url, start=0, total=shard_bytes, record_bytes=record_bytes)
+    chain = HeaderChain(url, start=0, total=shard_bytes)
     ahead_bytes, read_before = _WINDOW_BYTES, 0
     while chain.needs is not None:
         start = chain.reached
@@ -137,9 +133,7 @@ def scan_file(
     return replace(table, labels=_labels_of(table, read)) if labels and len(table) else table
 
 
-def scan_piece(
-    data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None, record_bytes: int = RECORD_BYTES
-) -> ScannedPiece:
+def scan_piece(data: memoryview | NDArray[np.uint8], url: str, *, start: int, total: int | None) -> ScannedPiece:
     """Scan the whole samples in the bytes of an uncompressed tar archive that have arrived.
 
     Makes the checks of `scan_shard`, each as soon as its bytes have arrived; `Scanner` refuses a key of another piece.
@@ -149,13 +143,12 @@ def scan_piece(
         url: the shard, for errors.
         start: 0, or the last piece's `resume`.
         total: the size of the shard; None if it is unknown: then another scan must end the shard.
-        record_bytes: the size of the archive's records.
 
     Raises:
         ShardFormatError: as `scan_shard`.
         ValueError: the numbers contradict each other.
     """
-    chain = HeaderChain(url, start=start, total=total, record_bytes=record_bytes)
+    chain = HeaderChain(url, start=start, total=total)
     chain.read(_octets(data))
     return _grouped(chain, start)
 
@@ -168,14 +161,11 @@ class Scanner:
         needs: the end of the bytes that the next piece needs; None at the end of the shard.
     """
 
-    def __init__(
-        self, url: str, *, record_bytes: int = RECORD_BYTES, every_byte: bool = False, step_bytes: int = 8 << 20
-    ) -> None:
+    def __init__(self, url: str, *, every_byte: bool = False, step_bytes: int = 8 << 20) -> None:
         """Start empty; `step_bytes` are fed between two scans, with `every_byte` for crc32 and labels."""
         self.resume = 0
         self.needs: int | None = BLOCK_BYTES
         self._url = url
-        self._record_bytes = record_bytes
         self._every_byte = every_byte
         self._step_bytes = step_bytes
         self._held = bytearray()  # the bytes that were fed, from `resume` on
@@ -220,7 +210,7 @@ class Scanner:
     def scan(self, octets: NDArray[np.uint8], total: int | None) -> None:
         """Add the whole samples in the bytes from `resume` on; `total` as for `scan_piece`."""
         start = self.resume
-        piece = scan_piece(octets, self._url, start=start, total=total, record_bytes=self._record_bytes)
+        piece = scan_piece(octets, self._url, start=start, total=total)
         if self._every_byte:
             table, view = piece.table, octets.data
             crc32s = np.array([zlib.crc32(view[a - start : b - start]) for a, b in _edges(table)], np.uint32)
