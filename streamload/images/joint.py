@@ -1,4 +1,4 @@
-"""Apply one random draw to all fields of a picture: its image, its masks and its boxes."""
+"""Apply one random draw to all fields of a picture: image, masks, boxes and key points."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from streamload.arguments import alternatives, as_python
 from streamload.images.operations import Compose, Window, cut
 from streamload.images.placing import check_image, takes
 
-Kind: TypeAlias = Literal["image", "mask", "boxes"]
-_KINDS = ("image", "mask", "boxes")
+Kind: TypeAlias = Literal["image", "mask", "boxes", "points"]
+_KINDS = ("image", "mask", "boxes", "points")
+_COORDINATES = {"boxes": 4, "points": 2}
 
 Item: TypeAlias = tuple[Any, Kind]
 """A value's number or key in its sample, and its kind."""
@@ -30,7 +31,9 @@ class Joint:
     * "mask": numbers of classes or objects, or depths, (height, width) or (height, width, 1); resized by "nearest";
     * "boxes": (boxes, 4 or more): left, top, right, bottom in pixels (right and bottom exclusive), and further numbers
       such as a class. Moved with the image and clipped to it; empty boxes are removed. The result is float32 with as
-      many columns.
+      many columns;
+    * "points": (..., points, 2 or more): x and y as in boxes, so the centre of the first pixel is (0.5, 0.5), and
+      further numbers such as visibility. Moved with the image; all are kept, also those outside it. float32.
 
     Operations other than crops, flips and resizes (`ToFloat`, `ToTensor`, `Normalize`, changes of colour) apply to
     images only, one after the other.
@@ -91,8 +94,8 @@ class Joint:
                 if window is None:
                     continue
                 for key, kind in items:
-                    if kind == "boxes":
-                        values[key] = _clipped(_moved(values[key], window), window.size)
+                    if kind in _COORDINATES:
+                        values[key] = _clipped(_moved(values[key], kind, window), kind, window.size)
                         continue
                     check_image(type(operation).__name__, values[key])
                     if kind == "mask":
@@ -103,8 +106,9 @@ class Joint:
                 continue
             for key in (key for key, kind in items if kind == "image"):
                 values[key] = operation(values[key], **({"rng": rng} if random else {}))
-        for key in (key for key, kind in items if kind == "boxes"):
-            values[key] = _clipped(values[key], size).astype(np.float32)
+        for key, kind in items:
+            if kind in _COORDINATES:
+                values[key] = _clipped(values[key], kind, size).astype(np.float32)
         return tuple(values) if isinstance(sample, tuple) else values
 
     def _items(self, values: Any) -> list[Item]:
@@ -130,8 +134,8 @@ class Joint:
 def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
     sizes: dict[str, tuple[int, int]] = {}
     for key, kind in items:
-        if kind == "boxes":
-            values[key] = _checked_boxes(values[key])
+        if kind in _COORDINATES:
+            values[key] = _checked(values[key], kind)
             continue
         check_image(f"Joint ({kind} {key!r})", values[key])
         if kind == "mask" and values[key].shape[2:] not in ((), (1,)):
@@ -146,37 +150,43 @@ def _common_size(values: Any, items: Sequence[Item]) -> tuple[int, int]:
     return next(iter(sizes.values()))
 
 
-def _checked_boxes(boxes: Any) -> NDArray[np.float64]:
+def _checked(numbers: Any, kind: Kind) -> NDArray[np.float64]:
+    least = _COORDINATES[kind]
+    takes = f"Joint: {kind} must be numbers ({kind}, {least} or more)"
     try:
-        found = np.array(boxes, np.float64)
+        found = np.array(numbers, np.float64)
     except (TypeError, ValueError):
         raise TypeError(
-            f"Joint: boxes must be numbers (boxes, 4 or more), not {type(boxes).__name__}; let a decoder make them, as "
-            "in decode={'json': function}"
+            f"{takes}, not {type(numbers).__name__}; let a decoder make them, as in decode={{'json': function}}"
         ) from None
     if found.size == 0:
-        return found.reshape(0, found.shape[1] if found.ndim == 2 and found.shape[1] >= 4 else 4)
-    if found.ndim != 2 or found.shape[1] < 4:
-        raise TypeError(f"Joint: boxes must be numbers (boxes, 4 or more), not of shape {found.shape}")
-    sound = np.isfinite(found[:, :4]).all(axis=1) & (found[:, 0] <= found[:, 2]) & (found[:, 1] <= found[:, 3])
-    if not sound.all():
-        wrong = found[np.argmin(sound), :4].tolist()
-        raise ValueError(f"Joint: a box is (left, top, right, bottom) with left <= right, top <= bottom, not {wrong}")
+        return found.reshape(0, found.shape[1] if found.ndim == 2 and found.shape[1] >= least else least)
+    if found.ndim < 2 or (found.ndim > 2 and kind == "boxes") or found.shape[-1] < least:
+        raise TypeError(f"{takes}, not of shape {found.shape}")
+    if kind == "boxes":
+        sound = np.isfinite(found[:, :4]).all(axis=1) & (found[:, :2] <= found[:, 2:4]).all(axis=1)
+        if not sound.all():
+            wrong = found[np.argmin(sound), :4].tolist()
+            raise ValueError(
+                f"Joint: a box is (left, top, right, bottom) with left <= right, top <= bottom, not {wrong}"
+            )
     return found
 
 
-def _moved(boxes: NDArray[np.float64], window: Window) -> NDArray[np.float64]:
-    moved = boxes.copy()
+def _moved(numbers: NDArray[np.float64], kind: Kind, window: Window) -> NDArray[np.float64]:
     (top, left, rows, columns), (height, width) = window.box, window.size
-    moved[:, 0:4:2] = (boxes[:, 0:4:2] - left) * (width / columns)
-    moved[:, 1:4:2] = (boxes[:, 1:4:2] - top) * (height / rows)
-    if window.mirrored:
-        moved[:, 0], moved[:, 2] = width - moved[:, 2], width - moved[:, 0]
+    moved, end = numbers.copy(), _COORDINATES[kind]
+    moved[..., 0:end:2] = (numbers[..., 0:end:2] - left) * (width / columns)
+    moved[..., 1:end:2] = (numbers[..., 1:end:2] - top) * (height / rows)
+    if window.mirrored:  # a box's left edge becomes its right one
+        moved[..., 0:end:2] = width - moved[..., end - 2 :: -2]
     return moved
 
 
-def _clipped(boxes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+def _clipped(numbers: NDArray[np.float64], kind: Kind, size: tuple[int, int]) -> NDArray[np.float64]:
+    if kind == "points":
+        return numbers
     height, width = size
-    boxes[:, 0:4:2] = boxes[:, 0:4:2].clip(0, width)
-    boxes[:, 1:4:2] = boxes[:, 1:4:2].clip(0, height)
-    return boxes[(boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])]
+    numbers[:, 0:4:2] = numbers[:, 0:4:2].clip(0, width)
+    numbers[:, 1:4:2] = numbers[:, 1:4:2].clip(0, height)
+    return numbers[(numbers[:, 0] < numbers[:, 2]) & (numbers[:, 1] < numbers[:, 3])]

@@ -81,13 +81,14 @@ def chains(draw: st.DrawFn, height: int, width: int) -> list[Any]:
 
 @settings(deadline=None)
 @given(data=st.data(), height=st.integers(1, 12), width=st.integers(1, 12), seed=st.integers(0, 99))
-def test_masks_and_boxes_move_as_by_hand(data: Any, height: int, width: int, seed: int) -> None:
-    """A box is painted into a mask of its own; where that is, moved by hand, there the box must be."""
+def test_masks_boxes_and_points_move_as_by_hand(data: Any, height: int, width: int, seed: int) -> None:
+    """Boxes and points must be where their pixels, moved by hand, are."""
     operations = data.draw(chains(height, width))
     edges = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in (width, height) * 3]
     boxes = [[x[0], y[0], x[1], y[1], 7 + number] for number, (x, y) in enumerate(zip(edges[::2], edges[1::2]))]
-    joint = Joint(operations, ("mask", "boxes", None), mask_fill=FILL)
-    mask, moved, untouched = joint((numbered(height, width), boxes, "text"), rng(seed))
+    points = [[x + 0.5, y + 0.5, y * width + x] for y in range(height) for x in range(width)]
+    joint = Joint(operations, ("mask", "boxes", None, "points"), mask_fill=FILL)
+    mask, moved, untouched, kept = joint((numbered(height, width), boxes, "text", [points]), rng(seed))
     generator, rows = rng(seed), numbered(height, width).tolist()
     for operation in operations:
         rows = moved_by_hand(operation, rows, generator)
@@ -105,6 +106,24 @@ def test_masks_and_boxes_move_as_by_hand(data: Any, height: int, width: int, see
     assert moved.dtype == np.float32
     assert moved.shape == (len(expected), 5)
     assert moved.tolist() == expected
+
+    assert kept.shape == (1, len(points), 3)
+    assert kept[0, :, 2].tolist() == list(range(len(points)))
+    for x, y, number in kept[0].tolist():
+        if 0 <= x < len(rows[0]) and 0 <= y < len(rows):
+            assert rows[int(y)][int(x)] in (number, FILL)  # an earlier crop may have removed the pixel, never the point
+
+
+def test_points_move_as_those_of_torchvision() -> None:
+    from torchvision_ops import tv_tensors, v2
+
+    points = rng(3).uniform(-5, 40, (2, 17, 2)).astype(np.float32)
+    theirs: Any = tv_tensors.KeyPoints(points - np.float32(0.5), canvas_size=(30, 44))  # of the centres of pixels
+    theirs = v2.functional.center_crop(v2.functional.horizontal_flip(theirs), [20, 24])
+    theirs = v2.functional.resize(tv_tensors.KeyPoints(theirs + 0.5, canvas_size=(20, 24)), [50, 36])
+    operations = [RandomHorizontalFlip(1.0), CenterCrop((20, 24)), Resize((50, 36))]
+    _, ours = Joint(operations, ("mask", "points"))((numbered(30, 44), points), rng())
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_an_operation_of_the_users_with_a_window_moves_all_fields() -> None:
@@ -187,6 +206,7 @@ IMAGE = np.zeros((8, 9, 3), np.uint8)
         (("image", "boxes"), (IMAGE, {"boxes": []}), TypeError, "boxes must be numbers.*not dict"),
         (("image", "boxes"), (IMAGE, [1, 2, 3, 4]), TypeError, r"not of shape \(4,\)"),
         (("image", "boxes"), (IMAGE, [[1, 2, 3]]), TypeError, r"not of shape \(1, 3\)"),
+        (("image", "points"), (IMAGE, [1, 2, 2]), TypeError, r"points, 2 or more\), not of shape \(3,\)"),
         (("image", "boxes"), (IMAGE, [[5, 2, 3, 4]]), ValueError, r"left <= right.*not \[5.0, 2.0, 3.0, 4.0\]"),
         (("image", "boxes"), (IMAGE, [[1, 2, np.nan, 4]]), ValueError, "nan"),
         (("image",), (ToFloat()(IMAGE),), TypeError, r"Joint \(image 0\).*float32"),

@@ -9,6 +9,7 @@ for name in ("nms", "qnms"):  # importing torchvision registers more about these
     if not hasattr(torch.ops.torchvision, name):
         _OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+from torchvision import tv_tensors  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
-__all__ = ["v2"]
+__all__ = ["tv_tensors", "v2"]
