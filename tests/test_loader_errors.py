@@ -127,14 +127,14 @@ def test_a_field_that_only_some_samples_of_a_batch_have(tmp_path: Path, lacking:
     with ShardWriter(tmp_path / "s") as writer:
         for key in ("a", "b", "c"):
             writer.write({"__key__": key, "cls": 1, "json": [1], **({} if key == lacking else {"txt": key})})
-    having = "b" if lacking == "a" else "a"
     with StreamLoader(tmp_path / "s", 3, num_workers=0, on_error=on_error) as loader:
         with pytest.raises(CollateError) as caught:
             next(iter(loader))
-    assert caught.value.key == lacking
+    assert caught.value.key == "b"
     assert caught.value.message == (
-        f"it has no field 'txt', which sample '{having}' of its batch has; name the fields that all samples have "
-        "in fields=, make the samples alike in transform=, or give a collate_fn="
+        "this sample cannot be collated: it is not like sample 'a', the first of its batch in ['txt']: "
+        + ("that is missing, this is str" if lacking == "a" else "that is str, this is missing")
+        + "; make samples alike in transform=, name the fields that all have in fields=, or give a collate_fn="
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -26,7 +26,7 @@ from streamload.decode.collate import (
     describe_batch,
     describe_rows,
     dump_values,
-    is_tensor_class,
+    outline,
     slot_views,
     store_values,
     torch_collate,
@@ -60,6 +60,9 @@ from streamload.tar.table import MISSING
 
 _IMAGES = re.compile(r"uint8\[\d+, \d+, 3] uint8\[\d+, \d+, 3]$")
 _RESIZE = " (images with streamload.images.Resize((224, 224)), say)"
+_NONE = " (None goes with strings and bytes alone)"
+_WITHOUT_TENSOR = {"None", "str", "bytes"}
+_MISSING = type("missing", (), {})()  # stands for a key or an item that only another sample has
 
 # Maximum depth to compare samples to; also stops at samples that contain themselves.
 _LEVELS = 6
@@ -71,105 +74,23 @@ _RAGGED = (LayoutMismatchError, TypeError, RecursionError)
 _COLLATE_STREAM = 1 << 40
 
 
-def _missing_key(
-    rows: Rows, names: Sequence[str] | None = None, fields: Collection[str] = ()
-) -> tuple[int, str | None, str] | None:
-    """Find a mapping's key that not all samples have.
-
-    torch's `default_collate` takes the first sample's keys and would silently drop keys that only others have.
-
-    Args:
-        rows: the samples.
-        names: the samples' keys, if known.
-        fields: the stored fields, if the samples are dicts of them.
-
-    Returns:
-        The row that lacks the key, the key if it is a field, and a message.
-    """
-    for number, place, one, other, _ in _pairs(rows, range(1, rows.count)):
-        if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() != other.keys():
-            key = next(key for key in (*one, *other) if key not in one or key not in other)
-            lacks, has = (number, 0) if key in one else (0, number)
-            which = f"number {has}" if names is None else f"sample {names[has]!r}"
-            is_field = key in fields and not place
-            message = (
-                f"it has no {'field' if is_field else 'key'} {key!r}{place}, which {which} of its batch has; "
-                f"{'name the fields that all samples have in fields=, ' if is_field else ''}make the samples alike in "
-                "transform=, or give a collate_fn="
-            )
-            return lacks, str(key) if is_field else None, message
-    return None
+def _differences(
+    first: Any, other: Any, place: str = "", levels: int = _LEVELS
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the places where two samples differ, such as "['boxes'][0]", with an outline of both values."""
+    items, others = _items(first), _items(other)
+    if items is not None and others is not None:
+        for key in {**items, **others} if levels else ():
+            pair = items.get(key, _MISSING), others.get(key, _MISSING)
+            yield from _differences(*pair, f"{place}[{key!r}]", levels - 1)
+    elif (outlines := (outline(first), outline(other)))[0] != outlines[1]:
+        yield place, outlines
 
 
-def _difference_between(rows: Rows, fields: Sequence[str]) -> tuple[int, str]:
-    """Return a row that cannot be in the batch, and the reason; an empty reason if all rows fit."""
-    for number, place, one, other, levels in _pairs(rows, range(1, rows.count), fields):
-        mine = _items(one)
-        if levels and mine and type(one) is type(other) and mine.keys() == _items(other).keys():
-            continue  # their items are compared next
-        outlines = _outline(one, levels), _outline(other, levels)
-        if outlines[0] != outlines[1]:
-            images = _RESIZE if _IMAGES.match(" ".join(outlines)) else ""
-            return number, (
-                f"it is not like the first of its batch{place}: that is {outlines[0]}, this is {outlines[1]}; "
-                f"make samples alike in transform={images}, name the fields in fields=, or give a collate_fn="
-            )
-    for _, place, value, _, levels in _pairs(rows, [0], fields):
-        if isinstance(value, Mapping | tuple | list):
-            continue
-        try:
-            describe_rows(value)
-        except TypeError:
-            return 0, (
-                f"it holds {_outline(value, levels)}{place}, of which no tensor is made; "
-                "convert it in decode= or transform=, leave it out of fields=, or give a collate_fn="
-            )
-    return 0, ""
-
-
-def _pairs(rows: Rows, numbers: Iterable[int], fields: Sequence[str] = ()) -> Iterator[tuple[int, str, Any, Any, int]]:
-    """Yield each place that some rows share with the first, such as " in ['boxes'][0]", with both values.
-
-    Tuples of fields are compared by field name.
-    """
-
-    def named(number: int) -> Any:
-        row = rows.row(number, alike=True)
-        return row if rows.columns is None or rows.keys is not None else dict(zip(fields, row, strict=False)) or row
-
-    for number in numbers:
-        for place, *values in _common_places(named(0), named(number)):
-            yield number, f" in {place}" if place else "", *values
-
-
-def _common_places(one: Any, other: Any, place: str = "", levels: int = _LEVELS) -> Iterator[tuple[str, Any, Any, int]]:
-    """Yield each place that two samples share, outer ones first, with the levels left."""
-    yield place, one, other, levels
-    if levels:
-        theirs = _items(other)
-        for key, value in _items(one).items():
-            if key in theirs:
-                yield from _common_places(value, theirs[key], f"{place}[{key!r}]", levels - 1)
-
-
-def _items(value: Any) -> Mapping[Any, Any]:
+def _items(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, Mapping):
         return value
-    return dict(enumerate(value)) if isinstance(value, tuple | list) else {}
-
-
-def _outline(value: Any, levels: int) -> str:
-    if isinstance(value, np.ndarray | np.generic) or is_tensor_class(type(value)):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, Mapping | tuple | list) and levels == 0:
-        return "..."
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_outline(item, levels - 1)}" for key, item in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "(" + ", ".join(_outline(item, levels - 1) for item in value) + ")"
-    if isinstance(value, int) and value.bit_length() > 63:
-        return "an integer of more than 64 bits"
-    return "None" if value is None else type(value).__name__
+    return dict(enumerate(value)) if isinstance(value, tuple | list) else None
 
 
 def _delayed_s() -> float:
@@ -334,19 +255,30 @@ class TaskRunner:
         return BatchDone(failures=(*failures, failure))
 
     def _not_collated(self, task: RowTask, task_rows: Sequence[int], rows: Rows, error: Exception) -> RowFailure:
-        """Return the failure of the row that prevents collation, else of the first; `error` is torch's."""
-        names = None if task.keys is None else [task.keys[row] for row in task_rows]
-        fields = () if self._job.fields is not None else [column.name for column in task.table.columns()]
-        missing = _missing_key(rows, names, fields)
-        if missing is not None:
-            row, field, message = missing
-            return _batch_failure(task, task_rows[row], message, field=field)
-        named = self._job.fields or ()
-        row, difference = 0, _optional_numbers(rows, named)
-        if difference is None:
-            row, difference = _difference_between(rows, named)
-        if difference:  # torch's message says less, in a page of frames
-            return _batch_failure(task, task_rows[row], f"this sample cannot be collated: {difference}")
+        """Return the failure of the first row that is not like the first, else of the first; `error` is torch's."""
+        fields = self._job.fields
+        first, *others = samples = rows.as_list()
+        if fields is not None and rows.columns is not None:
+            first, *others = [dict(zip(fields, sample, strict=True)) for sample in samples]
+        for task_row, other in zip(task_rows[1:], others, strict=True):
+            # torch takes all kinds of values beside strings.
+            found = [each for each in _differences(first, other) if not _WITHOUT_TENSOR.issuperset(each[1])]
+            if found:
+                place, (that, this) = min(found, key=lambda each: "missing" not in each[1])
+                which = "the first" if task.keys is None else f"sample {task.keys[task_rows[0]]!r}, the first"
+                note = _RESIZE if _IMAGES.match(f"{that} {this}") else _NONE if "None" in (that, this) else ""
+                message = (
+                    f"this sample cannot be collated: it is not like {which} of its batch{place and f' in {place}'}: "
+                    f"that is {that}, this is {this}; make samples alike in transform={note}, name the fields that "
+                    "all have in fields=, or give a collate_fn="
+                )
+                return _batch_failure(task, task_row, message)
+        try:
+            describe_rows(first)
+        except TypeError as refusal:  # torch's message says less, in a page of frames
+            return _batch_failure(task, task_rows[0], f"this sample cannot be collated: {refusal}")
+        except RecursionError:
+            pass
         message = f"the batch that begins with this sample cannot be collated: {in_words(error)}"
         return _batch_failure(task, task_rows[0], message, cause=self._failure_of(error))
 
@@ -362,8 +294,9 @@ class TaskRunner:
             memory = np.empty(layout.size_bytes, np.uint8)  # values may lie in the slot, in another layout
             columns = write_rows(layout, rows, memory)
         except _RAGGED:
-            if _missing_key(rows) is not None:
-                raise
+            first, *others = rows.as_list()
+            if any("missing" in pair for other in others for _, pair in _differences(first, other)):
+                raise  # torch takes the keys of the first sample, and would silently drop those of others
             return self._write(batch, torch_collate(rows), rows.count)
         self._last_layout = layout
         self._slots.at_least(batch.slot, len(memory))[: len(memory)] = memory
@@ -402,27 +335,12 @@ def _scanned(task: ScanTask, shard: int, shards: OpenShards) -> ScannedShard:
     return ScannedShard(shard, failure=failure_of(attempt.error))
 
 
-def _optional_numbers(rows: Rows, fields: Sequence[str]) -> str | None:
-    """Explain that an optional field of numbers or arrays is missing in a batch; None otherwise."""
-    for place in sorted(rows.optional):
-        assert rows.columns is not None
-        if any(value is None for value in rows.columns[place]):
-            return (
-                f"a sample lacks the optional field {fields[place]!r}, and None goes with strings and bytes alone; "
-                "have a transform of whole samples put a value in its place, or leave such samples out, as in "
-                f"where='\"{fields[place]}\"'"
-            )
-    return None
-
-
-def _batch_failure(
-    task: RowTask, task_row: int, message: str, *, field: str | None = None, cause: Failure | None = None
-) -> RowFailure:
+def _batch_failure(task: RowTask, task_row: int, message: str, *, cause: Failure | None = None) -> RowFailure:
     shard, sample = task.table.values[task_row, :2].tolist()
     return RowFailure(
         kind="CollateError",
         message=message,
-        field=field,
+        field=None,
         fatal=True,
         cause=cause,
         shard=shard,

@@ -171,33 +171,41 @@ def describe_rows(row: Any) -> Layout:
     return Layout(tree, tuple(builder.leaves), len(builder.columns), capacity=1)
 
 
-def _describe_row(row: Any, builder: _Builder) -> Node:
+def _describe_row(row: Any, builder: _Builder, place: str = "") -> Node:
     kind = type(row)
     if is_tensor_class(kind):
         value, torch_dtype = as_array(row)
         return builder.array(value, torch_dtype=torch_dtype)
     if is_plain_array(kind):
         value = np.asarray(row)
-        if value.dtype.itemsize not in _TENSOR_ITEM_BYTES.get(value.dtype.kind, ()):
-            raise TypeError(f"cannot collate arrays of dtype {value.dtype}; convert them in a transform")
-        return builder.array(value.astype(value.dtype.newbyteorder("="), copy=False))
-    if isinstance(row, int) and not -(1 << 63) <= row < 1 << 63:
-        raise TypeError("an integer of more than 64 bits")
-    if isinstance(row, bool | int | float):
+        if value.dtype.itemsize in _TENSOR_ITEM_BYTES.get(value.dtype.kind, ()):
+            return builder.array(value.astype(value.dtype.newbyteorder("="), copy=False))
+    elif isinstance(row, bool | int | float) and not (isinstance(row, int) and not -(1 << 63) <= row < 1 << 63):
         dtype = np.bool_ if isinstance(row, bool) else np.int64 if isinstance(row, int) else np.float64
         return builder.array(np.empty((), dtype))
-    if isinstance(row, str | bytes):
+    elif isinstance(row, str | bytes):
         builder.columns.append([])
         return ValueLeaf(len(builder.columns) - 1)
-    if kind in (dict, OrderedDict):
-        return MappingNode(kind, tuple(row), tuple(_describe_row(row[key], builder) for key in row))
-    if kind in (tuple, list) or is_named_tuple(kind):
-        children = tuple(_describe_row(item, builder) for item in row)
+    elif kind in (dict, OrderedDict):
+        return MappingNode(
+            kind, tuple(row), tuple(_describe_row(row[key], builder, f"{place}[{key!r}]") for key in row)
+        )
+    elif kind in (tuple, list) or is_named_tuple(kind):
+        children = tuple(_describe_row(item, builder, f"{place}[{number}]") for number, item in enumerate(row))
         return SequenceNode(list if kind is tuple else kind, children)
     raise TypeError(
-        "a batch is collated from arrays, tensors, numbers, strings, bytes, mappings and sequences; "
-        f"got {kind.__module__}.{kind.__qualname__}. Convert it in a transform, or give a collate_fn"
+        f"it holds {outline(row)}{place and f' in {place}'}, of which no tensor is made; convert it in decode= or "
+        "transform=, leave it out of fields=, or give a collate_fn="
     )
+
+
+def outline(value: Any) -> str:
+    """Return a value's class, or an array's dtype and shape, for messages."""
+    if is_plain_array(type(value)) or is_tensor_class(type(value)):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, int) and value.bit_length() > 63:
+        return "an integer of more than 64 bits"
+    return "None" if value is None else type(value).__name__
 
 
 def describe_batch(batch: Any) -> tuple[Layout, list[NDArray[Any]], list[list[Any]]]:
