@@ -9,13 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from streamload.arguments import alternatives
-from streamload.fetch.budget import budget_for_window
-from streamload.fetch.parts import PART_BYTES
-from streamload.fetch.resident import fetched_shards
 from streamload.index.listing import Listing
 from streamload.options import Options
-from streamload.order.options import OrderOptions
-from streamload.order.sampling import Stretched
 from streamload.sampling.mixture import Portion
 from streamload.tar.extensions import KIND_OF, applies_to
 from streamload.tar.header_chain import LINK, MISSING_END
@@ -70,42 +65,6 @@ def labelled_folders(
             groups.setdefault(group, []).extend(shard.folder for shard in listing.shards)
     distinct = [tuple(dict.fromkeys(folders)) for folders in groups.values()]
     return [folders for folders in distinct if len(folders) > 1]
-
-
-def check_window_fits(listing: Listing, order: OrderOptions, options: Options, world_size: int) -> None:
-    """Refuse a shuffle window larger than the memory budget: shards would be fetched again and again.
-
-    Skipped if sizes are unknown, or if only some samples, or fields of large samples, may be fetched.
-
-    Raises:
-        ValueError: with the needed budget.
-    """
-    sizes, samples = [shard.bytes for shard in listing.shards], sum(listing.counts or ())
-    if not (order.shuffle and fetched_shards(listing, options.storages)) or options.cache_dir is not None:
-        return
-    if isinstance(order.sampling, Stretched) and order.sampling.selected is not None:
-        return
-    if not samples or min(sizes) < 0 or sum(sizes) > samples * PART_BYTES:
-        return
-    lanes_read = -(-order.lanes // world_size)
-    waiting = min(order.window, -(-samples // order.lanes)) * lanes_read
-    waiting_bytes = waiting * sum(sizes) // samples
-    if waiting_bytes > options.budget_bytes:
-        enough_bytes = budget_for_window(
-            order.window,
-            samples=samples,
-            data_bytes=sum(sizes),
-            shards=len(sizes),
-            lanes=order.lanes,
-            lanes_read=lanes_read,
-            expands=options.fetching(listing.fields).expands,
-        )
-        raise ValueError(
-            f"memory_budget of {options.budget_bytes / 1e6:,.0f} MB is too small for shuffle={order.window}: "
-            f"{counted(waiting, 'sample')} x {sum(sizes) / samples / 1e3:.1f} kB = {waiting_bytes / 1e6:,.0f} MB are "
-            f"held while they wait to be drawn. Give a memory_budget of at least {enough_bytes / 1e6:,.0f} MB, a "
-            "smaller window (shuffle=N), or a cache_dir on a disk with room"
-        )
 
 
 def warn_of_unused_decoders(options: Options, existing: Sequence[str]) -> None:

@@ -40,7 +40,6 @@ from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, as_strings, expand_urls
 from streamload.trainer.checks import (
     check_fields,
-    check_window_fits,
     labelled_folders,
     naming_dataset,
     warn_of_separate_crops,
@@ -280,8 +279,6 @@ class FeederLink:
             if self.counts is not None:
                 sampling.check_counts(self.counts)
             check_fields(portions, self._listings, options)
-            if len(self._listings) == 1:  # else what has to be held depends on the shares
-                check_window_fits(self.listing, self.settings().order, options, sampling.place[1])
             known = all(listing.counts is not None for listing in self._listings)
             names = [name for listing in self._listings for name in listing.fields]
             warn_of_unused_decoders(options, names if known else [])
