@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from glob import escape
 from itertools import chain
@@ -22,6 +22,7 @@ import streamload
 from streamload.cli import command
 from streamload.errors import SampleError, ShardNotFoundError, StreamloadError, without_secrets
 from streamload.index.columns import KEY, LABEL, update_columns
+from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import (
     INDEX_FOLDER,
     DatasetIndex,
@@ -38,7 +39,7 @@ from streamload.pack.processes import Pool
 from streamload.pack.ray_pool import open_pool
 from streamload.sampling.expression import CLASS_NAME, FRACTION
 from streamload.sampling.selection import Selection
-from streamload.storage.protocol import WEB, protocol_of
+from streamload.storage.protocol import UNKNOWN_BYTES, WEB, protocol_of
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import compression_of
 from streamload.tar.header_chain import LINK, MISSING_END
@@ -118,7 +119,6 @@ def read_whole(url: str, report: Report, *, storages: Storages, **options: Any) 
 @contextmanager
 def tables(
     listing: Listing,
-    index: str | None,
     storages: Storages,
     workers: int | None = None,
     *,
@@ -134,7 +134,7 @@ def tables(
         UsageError: the condition cannot be understood.
         StreamloadError: an index or a shard cannot be read, or is damaged.
     """
-    finder, finding, selected = ShardFinder(index, storages), Lock(), None
+    dataset, finding, selected = Dataset(listing, storages), Lock(), None
     if where is not None:
         with closing(FeederClient(storages, listing_places(listing))) as client:
             try:
@@ -142,14 +142,14 @@ def tables(
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from None
 
-    def read(shard: Shard, report: Report) -> tuple[int, ShardTable]:
+    def read(number: int, report: Report) -> tuple[int, ShardTable]:
         with finding:
-            table = None if shard.index_folder is None else finder.table_of(shard.folder, shard.name)
+            table = dataset.find(number)
         if table is None:
-            result = read_whole(shard.url, report, storages=storages, labels=labels)
+            result = read_whole(dataset.url(number), report, storages=storages, labels=labels)
             return result.bytes, result.table
         report(1, 0)
-        return shard.bytes, table
+        return listing.shard(number).bytes, table
 
     def only(kept: NDArray[np.bool_], results: Iterator[tuple[int, ShardTable]]) -> Iterator[tuple[int, ShardTable]]:
         end = 0
@@ -158,7 +158,7 @@ def tables(
             chosen = table.only(np.flatnonzero(kept[start:end]))
             yield int(chosen.member_size.sum()), chosen
 
-    with each(read, listing.shards, workers, label=label) as results:
+    with each(read, range(len(listing.shards)), workers, label=label) as results:
         yield results if selected is None else only(selected, results)
 
 
@@ -187,7 +187,7 @@ def ls_command(
     if as_document or len(set(names)) < len(names):
         names = [without_secrets(shard.url) for shard in listing.shards]
     total_bytes = total_samples = 0
-    with tables(listing, index, storages, workers, where=where) as results:
+    with tables(listing, storages, workers, where=where) as results:
         shards = zip(names, results, strict=True)
         rows = ((url, key, fields) for url, (_, table) in shards for key, fields in _samples(table))
         if samples and as_document:
@@ -257,7 +257,7 @@ def index_command(
     ):
         for url, read in zip(urls, reads, strict=True):
             _warn_of_missing_end(url, read.table)
-            entries[url] = IndexedShard(shard_name(url), read.bytes, len(read.table), read.mtime_ns, read.etag)
+            entries[url] = IndexedShard(shard_name(url), read.bytes, len(read.table), read.etag)
             packed[url] = read.table.fields, spool.tell(), spool.write(pack_table(read.table))
             links += read.table.skipped.get(LINK, 0)
 
@@ -417,6 +417,7 @@ def verify_command(
     storages = Storages(options)
     urls = list(find_shards(urls, storages))
     finder = ShardFinder(index, storages)
+    known = Dataset(Listing(tuple(_shard_in(finder, url) for url in urls), None, ()), storages)
     whole: list[str] = []
     kept: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -433,8 +434,8 @@ def verify_command(
     read_one = partial(_read_or_error, storages=storages)
     with open_pool(ray, workers) as pool:
         with each(read_one, urls, workers, pool, "verifying") as reads:
-            for url, read in zip(urls, reads, strict=True):
-                faults = [read] if isinstance(read, StreamloadError) else _faults(url, read, finder)
+            for number, (url, read) in enumerate(zip(urls, reads, strict=True)):
+                faults = [read] if isinstance(read, StreamloadError) else _faults(number, read, known, finder)
                 report_faults(faults)
                 if not isinstance(read, StreamloadError) and not faults:
                     whole.append(url)
@@ -473,17 +474,26 @@ def _read_or_error(url: str, report: Report, *, storages: Storages) -> ReadShard
         return exc
 
 
-def _faults(url: str, read: ReadShard, finder: ShardFinder) -> list[StreamloadError]:
-    """Return the differences between a shard and its index."""
-    _warn_of_missing_end(url, read.table)
+def _shard_in(finder: ShardFinder, url: str) -> Shard:
+    """Return a shard with the folder of its index; none if that cannot be read."""
     folder, name = folder_and_name(url)
+    index = None
+    with suppress(StreamloadError):
+        index = finder.index_of(folder)
+    return Shard(url, name, UNKNOWN_BYTES, 0, folder, None, None if index is None else index.folder)
+
+
+def _faults(number: int, read: ReadShard, known: Dataset, finder: ShardFinder) -> list[StreamloadError]:
+    """Return the differences between a shard and its index."""
+    shard = known.listing.shard(number)
+    _warn_of_missing_end(shard.url, read.table)
     try:
-        known = finder.index_of(folder)
-        if known is None:
+        index = finder.index_of(shard.folder)
+        if index is None:
             return []
-        check_shard(known.shard(name), read.bytes, url, read.etag)
-        table = finder.table_of(folder, name)
-        return [] if table is None else list(differences(url, read.table, table))
+        check_shard(index.shard(shard.name), read.bytes, shard.url, read.etag)
+        table = known.find(number)
+        return [] if table is None else list(differences(shard.url, read.table, table))
     except StreamloadError as exc:
         return [exc]
 

@@ -69,7 +69,7 @@ def stats_command(
         if len(folders) > 1 or protocol_of(folders[0]) in WEB:
             raise UsageError("shards of several folders, or on a web server, need --output FILE.json for --pixels")
         output = f"{folders[0].rstrip('/')}/{STATISTICS_NAME}"
-    with tables(listing, index, storages, workers, labels=True, where=where, label="reading") as shards:
+    with tables(listing, storages, workers, labels=True, where=where, label="reading") as shards:
         result = _counts(shards)
     if output is not None:
         reading = {"where": where, "index": index, "num_workers": workers or "auto", "storage_options": options}
@@ -277,7 +277,7 @@ def _usual_fields(urls: Sequence[str], index: str | None, storage_options: dict[
     storages = Storages(storage_options)
     listing = list_shards(urls, index, storages)
     first = replace(listing, shards=listing.shards[:1], counts=None)
-    with tables(first, index, storages) as shards:
+    with tables(first, storages) as shards:
         _, table = next(shards)
     groups = [image_fields(table.fields), *([name] for name in table.fields if not is_image(name))]
     common = tuple(";".join(group) for group in groups if group and (table.column(group) != MISSING).all())

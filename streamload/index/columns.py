@@ -25,7 +25,7 @@ from streamload.errors import DatasetIndexError, ShardChangedError, without_secr
 from streamload.index.dataset import Dataset
 from streamload.index.dataset_index import INDEX_FILE, MOST_INDEX_BYTES, DatasetIndex
 from streamload.index.listing import Listing
-from streamload.index.shard_names import is_page, locked_folder, read_if_there
+from streamload.index.shard_names import locked_folder, read_if_there
 from streamload.index.streamed_table import read_shard
 from streamload.limits import SMALL_REQUESTS
 from streamload.order.sampling import group_sizes
@@ -217,7 +217,7 @@ def update_columns(storage: Storage, index: DatasetIndex, columns: Mapping[str, 
 
 def _columns_in(content: bytes | None, index: DatasetIndex) -> tuple[Columns, dict[str, slice]]:
     """Return the columns in a file, and the rows of each shard whose table has not changed since."""
-    if not content or is_page(content):
+    if not content:
         return {}, {}
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
@@ -299,7 +299,7 @@ def read_class_names(folders: Sequence[str], storages: Storages) -> tuple[str, .
 
     def names_at(url: str) -> tuple[str, ...] | None:
         content = read_if_there(storages.for_url(url), url, MOST_CLASSES_BYTES)
-        return None if content is None or is_page(content) else parse_class_names(content, url)
+        return None if content is None else parse_class_names(content, url)
 
     with ThreadPoolExecutor(SMALL_REQUESTS, "streamload-classes") as threads:
         contents = list(threads.map(names_at, urls))

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -48,7 +48,7 @@ GROUP_BYTES = 128 << 10
 
 _FORMAT = 2
 _KIND = "streamload-index"
-LOOKS_LIKE_INDEX = re.compile(rb'"kind"\s*:\s*"' + _KIND.encode() + rb'"')
+_LOOKS_LIKE_INDEX = re.compile(rb'"kind"\s*:\s*"' + _KIND.encode() + rb'"')
 _TABLE_FILE = re.compile(r"tables-[0-9a-f]{16}\.bin")
 _NO_NAMES = ("", ".", "..")
 _IN_NO_NAME = re.compile(r"[/\\\0]")
@@ -56,15 +56,7 @@ _IN_NO_NAME = re.compile(r"[/\\\0]")
 # Maximum bytes and samples of a shard, so the sums over all shards of a dataset fit into 63 bits.
 _MAX_COUNT = 1 << 48
 # The columns of numbers in `index.json`, with their maxima.
-_NUMBERS = {
-    "bytes": _MAX_COUNT,
-    "samples": _MAX_COUNT,
-    "mtime_ns": (1 << 63) - 1,
-    "table_bytes": _MAX_COUNT,
-    "table_crc32": (1 << 32) - 1,
-}
-# Columns that may be absent, or hold null.
-_OPTIONAL = ("mtime_ns", "etag")
+_NUMBERS = {"bytes": _MAX_COUNT, "samples": _MAX_COUNT, "table_bytes": _MAX_COUNT, "table_crc32": (1 << 32) - 1}
 
 # Maximum tables and bytes of a table file.
 _FILE_TABLES, _FILE_BYTES = 1000, 64 << 20
@@ -76,6 +68,10 @@ _HEADERS = np.dtype([("magic", "S4"), ("format", "<u2"), ("flags", "<u2"), ("cou
 _CRC32, _LABELS = 1, 2
 _ALIGNMENT = 8
 _INT64, _UINT32, _UINT16, _UINT8 = (np.dtype(code) for code in ("<i8", "<u4", "<u2", "u1"))
+
+
+class NotAnIndexError(DatasetIndexError):
+    """Raised if the file in place of an index is another tool's."""
 
 
 def index_error(why: str, url: str, offset: int | None = None) -> DatasetIndexError:
@@ -120,10 +116,6 @@ def unpack_table(content: bytes, url: str) -> ShardTable:
 
 class _TableError(Exception):
     """Raised for bytes of an index that are not a valid table."""
-
-
-class _UnlikeTablesError(_TableError):
-    """Raised for tables of different fields or flags; the argument lists the numbers at which they change."""
 
 
 class TableRun(NamedTuple):
@@ -186,10 +178,9 @@ def _unpack(content: bytes, starts: Sequence[int], ends: Sequence[int]) -> Table
     if (counts > _MAX_COUNT).any() or (stated + -stated % _ALIGNMENT != length).any() or (start % _ALIGNMENT).any():
         raise _TableError(f"a table of {length[0]} bytes is said to have {stated[0]}, of a shard of {counts[0, 0]}")
     abouts = [content[at:end] for at, end in zip((start + about).tolist(), (start + stated).tolist(), strict=True)]
-    kinds = list(zip(header["flags"].tolist(), [_described(each)[0] for each in abouts], strict=True))
-    if changes := [number for number in range(1, len(kinds)) if kinds[number] != kinds[number - 1]]:
-        raise _UnlikeTablesError(changes)
-    flags, fields = kinds[0]
+    flags, fields = int(header["flags"][0]), _described(abouts[0])[0]
+    if (header["flags"] != flags).any() or any(_described(about)[0] != fields for about in abouts):
+        raise _TableError("the tables have different fields")
     offset_at = start + _HEADER.size
     size_at = offset_at + 8 * members
     sample_at = size_at + 8 * members
@@ -265,7 +256,6 @@ class IndexedShard(NamedTuple):
         name: the file's name, without a folder.
         bytes: the file's size; a compressed shard's table records the archive's size.
         samples: the number of samples.
-        mtime_ns: the modification time in nanoseconds since 1970, if recorded.
         etag: the version in the storage, if recorded.
         file: the table file in the index's folder; empty for a new entry.
         start: offset of the table in that file.
@@ -276,7 +266,6 @@ class IndexedShard(NamedTuple):
     name: str
     bytes: int
     samples: int
-    mtime_ns: int | None = None
     etag: str | None = None
     file: str = ""
     start: int = 0
@@ -312,17 +301,12 @@ class TableGroup:
                         f"{entry.name!r}, and its table {samples} in {total_bytes}"
                     )
             return [(run, number) for number in range(len(self.shards))]
-        except _UnlikeTablesError as exc:
-            edges = [0, *exc.args[0], len(self.shards)]
         except _TableError as exc:
             if len(self.shards) == 1:
                 return [index_error(str(exc), self.url, self.start)]
-            edges = [0, len(self.shards) // 2, len(self.shards)]  # to find the damaged one
-        found: list[tuple[TableRun, int] | DatasetIndexError] = []
-        for first, after in pairwise(edges):
-            group = _group(self.url, self.shards[first:after])
-            found += group.unpack(content[starts[first] : ends[after - 1]])
-        return found
+        # One is damaged, or they cannot be joined.
+        each = zip(self.shards, starts, ends, strict=True)
+        return [_group(self.url, (entry,)).unpack(content[start:end])[0] for entry, start, end in each]
 
 
 def _group(url: str, shards: Sequence[IndexedShard]) -> TableGroup:
@@ -348,38 +332,41 @@ class DatasetIndex:
         """Parse an `index.json`.
 
         Raises:
-            DatasetIndexError: the content is damaged or of another version.
+            DatasetIndexError: the content is damaged, of another version, or not an index.
         """
         path = f"{folder}/{INDEX_FILE}"
+        if _LOOKS_LIKE_INDEX.search(content) is None:
+            raise NotAnIndexError("not a streamload index; make one with `streamload index`", url=path)
         try:
-            document = json.loads(content)
-        except (ValueError, RecursionError) as exc:
+            document = dict(json.loads(content))
+        except (ValueError, TypeError, RecursionError) as exc:
             raise index_error(f"the index is not JSON ({exc})", path) from exc
-        if not isinstance(document, dict) or document.get("kind") != _KIND:
-            raise DatasetIndexError("not a streamload index; make one with `streamload index`", url=path)
         if document.get("format") != _FORMAT:
             raise DatasetIndexError(
                 f"an index of format {document.get('format')!r}, and this release reads format {_FORMAT}; "
                 "rebuild it with `streamload index`, or install a release that reads it",
                 url=path,
             )
-        fields, shards = document.get("fields"), _entries_in(document)
-        if shards is None or not isinstance(fields, list) or not _are(fields, {str}):
-            raise index_error("the index is damaged", path)
-        return cls(folder, tuple(fields), shards)
+        try:
+            fields, shards = tuple(document["fields"]), _entries_in(document)
+            if not isinstance(document["fields"], list) or not _are(fields, {str}):
+                raise ValueError("fields")
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            raise index_error("the index is damaged", path) from exc
+        return cls(folder, fields, shards)
 
     def to_json(self) -> bytes:
         """Return the content of `index.json`, equal for equal entries."""
-        names = ("name", "bytes", "samples", "mtime_ns", "etag", "table_bytes", "table_crc32")
-        columns = {name: [getattr(entry, name) for entry in self.shards] for name in names}
+        columns = {name: [getattr(entry, name) for entry in self.shards] for name in ("name", *_NUMBERS, "etag")}
+        if set(columns["etag"]) == {None}:
+            del columns["etag"]
         files = Counter(entry.file for entry in self.shards)
-        unknown = [name for name in _OPTIONAL if all(value is None for value in columns[name])]
         document = {
             "format": _FORMAT,
             "kind": _KIND,
             "fields": list(self.fields),
             "tables": [{"file": file, "shards": shards} for file, shards in files.items()],
-            "shards": {name: column for name, column in columns.items() if name not in unknown},
+            "shards": columns,
         }
         return (json.dumps(document, separators=(",", ":")) + "\n").encode("ascii")
 
@@ -408,20 +395,6 @@ class DatasetIndex:
         firsts, groups = self._groups
         at = bisect_right(firsts, number) - 1
         return groups[at], number - firsts[at]
-
-    def table_of(self, entry: IndexedShard, content: bytes | None) -> ShardTable:
-        """Return a shard's table from the content of its table file.
-
-        Raises:
-            DatasetIndexError: its table is missing, damaged, or disagrees with its entry.
-        """
-        url, end = self.table_url(entry), entry.start + entry.table_bytes
-        if content is None:
-            raise index_error("the index has no such file", url)
-        (found,) = _group(url, (entry,)).unpack(content[entry.start : end])
-        if isinstance(found, DatasetIndexError):
-            raise found
-        return found[0].table
 
     def table_url(self, entry: IndexedShard) -> str:
         """Return the url of the file with a shard's table."""
@@ -467,36 +440,30 @@ def is_plain_name(*names: object) -> bool:
     )
 
 
-def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...] | None:
-    files, columns = document.get("tables"), document.get("shards")
-    if not isinstance(columns, dict) or not isinstance(files, list):
-        return None
-    for file in files:
-        if not isinstance(file, dict) or type(file.get("shards")) is not int or file["shards"] < 0:
-            return None
-        if not isinstance(file.get("file"), str) or not _TABLE_FILE.fullmatch(file["file"]):
-            return None
-    names = columns.get("name")
-    if not isinstance(names, list) or not is_plain_name(*names) or len(set(names)) < len(names):
-        return None
-    columns = {**dict.fromkeys(_OPTIONAL, [None] * len(names)), **columns}
-    for name in (*_NUMBERS, "etag"):
-        if not isinstance(columns.get(name), list) or len(columns[name]) != len(names):
-            return None
+def _entries_in(document: dict[str, Any]) -> tuple[IndexedShard, ...]:
+    """Return the entries. Raises ValueError, TypeError, LookupError or AttributeError if they are damaged."""
+    columns, tables = document["shards"], document["tables"]
+    names, lengths, etags = columns["name"], columns["table_bytes"], columns.get("etag")
+    etags = [None] * len(names) if etags is None else etags
+    files, counts = [table["file"] for table in tables], [table["shards"] for table in tables]
+    if not is_plain_name(*names) or len(set(names)) < len(names) or not _are(etags, {str, type(None)}):
+        raise ValueError("names or versions")
+    if not all(map(_TABLE_FILE.fullmatch, files)) or not _are(counts, {int}) or min(counts, default=0) < 0:
+        raise ValueError("tables")
     for name, most in _NUMBERS.items():
-        values = [value for value in columns[name] if value is not None or name not in _OPTIONAL]
-        if values and not (_are(values, {int}) and min(values) >= 0 and max(values) <= most):
-            return None
-    if not _are(columns["etag"], {str, type(None)}) or sum(file["shards"] for file in files) != len(names):
-        return None
-    lengths: list[int] = columns["table_bytes"]
+        values = columns[name]
+        if not _are(values, {int}) or min(values, default=0) < 0 or max(values, default=0) > most:
+            raise ValueError(name)
     starts: list[int] = []
-    for file in files:  # tables in a file are contiguous
-        starts += [*accumulate(lengths[len(starts) : len(starts) + file["shards"]], initial=0)][:-1]
-    in_file = chain.from_iterable([file["file"]] * file["shards"] for file in files)
-    stored = (columns[name] for name in ("bytes", "samples", "mtime_ns", "etag"))
-    rows = zip(names, *stored, in_file, starts, lengths, columns["table_crc32"], strict=True)
-    return tuple(map(IndexedShard._make, rows))
+    in_file: list[str] = []
+    for file, count in zip(files, counts, strict=True):  # tables in a file are contiguous
+        inside = lengths[len(starts) : len(starts) + count]
+        starts += [*accumulate(inside, initial=0)][:-1]
+        in_file += [file] * len(inside)
+    if sum(counts) != len(names):
+        raise ValueError("tables")
+    stored = (columns["bytes"], columns["samples"], etags, in_file, starts, lengths, columns["table_crc32"])
+    return tuple(map(IndexedShard._make, zip(names, *stored, strict=True)))
 
 
 def _are(values: Sequence[object], types: set[type]) -> bool:
@@ -517,10 +484,6 @@ class IndexFolder:
     def __init__(self, storage: Storage, folder: str) -> None:
         self.folder = storage.absolute(folder).rstrip("/")
         self._storage = storage
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content; None if it does not exist."""
-        return read_if_there(self._storage, f"{self.folder}/{name}", MOST_INDEX_BYTES)
 
     def update_with_tables(self, entries: Sequence[tuple[IndexedShard, ShardTable]]) -> DatasetIndex:
         """Add or replace shards with their tables; raise as `update`."""
@@ -574,8 +537,6 @@ class IndexFolder:
         Raises:
             DatasetIndexError: the index is broken.
         """
-        if self._index() is None:
-            return  # do not create a folder
         with locked_folder(os.path.dirname(self.folder)):
             old = self._index()
             kept = [entry for entry in old.shards if not matches(entry.name)] if old else []
@@ -583,8 +544,11 @@ class IndexFolder:
                 self._replace(old, kept, set(old.fields) if kept else set(), lambda _: None)
 
     def _index(self) -> DatasetIndex | None:
-        content = self.read(INDEX_FILE)
+        content = self._read(INDEX_FILE)
         return None if content is None else DatasetIndex.from_json(content, self.folder)
+
+    def _read(self, name: str) -> bytes | None:
+        return read_if_there(self._storage, f"{self.folder}/{name}", MOST_INDEX_BYTES)
 
     def _replace(
         self, old: DatasetIndex | None, entries: Sequence[IndexedShard], fields: set[str], packed: _Packed
@@ -593,19 +557,13 @@ class IndexFolder:
         before: dict[str, list[IndexedShard]] = {}
         for entry in () if old is None else old.shards:
             before.setdefault(entry.file, []).append(entry)
-        read = lru_cache(1)(self.read)
+        read = lru_cache(1)(self._read)
         shards: list[IndexedShard] = []
-        written: set[str] = set()
         try:
             for run in _runs(sorted(entries, key=lambda entry: entry.name), packed):
                 in_file = [entry for entry, _ in run]
-                if any(table for _, table in run) or before.get(in_file[0].file) != in_file:
-                    present = [(entry, table or _kept(old, entry, read)) for entry, table in run]
-                    in_file, content = _table_file([(entry, table) for entry, table in present if table is not None])
-                    if in_file:
-                        self._storage.write(f"{self.folder}/{in_file[0].file}", content)
-                        written.add(in_file[0].file)
-                shards += in_file
+                changes = any(table for _, table in run) or before.get(in_file[0].file) != in_file
+                shards += self._write_tables(run, read) if changes else in_file
             index = DatasetIndex(self.folder, tuple(sorted(fields)), tuple(shards))
             if shards:
                 self._storage.write(f"{self.folder}/{INDEX_FILE}", index.to_json())
@@ -614,14 +572,37 @@ class IndexFolder:
         except BaseException:
             with suppress(StreamloadError):  # index.json may be old or new
                 now = self._index()
-                self._delete_unused(written, () if now is None else now.shards)
+                self._delete_unused(shards, () if now is None else now.shards)
             raise
-        self._delete_unused(set(before), shards)
+        self._delete_unused(() if old is None else old.shards, shards)
         return index
 
-    def _delete_unused(self, files: set[str], shards: Sequence[IndexedShard]) -> None:
-        used = {entry.file for entry in shards}
-        for file in sorted(files - used):
+    def _write_tables(self, run: _Run, read: Callable[[str], bytes | None]) -> list[IndexedShard]:
+        """Write a table file, and return its entries; an old table that is damaged is left out."""
+        kept: list[tuple[IndexedShard, bytes]] = []
+        for entry, new in run:
+            table = new or (read(entry.file) or b"")[entry.start : entry.start + entry.table_bytes]
+            if new is None:
+                (found,) = _group(f"{self.folder}/{entry.file}", (entry,)).unpack(table)
+                if isinstance(found, DatasetIndexError):
+                    _log.warning("the index loses %r, whose table cannot be read: %s", entry.name, found)
+                    continue
+            kept.append((entry, table))
+        if not kept:
+            return []
+        content = b"".join(table for _, table in kept)
+        names = "\0".join(entry.name for entry, _ in kept)  # two files may have equal tables
+        digest = blake2b(names.encode("utf-8", "surrogatepass") + content, digest_size=8).hexdigest()
+        file = f"tables-{digest}.bin"
+        self._storage.write(f"{self.folder}/{file}", content)
+        starts = accumulate((len(table) for _, table in kept), initial=0)
+        return [
+            entry._replace(file=file, start=start, table_bytes=len(table), table_crc32=crc32(table))
+            for (entry, table), start in zip(kept, starts, strict=False)
+        ]
+
+    def _delete_unused(self, entries: Sequence[IndexedShard], used: Sequence[IndexedShard]) -> None:
+        for file in sorted({entry.file for entry in entries} - {entry.file for entry in used}):
             self._storage.delete(f"{self.folder}/{file}")
 
 
@@ -638,26 +619,3 @@ def _runs(entries: Sequence[IndexedShard], packed: _Packed) -> Iterator[_Run]:
         run_bytes += size
     if run:
         yield run
-
-
-def _kept(old: DatasetIndex | None, entry: IndexedShard, read: Callable[[str], bytes | None]) -> bytes | None:
-    assert old is not None, "it has the entry"
-    content = read(entry.file)
-    try:
-        old.table_of(entry, content)
-    except DatasetIndexError as exc:
-        _log.warning("the index loses %r, whose table cannot be read: %s", entry.name, exc)
-        return None
-    return content and content[entry.start : entry.start + entry.table_bytes]
-
-
-def _table_file(tables: Sequence[tuple[IndexedShard, bytes]]) -> tuple[list[IndexedShard], bytes]:
-    content = b"".join(table for _, table in tables)
-    names = "\0".join(entry.name for entry, _ in tables)  # two files may have equal tables
-    digest = blake2b(names.encode("utf-8", "surrogatepass") + content, digest_size=8).hexdigest()
-    starts = accumulate((len(table) for _, table in tables), initial=0)
-    places = [
-        entry._replace(file=f"tables-{digest}.bin", start=start, table_bytes=len(table), table_crc32=crc32(table))
-        for (entry, table), start in zip(tables, starts, strict=False)
-    ]
-    return places, content

@@ -17,9 +17,9 @@ from streamload.errors import DatasetIndexError, ShardNotFoundError, StorageErro
 from streamload.index.dataset_index import (
     INDEX_FILE,
     INDEX_FOLDER,
-    LOOKS_LIKE_INDEX,
     MOST_INDEX_BYTES,
     DatasetIndex,
+    NotAnIndexError,
     check_shard,
 )
 from streamload.index.shard_names import (
@@ -35,7 +35,7 @@ from streamload.index.shard_names import (
 )
 from streamload.limits import SMALL_REQUESTS
 from streamload.storage.download import Pin
-from streamload.storage.errors import NoConnectionError, UntrustedServerError, close_matches
+from streamload.storage.errors import close_matches
 from streamload.storage.protocol import (
     UNKNOWN_BYTES,
     WEB,
@@ -48,14 +48,12 @@ from streamload.storage.protocol import (
 from streamload.storage.storages import Storages
 from streamload.storage.urls import Urls, expand_urls
 from streamload.tar.decompression import without_compression
-from streamload.tar.table import ShardTable
 from streamload.text import counted
 
 _log = logging.getLogger("streamload")
 
 # Maximum number of subfolders to inspect: in a bucket each costs a request, and an ImageFolder may have thousands.
 _MOST_LOOKED_INTO = 16
-_BRACES = "name the shards, with braces: train-{000000..000099}.tar"
 
 
 class Shard(NamedTuple):
@@ -278,7 +276,7 @@ def find_shards(urls: Urls, storages: Storages | None = None) -> list[str]:
     Raises what `list_shards` raises; shards named without a pattern are not looked up.
     """
     finder = ShardFinder(None, storages, uses_indexes=False)
-    shards = [match if isinstance(match, str) else match.url for match in finder.matches(urls)]
+    shards = [match.url for match in finder.matches(urls)]
     for url in shards:
         finder.refuse_unfinished(*folder_and_name(url))
     return shards
@@ -291,10 +289,6 @@ def shard_infos(urls: Sequence[str], storages: Storages) -> dict[str, ShardInfo]
             return dict(zip(urls, threads.map(lambda url: storages.for_url(url).info(url), urls), strict=True))
         finally:
             threads.shutdown(cancel_futures=True)
-
-
-class _NotAnIndexError(DatasetIndexError):
-    """Raised if the file in place of an index is another tool's, or a web server's page."""
 
 
 class ShardFinder:
@@ -324,7 +318,6 @@ class ShardFinder:
         self._uses_indexes = uses_indexes
         self._indexes: dict[str, DatasetIndex | None] = {}
         self._unfinished: dict[str, Sequence[UnfinishedSet]] = {}
-        self._table_file: dict[str, bytes | None] = {}
         self._elsewhere: DatasetIndex | None = None
         if elsewhere is not None:
             place = os.fspath(elsewhere).rstrip("/")
@@ -336,8 +329,8 @@ class ShardFinder:
                     f"{shown}`"
                 )
 
-    def index_of(self, folder: str, named: str | None = None) -> DatasetIndex | None:
-        """Return the index for the shards in a folder, or None. Errors name the url that the user `named`.
+    def index_of(self, folder: str) -> DatasetIndex | None:
+        """Return the index for the shards in a folder, or None.
 
         Raises:
             DatasetIndexError: the index is broken.
@@ -348,10 +341,8 @@ class ShardFinder:
         if folder not in self._indexes:
             try:
                 index = self._read(f"{folder.rstrip('/')}/{INDEX_FOLDER}")
-            except (NoConnectionError, UntrustedServerError) as exc:
-                raise type(exc)(exc.message, url=without_secrets(named or folder)) from None
-            except (_NotAnIndexError, StorageError) as exc:
-                if type(exc) not in (_NotAnIndexError, StorageError):
+            except (NotAnIndexError, StorageError) as exc:
+                if type(exc) not in (NotAnIndexError, StorageError):
                     raise
                 self.unreadable[folder] = exc  # without list permission, missing objects are refused too
                 index = None
@@ -361,29 +352,8 @@ class ShardFinder:
     def _read(self, folder: str) -> DatasetIndex | None:
         storage = self._storages.for_url(folder)
         folder = storage.absolute(folder)
-        url = f"{folder}/{INDEX_FILE}"
-        content = read_if_there(storage, url, MOST_INDEX_BYTES)
-        if content is None:
-            return None
-        if LOOKS_LIKE_INDEX.search(content) is None:
-            raise _NotAnIndexError("not a streamload index; make one with `streamload index`", url=without_secrets(url))
-        return DatasetIndex.from_json(content, folder)
-
-    def table_of(self, folder: str, name: str) -> ShardTable | None:
-        """Return a shard's table; None if its folder has no index. One table file is held.
-
-        Raises:
-            DatasetIndexError: the index does not have the shard, or is broken.
-            StorageError: the index cannot be read.
-        """
-        index = self.index_of(folder)
-        if index is None:
-            return None
-        entry = index.shard(name)
-        url = index.table_url(entry)
-        if url not in self._table_file:  # the next shards' tables are in it too
-            self._table_file = {url: read_if_there(self._storages.for_url(url), url, MOST_INDEX_BYTES)}
-        return index.table_of(entry, self._table_file[url])
+        content = read_if_there(storage, f"{folder}/{INDEX_FILE}", MOST_INDEX_BYTES)
+        return None if content is None else DatasetIndex.from_json(content, folder)
 
     def refuse_unfinished(self, folder: str, name: str | None = None) -> None:
         """Raise an error if the writer of a shard, or of a whole folder, was interrupted or is running.
@@ -409,21 +379,18 @@ class ShardFinder:
     def find(self, urls: Urls) -> list[ShardInfo]:
         """Return the shards of `urls`, in order; raise as `list_shards`."""
         matches = self.matches(urls)
-        named = self._look_up([match for match in matches if isinstance(match, str)])
-        return [named[match] if isinstance(match, str) else match for match in matches]
+        looked_up = self._look_up([match.url for match in matches if match.bytes == UNKNOWN_BYTES])
+        return [looked_up.get(match.url, match) for match in matches]
 
-    def matches(self, urls: Urls) -> list[ShardInfo | str]:
-        """Return the shards of `urls`; only urls for those to look up one by one."""
+    def matches(self, urls: Urls) -> list[ShardInfo]:
+        """Return the shards of `urls`, with `UNKNOWN_BYTES` those to look up one by one."""
         expanded = expand_urls(urls)
         matches = [match for url in expanded for match in self._resolve(url)]
-        for number, match in enumerate(matches):  # a local match without a size may be a broken link
-            if isinstance(match, ShardInfo) and match.bytes == UNKNOWN_BYTES:
-                matches[number] = match if self._storages.costs_requests(match.url) else match.url
         if len(expanded) > 1:
-            refuse_repetitions([match if isinstance(match, str) else match.url for match in matches])
+            refuse_repetitions([match.url for match in matches])
         return matches
 
-    def _resolve(self, url: str) -> Sequence[ShardInfo | str]:
+    def _resolve(self, url: str) -> Sequence[ShardInfo]:
         storage = self._storages.for_url(url)
         url = storage.absolute(url)
         refuse_unknown_compression(url)
@@ -439,26 +406,21 @@ class ShardFinder:
             return matches
         if costly and not is_shard_name(shard_name(url)):
             return self._in_folder(storage, url.rstrip("/"))
-        return [url]
+        return [ShardInfo(url, UNKNOWN_BYTES, 0)]
 
-    def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo | str]:
-        index = self.index_of(folder)
-        web, costly = protocol_of(folder) in WEB, self._storages.costs_requests(folder)
-        if index is not None and costly:
-            return [
-                ShardInfo(f"{folder}/{quote(name) if web else name}", size, mtime_ns or 0, etag)
-                for name, size, _, mtime_ns, etag, *_ in sorted(index.shards)
-            ]
+    def _in_folder(self, storage: Storage, folder: str) -> Sequence[ShardInfo]:
+        index, web = self.index_of(folder), protocol_of(folder) in WEB
+        if index is not None and self._storages.costs_requests(folder):
+            named = [(f"{folder}/{quote(entry.name) if web else entry.name}", entry) for entry in sorted(index.shards)]
+            return [ShardInfo(url, entry.bytes, 0, entry.etag) for url, entry in named]
         if index is None:
             self.refuse_unfinished(folder)  # before listing, since a writer may be running
         if web:
             unreadable = self.unreadable.get(folder)
-            if unreadable is None or isinstance(unreadable, _NotAnIndexError):
-                why = f"this address holds no index, and a web server does not list its files; {_BRACES}"
-                raise ShardNotFoundError(why, url=folder)
-            raise StorageError(
-                f"the index of this folder cannot be read: {unreadable.message}. If it has none (some servers refuse "
-                f"what is not there), {_BRACES}",
+            why = "" if unreadable is None else f" that can be read ({unreadable.message})"
+            raise ShardNotFoundError(
+                f"this address holds no index{why}, and a web server does not list its files; name the shards, with "
+                "braces: train-{000000..000099}.tar",
                 url=folder,
             ) from unreadable
         shards = shards_in(storage, folder)
@@ -468,16 +430,16 @@ class ShardFinder:
             return shards
         if storage.is_folder(folder):
             advice = folder_advice(storage, folder)
-            raise ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=without_secrets(folder))
+            raise ShardNotFoundError(f"this folder holds no index and no *.tar; {advice}", url=folder)
         try:
             return [storage.info(folder)]  # a shard with another ending
         except ShardNotFoundError as exc:
             raise ShardNotFoundError(
                 f"there is no shard of this name, and as a folder it holds no index and no *.tar ({exc.message})",
-                url=without_secrets(folder),
+                url=folder,
             ) from None
 
-    def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo | str]:
+    def _as_indexed(self, folder: str, shards: Sequence[ShardInfo], index: DatasetIndex) -> Sequence[ShardInfo]:
         listed = {info.url.rpartition("/")[2]: info for info in shards}
         names = sorted(entry.name for entry in index.shards)
         if forgotten := sorted(listed.keys() - set(names)):
@@ -496,7 +458,7 @@ class ShardFinder:
                 f"`streamload index {folder}`",
                 url=f"{folder}/{missing[0]}",
             )
-        return [listed.get(name, f"{folder}/{name}") for name in names]  # listings omit hidden ones
+        return [listed.get(name) or ShardInfo(f"{folder}/{name}", UNKNOWN_BYTES, 0) for name in names]  # hidden ones
 
     def _look_up(self, urls: Sequence[str]) -> dict[str, ShardInfo]:
         infos: dict[str, ShardInfo] = {}
@@ -506,15 +468,12 @@ class ShardFinder:
             if not self._storages.costs_requests(url):
                 infos[url] = self._storages.for_url(url).info(url)
                 continue
-            index = self.index_of(folder, url)
+            index = self.index_of(folder)
             if index is not None and (entry := index.find(name)) is not None:
-                infos[url] = ShardInfo(url, entry.bytes, entry.mtime_ns or 0, entry.etag)
-            elif protocol_of(folder) in WEB:
-                infos[url] = ShardInfo(url, UNKNOWN_BYTES, 0)
-            else:
+                infos[url] = ShardInfo(url, entry.bytes, 0, entry.etag)
+            elif protocol_of(folder) not in WEB:
                 by_folder.setdefault(folder, []).append(url)
-        alone = [named[0] for named in by_folder.values() if len(named) == 1]
-        infos |= shard_infos(alone, self._storages) if alone else {}
+        infos |= shard_infos([named[0] for named in by_folder.values() if len(named) == 1], self._storages)
         for folder, named in by_folder.items():
             if len(named) > 1:
                 infos |= self._look_up_in(folder, named)
@@ -530,13 +489,13 @@ class ShardFinder:
                 raise
             first = storage.info(urls[0])  # read permission may exist without list permission; else this raises
             _log.warning("the sizes of the shards are not known before they are read: %s", exc)
-            return {url: ShardInfo(url, UNKNOWN_BYTES, 0) for url in urls} | {urls[0]: first}
+            return {urls[0]: first}
         for url in urls:
             if url in listed:
                 continue
             if not shard_name(url).startswith("."):  # which listings omit
                 advice = close_matches(shard_name(url), map(shard_name, listed), folder)
-                raise ShardNotFoundError(f"no such shard: {advice}", url=without_secrets(url))
+                raise ShardNotFoundError(f"no such shard: {advice}", url=url)
             listed[url] = storage.info(url)
         return {url: listed[url] for url in urls}
 

@@ -149,14 +149,14 @@ def read_mark(storage: Storage, folder: str) -> Sequence[UnfinishedSet]:
     """
     url = f"{folder.rstrip('/')}/{_FILE}"
     content = read_if_there(storage, url, _MOST_MARK_BYTES)
-    if content is None or is_page(content):
+    if content is None:
         return ()
     try:
         return [UnfinishedSet(ShardNaming(**entry["shards"]), str(entry["writer"])) for entry in json.loads(content)]
     except (ValueError, TypeError, LookupError, RecursionError) as exc:
         raise DatasetIndexError(
             "this mark of an interrupted writer is damaged; write the shards again, or remove it if they are complete",
-            url=without_secrets(url),
+            url=url,
         ) from exc
 
 
@@ -184,21 +184,20 @@ def unfinished_error(unfinished: UnfinishedSet, folder: str) -> DatasetIndexErro
     return DatasetIndexError(
         f"the shards in this folder are not complete: {advice}. (To read what is there all the same, remove "
         f"{_FILE} from it)",
-        url=without_secrets(folder),
+        url=folder,
     )
 
 
 def read_if_there(storage: Storage, url: str, most_bytes: int) -> bytes | None:
-    """Read a small file; None if it does not exist. Raises StorageError if it cannot be read."""
+    """Read a small file; None if it does not exist, or is the page that some web servers send in its place.
+
+    Raises StorageError if it cannot be read.
+    """
     try:
-        return storage.read_bytes(url, most_bytes=most_bytes)
+        content = storage.read_bytes(url, most_bytes=most_bytes)
     except ShardNotFoundError:
         return None
-
-
-def is_page(content: bytes) -> bool:
-    """Return True for a page that some web servers send, with status 200, for a missing file."""
-    return content.lstrip()[:1] == b"<"
+    return None if content[:100].lstrip()[:1] == b"<" else content
 
 
 @contextmanager

@@ -106,8 +106,8 @@ class PublishedShard(NamedTuple):
 
 
 def indexed(shards: Iterable[PublishedShard]) -> list[tuple[IndexedShard, ShardTable]]:
-    """Return the index entries and tables of shards, without times, which would change the index from run to run."""
-    return [(IndexedShard(name, info.bytes, len(table), None, info.etag), table) for name, info, table in shards]
+    """Return the index entries and tables of shards."""
+    return [(IndexedShard(name, info.bytes, len(table), info.etag), table) for name, info, table in shards]
 
 
 class ConsecutiveShards:

@@ -121,14 +121,15 @@ def test_random_damage_to_a_table_raises_nothing_else() -> None:
         with contextlib.suppress(DatasetIndexError):
             unpack_table(bytes(content), "some.bin")
         if content != whole:
-            entry = IndexedShard("a.tar", 0, 5, table_bytes=len(content), table_crc32=zlib.crc32(whole))
-            with pytest.raises(DatasetIndexError, match="its checksum is not the one"):
-                DatasetIndex("", (), (entry,)).table_of(entry, bytes(content))
+            entry = IndexedShard("a.tar", 0, 5, file="t", table_bytes=len(content), table_crc32=zlib.crc32(whole))
+            (found,) = DatasetIndex("", (), (entry,)).place("a.tar")[0].unpack(bytes(content))
+            assert isinstance(found, DatasetIndexError)
+            assert "its checksum is not the one" in found.message
 
 
 def entry_of(name: str, samples: int) -> tuple[IndexedShard, ShardTable]:
     table = scanned(samples, every_byte=True)
-    return IndexedShard(name, table.shard_bytes, samples, None), table
+    return IndexedShard(name, table.shard_bytes, samples), table
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -143,7 +144,7 @@ def test_an_index_comes_back_as_it_was(tmp_path: Path, name: str) -> None:
     index = read_index(folder)
     assert (index.folder, index.fields, index.shards) == (written.folder, written.fields, written.shards)
     assert index.fields == ("cls",)
-    assert [IndexedShard(*shard[:5]) for shard in index.shards] == [entries[1][0], entries[0][0]]
+    assert [IndexedShard(*shard[:4]) for shard in index.shards] == [entries[1][0], entries[0][0]]
     assert_same_tables(table_in(index, name), entries[0][1])
     index_file, table_file = sorted(files_of(folder))
     assert (index_file, table_file[:7], table_file[-4:]) == ("index.json", "tables-", ".bin")
@@ -166,7 +167,7 @@ def test_further_shards_are_added_and_known_ones_replaced(tmp_path: Path) -> Non
     folder = str(tmp_path)
     write_index(folder, [entry_of("train-0.tar", 2), entry_of("train-1.tar", 2)])
     other = scan_shard(memoryview(shard_bytes(1, b"jpg")), "")
-    write_index(folder, [(IndexedShard("val-0.tar", other.shard_bytes, 1, 5), other), entry_of("train-1.tar", 4)])
+    write_index(folder, [(IndexedShard("val-0.tar", other.shard_bytes, 1), other), entry_of("train-1.tar", 4)])
     index = read_index(folder)
     assert [(shard.name, shard.samples) for shard in index.shards] == [
         ("train-0.tar", 2),
@@ -220,8 +221,6 @@ def test_names_with_a_folder_are_refused_in_both_directions(name: str, tmp_path:
         (["shards", "samples", 0], True, "damaged"),
         (["shards", "table_bytes", 0], 1 << 49, "damaged"),
         (["shards", "table_crc32", 0], 1 << 32, "damaged"),
-        (["shards", "mtime_ns"], [1 << 63, 1], "damaged"),
-        (["shards", "mtime_ns"], ["now", 1], "damaged"),
         (["shards", "etag"], [1, None], "damaged"),
     ],
 )
@@ -233,10 +232,13 @@ def test_damaged_lists_are_refused(path: list[Any], value: Any, words: str, tmp_
     assert "streamload index" in caught.value.message
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"<html>", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_what_is_no_list_is_refused_as_an_index(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_bytes(content)
     with pytest.raises(DatasetIndexError, match="not a streamload index; make one"):
+        read_index(tmp_path)
+    (tmp_path / "index.json").write_bytes(b'[{"kind": "streamload-index"}]')
+    with pytest.raises(DatasetIndexError, match="rebuild the index"):
         read_index(tmp_path)
     with pytest.raises(DatasetIndexError, match="holds no index.json"):
         read_index(tmp_path / "absent")

@@ -238,7 +238,7 @@ def test_a_broken_index_is_an_error(tmp_path: Path) -> None:
             list_shards(urls)
 
 
-@pytest.mark.parametrize("content", ["", "{", "<html>no such page</html>", '{"kind": "wids"}', "\0" * 100])
+@pytest.mark.parametrize("content", ["", "{", '{"kind": "wids"}', "\0" * 100])
 def test_what_does_not_look_like_an_index_is_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:

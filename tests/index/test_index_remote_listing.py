@@ -195,8 +195,8 @@ BRACES = r"name the shards, with braces: train-\{000000\.\.000099\}\.tar"
 def test_a_web_folder_whose_index_is_refused_may_have_none(tmp_path: Path, slash: str) -> None:
     write(tmp_path / "data", [1, 1])
     with FaultServer(tmp_path, Script(status=403, status_share=1.0)) as server:
-        says = rf"the index of this folder cannot be read: access is denied \(403 .*\. If it has none .*, {BRACES}"
-        with pytest.raises(StorageError, match=says) as caught:
+        says = rf"holds no index that can be read \(access is denied \(403 .*; {BRACES}"
+        with pytest.raises(ShardNotFoundError, match=says) as caught:
             list_shards(f"{server.url}/data{slash}")
     assert caught.value.url == f"{server.url}/data"
     assert isinstance(caught.value.__cause__, StorageError)
@@ -220,8 +220,7 @@ def test_a_server_that_sends_a_page_for_a_missing_file(tmp_path: Path, caplog: p
         with StreamLoader(f"{server.url}/data/s{{0,1}}-000000.tar", 1, num_workers=0) as loader:
             assert len(list(loader)) == 5
             assert loader.classes is None
-        assert len(caplog.messages) == 1
-        assert "not a streamload index" in caplog.text
+        assert caplog.messages == []
         with pytest.raises(ShardNotFoundError, match=f"holds no index, .*{BRACES}"):
             list_shards(f"{server.url}/data")
 
@@ -242,7 +241,7 @@ def test_an_index_of_another_etag_or_size_is_stale(bucket: Path, s3: Storages) -
     index = read_index(folder)
     table, entry = table_in(index, "s0-000000.tar"), index.shards[0]
     for known, stale in ((etag, False), ('"other"', True), (None, False)):
-        write_index(folder, [(IndexedShard(entry.name, entry.bytes, entry.samples, None, known), table)])
+        write_index(folder, [(IndexedShard(entry.name, entry.bytes, entry.samples, known), table)])
         assert read_index(folder).shards[0].etag == known
         if stale:
             with pytest.raises(DatasetIndexError, match="ETag"):

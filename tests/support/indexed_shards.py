@@ -21,7 +21,7 @@ def index_shards(paths: Sequence[str | os.PathLike[str]], folder: str | None = N
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             table = scan_file(file.fileno(), status.st_size, str(path), crc32=True, labels=True)
-        entries.append((IndexedShard(path.name, table.shard_bytes, len(table), status.st_mtime_ns), table))
+        entries.append((IndexedShard(path.name, table.shard_bytes, len(table)), table))
     return write_index(folder or str(Path(paths[0]).parent / INDEX_FOLDER), entries)
 
 
