@@ -149,7 +149,7 @@ WORKER_SHARDS_SHARE = 4
 CALLER_SHARDS_SHARE = 6
 
 # -- requests at once -------------------------------------------------------------------------------------------------
-# For parts.
-MOST_REQUESTS = 64
+# For parts: at first, and later.
+FIRST_REQUESTS, MOST_REQUESTS = 24, 64
 # For each other kind: sizes, tables, labels, ranges of single samples, files of the cache, copies of whole files.
 SMALL_REQUESTS = 16

@@ -23,7 +23,7 @@ from streamload.fetch.resident import open_listed
 from streamload.fetch.transfers import PIECE_BYTES, PIECES_AHEAD, Source, Transfers
 from streamload.fetch.window import LAST, PartWindow, raise_first
 from streamload.index.dataset import Dataset
-from streamload.limits import DECOMPRESSED_AT_ONCE, FETCHED_SHARDS_SHARE, MOST_REQUESTS, SMALL_REQUESTS
+from streamload.limits import DECOMPRESSED_AT_ONCE, FETCHED_SHARDS_SHARE, FIRST_REQUESTS, MOST_REQUESTS, SMALL_REQUESTS
 from streamload.memory.unnamed import descriptor_limit
 from streamload.storage.storages import Storages
 from streamload.tar.decompression import Decompressor, compression_of, decompress
@@ -110,7 +110,8 @@ class Fetcher:
         budget_bytes: for parts.
         wake: called when a part arrives or fails, or `pump` has work.
         cache: the disk cache.
-        most_requests: maximum number of uncompressed parts in flight.
+        most_requests: maximum number of uncompressed parts in flight. Fewer are at first, since requests share the
+            bandwidth and the first batch needs the first parts; each part that arrives allows one more.
 
     Attributes:
         compressed: the fetched shards that are compressed, each with a single part.
@@ -142,6 +143,7 @@ class Fetcher:
         self._wake = wake
         self._cache = cache
         self.most_requests = most_requests
+        self._requests_now = min(FIRST_REQUESTS, most_requests)
         self._most_open = max(1, descriptor_limit() // FETCHED_SHARDS_SHARE)
         self._shards: dict[int, FetchedShard] = {}
         # A finished shard is closed with its last part: until then the next epoch may use its parts.
@@ -249,7 +251,7 @@ class Fetcher:
             return True
         start, end = part_edges(number, state.total_bytes)
         size_bytes = 0 if state.file is not None and number not in state.file.missing else max(0, end - start)
-        is_busy = len(self._tasks) - len(self._decompressions) >= self.most_requests
+        is_busy = len(self._tasks) - len(self._decompressions) >= self._requests_now
         if is_busy or not self._admit(key, size_bytes, size_bytes):
             return False
         self._start(state, number, self._fetch(state, number))
@@ -338,6 +340,7 @@ class Fetcher:
                     if state.compression is not None:
                         self._largest_bytes = max(self._largest_bytes, size_bytes)
                     self.window.arrive(key, size_bytes)
+                    self._requests_now = min(self._requests_now + 1, self.most_requests)
             self.lacking = None
             self._wake()
 

@@ -7,7 +7,8 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -46,6 +47,8 @@ _RENAMING = frozenset(("file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs",
 INFO_TIMEOUT_S, FILE_TIMEOUT_S = 30.0, 120.0
 # How often the version of a file is requested, since ranges are read without it.
 LOOK_AGAIN_S = 30.0
+# Ranges read at once, since each is held whole, and twice while its pieces are joined.
+RANGES_AT_ONCE = 16
 # Between two empty pieces of a range that is being read.
 PROGRESS_S = 5.0
 _PYARROW = "fsspec.implementations.arrow"
@@ -85,6 +88,8 @@ class FilesystemStorage:
         self._retries = retries or Retries()
         self._opened: dict[tuple[int, str], Any] = {}
         self._known: dict[str, tuple[ShardInfo, float]] = {}
+        self._at_once = asyncio.Semaphore(RANGES_AT_ONCE)
+        self._looking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def info(self, url: str) -> ShardInfo:
         """Return size and version of one file."""
@@ -143,12 +148,13 @@ class FilesystemStorage:
         Size and version are requested before the first range of a file, and again after a while.
         """
         fs, path = self._open(url)
-        known, known_until_s = self._known.get(url, (None, 0.0))
-        if known is None or time.monotonic() >= known_until_s:
-            with errors.fsspec_errors(url):
-                async with asyncio.timeout(INFO_TIMEOUT_S):
-                    known = shard_info(url, await _start(fs, "info", path))
-            self._known[url] = known, time.monotonic() + LOOK_AGAIN_S
+        async with self._looking[url]:  # one request for all ranges that begin together
+            known, known_until_s = self._known.get(url, (None, 0.0))
+            if known is None or time.monotonic() >= known_until_s:
+                with errors.fsspec_errors(url):
+                    async with asyncio.timeout(INFO_TIMEOUT_S):
+                        known = shard_info(url, await _start(fs, "info", path))
+                self._known[url] = known, time.monotonic() + LOOK_AGAIN_S
         if not same_etag(etag, known.etag):
             raise errors.changed_error(url, etag, known.etag)
         if known.bytes == start == 0:
@@ -161,7 +167,12 @@ class FilesystemStorage:
         # Pyarrow's filesystems, as `hdfs://` is one, cannot seek in a range that begins at 0 unless they are told to.
         is_of_arrow = any(type(layer).__module__ == _PYARROW for layer in layers(fs))
         seeking = {"seekable": True} if is_of_arrow else {}
-        read = partial(_start, fs, "cat_file", path, start=start, end=stop, **seeking)
+
+        async def read() -> bytes:
+            async with self._at_once, asyncio.timeout(FILE_TIMEOUT_S):
+                content: bytes = await _start(fs, "cat_file", path, start=start, end=stop, **seeking)
+                return content
+
         return RangeBody(known.bytes, known.etag, _when_read(url, read, stop - start, known.bytes))
 
     def write(self, url: str, source: bytes | str) -> None:
@@ -277,15 +288,12 @@ def _level(fs: Any, folder: str) -> Iterator[Entry]:
 
 
 async def _when_read(
-    url: str, start: Callable[[], asyncio.Future[bytes]], range_bytes: int, total_bytes: int
+    url: str, read: Callable[[], Coroutine[Any, Any, bytes]], range_bytes: int, total_bytes: int
 ) -> AsyncGenerator[bytes, None]:
     """Yield a range once it is read, and empty pieces until then."""
-    reading = start()
-    end_s = time.monotonic() + FILE_TIMEOUT_S
+    reading = asyncio.create_task(read())
     try:
         while not (await asyncio.wait([reading], timeout=PROGRESS_S))[0]:
-            if time.monotonic() > end_s:
-                raise errors.answer_error(url, "timeout")
             yield b""
         with errors.fsspec_errors(url):
             errors.check_length(url, reading.result(), range_bytes, total_bytes)
